@@ -1,0 +1,43 @@
+# Every target does its own set-up from nothing: `make run` on a bare Debian or Ubuntu machine, as root, is enough.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: help run demo bench test lint setup clean test-vm test-vagrant
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo '  Options of a command go into ARGS, as in: make demo ARGS="--runs 20 --margin 2Mi"'
+
+run: setup ## Start the monitor in observe mode (ARGS="--enforce ...")
+	@$(BIN)/outrace run $(ARGS)
+
+demo: setup ## Race eviction against the OOM killer in a small node made out of a cgroup
+	@$(BIN)/outrace demo $(ARGS)
+
+bench: setup ## Measure races, latency and overhead on this machine
+	@$(BIN)/outrace bench race $(ARGS)
+	@$(BIN)/outrace bench latency $(ARGS)
+	@$(BIN)/outrace bench overhead $(ARGS)
+
+test: setup ## Run every test this machine can run
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check format, style and types
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+
+setup: ## Install what is missing: python3-bpfcc, libbpf, kernel headers (apt), .venv
+	@scripts/setup.sh
+
+test-vm: ## Run the tests on other kernels in virtual machines
+	@echo 'outrace: test-vm comes with its own issue and is not part of this version' >&2; exit 3
+
+test-vagrant: ## Run the tests on other distributions under Vagrant
+	@echo 'outrace: test-vagrant comes with its own issue and is not part of this version' >&2; exit 3
+
+clean: ## Remove .venv and everything built
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Reading the kernel's structures. Every OFF_ and NR_ comes from the running kernel's BTF (monitor/kernel/offsets.py):
+// struct definitions from header files that do not match the kernel would read garbage without any error.
+
+#define READ(dst, base, off) bpf_probe_read_kernel(&(dst), sizeof(dst), (void *)((u64)(base) + (off)))
+#define NO_UNROLL _Pragma("clang loop unroll(disable)")
+
+BPF_PERCPU_ARRAY(counts, u64, COUNT_MAX);
+
+static __always_inline void count(u32 which) {
+  u64 *n = counts.lookup(&which);
+  if (n) (*n)++;
+}
+
+BPF_HASH(domain_of, u64, u32, MAX_DOMAINS);  // memory cgroup id -> index into domains
+BPF_F_TABLE("array", u32, struct domain, domains, MAX_DOMAINS, BPF_F_MMAPABLE);
+
+// The inode of the cgroup's directory in the memory hierarchy.
+static __always_inline u64 cgroup_id_of(u64 css) {
+  u64 cgroup = 0, kn = 0, id = 0;
+  READ(cgroup, css, OFF_CSS_CGROUP);
+  READ(kn, cgroup, OFF_CGROUP_KN);
+  READ(id, kn, OFF_KN_ID);
+  return id;
+}
+
+static __always_inline u64 css_parent(u64 css) {
+  u64 parent = 0;
+  READ(parent, css, OFF_CSS_PARENT);
+  return parent;
+}
+
+// A task's css in the memory hierarchy. bpf_get_current_cgroup_id() answers for the v2 hierarchy even where memory is on v1.
+static __always_inline u64 task_css(u64 task) {
+  u64 set = 0, css = 0;
+  READ(set, task, OFF_TASK_CGROUPS);
+  READ(css, set, OFF_CSS_SET_SUBSYS + 8 * MEMORY_CGRP_ID);
+  return css;
+}
+
+// Index + 1 of the nearest watched cgroup at or above css that has `flags`; 0 if there is none.
+static __always_inline u32 nearest_domain(u64 css, u64 flags, u64 *id) {
+  NO_UNROLL
+  for (int i = 0; i < MAX_DEPTH && css; i++) {
+    u64 key = cgroup_id_of(css);
+    u32 *index = domain_of.lookup(&key);
+    if (index) {
+      u32 at = *index;
+      struct domain *d = domains.lookup(&at);
+      if (d && (d->flags & flags) == flags) {
+        *id = key;
+        return at + 1;
+      }
+    }
+    css = css_parent(css);
+  }
+  return 0;
+}
+
+static __always_inline int is_below(u64 css, u64 cgroup_id) {
+  NO_UNROLL
+  for (int i = 0; i < MAX_DEPTH && css; i++) {
+    if (cgroup_id_of(css) == cgroup_id) return 1;
+    css = css_parent(css);
+  }
+  return 0;
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// The OOM killer's side of the race: who was killed, for whose allocation, at which limit, and when it was gone.
+// These programs stay attached while the daemon restarts; their ring is pinned, so nothing that happens in between is lost.
+
+BPF_RINGBUF_OUTPUT(ooms, 64);  // pages: 256 KiB, about 1,400 records
+
+struct killed {
+  u64 ts_ns;
+  u32 sender;
+  s32 si_code;
+  u32 domain;
+  u32 reserved;
+};
+BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
+
+static __always_inline void send_oom(struct oom_event *e, u32 emitted) {
+  count(ooms.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
+}
+
+static __always_inline void fill_victim(struct oom_event *e, u64 task) {
+  READ(e->victim_tgid, task, OFF_TASK_TGID);
+  READ(e->victim_tid, task, OFF_TASK_PID);
+  bpf_probe_read_kernel(e->victim_comm, sizeof(e->victim_comm), (void *)(task + OFF_TASK_COMM));
+  u64 signal = 0, css = task_css(task), id = 0;
+  READ(signal, task, OFF_TASK_SIGNAL);
+  s16 adj = 0;
+  READ(adj, signal, OFF_SIGNAL_OOM_SCORE_ADJ);
+  e->oom_score_adj = adj;
+  e->victim_cgroup = cgroup_id_of(css);
+  e->domain = nearest_domain(css, 0, &id);
+}
+
+static __always_inline void fill_invoker(struct oom_event *e) {
+  u64 self = bpf_get_current_pid_tgid();
+  e->invoker_tgid = self >> 32;
+  e->invoker_tid = self;
+  bpf_get_current_comm(e->invoker_comm, sizeof(e->invoker_comm));
+  e->invoker_cgroup = cgroup_id_of(task_css(bpf_get_current_task()));
+}
+
+// signal_generate comes 2-3 us before mark_victim when the OOM killer kills; before a mark without a kill (a task that was
+// already exiting) there is none. SIGKILLs sent to watched pods by others are reported too: they only look like OOM kills.
+int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
+  if ((int)ctx->args[0] != 9) return 0;
+  u64 info = ctx->args[1], task = ctx->args[2];
+  s32 code = 0;
+  if (info == 1) code = 128;  // SEND_SIG_PRIV: the kernel itself
+  else if (info) READ(code, info, OFF_SIGINFO_CODE);
+  struct oom_event e = {};
+  e.kind = OOM_KILL;
+  e.si_code = code;
+  fill_victim(&e, task);
+  if (!e.domain && code != 128) return 0;
+  fill_invoker(&e);
+  e.ts_ns = bpf_ktime_get_ns();
+  struct killed k = {e.ts_ns, e.invoker_tgid, code, e.domain, 0};
+  u32 tgid = e.victim_tgid;
+  killed.update(&tgid, &k);
+  send_oom(&e, COUNT_EMIT_KILL);
+  return 0;
+}
+
+// Here current is the task whose allocation failed, not the victim.
+int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
+  struct oom_event e = {};
+  e.kind = OOM_MARK;
+#if MARK_VICTIM_HAS_TASK
+  u64 task = ctx->args[0], mm = 0;
+  e.uid = ctx->args[1];
+  fill_victim(&e, task);
+  READ(mm, task, OFF_TASK_MM);
+  if (mm) {
+    READ(e.total_vm, mm, OFF_MM_TOTAL_VM);
+    READ(e.pgtables, mm, OFF_MM_PGTABLES);
+    READ(e.file_rss, mm, OFF_MM_RSS_STAT + RSS_STRIDE * MM_FILEPAGES_);
+    READ(e.anon_rss, mm, OFF_MM_RSS_STAT + RSS_STRIDE * MM_ANONPAGES_);
+    READ(e.swap, mm, OFF_MM_RSS_STAT + RSS_STRIDE * MM_SWAPENTS_);
+    READ(e.shmem_rss, mm, OFF_MM_RSS_STAT + RSS_STRIDE * MM_SHMEMPAGES_);
+  }
+#else
+  e.victim_tid = e.victim_tgid = ctx->args[0];
+#endif
+  fill_invoker(&e);
+  e.ts_ns = bpf_ktime_get_ns();
+
+  u32 tgid = e.victim_tgid;
+  struct killed *k = killed.lookup(&tgid);
+  if (!k || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
+
+  // The limit that was hit: the first level above the allocating task with no room for the smallest order that can OOM (8 pages).
+  u64 css = task_css(bpf_get_current_task());
+  NO_UNROLL
+  for (int i = 0; i < MAX_DEPTH && css; i++) {
+    u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
+    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+    READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);
+    u64 parent = css_parent(css);
+    if (parent && usage + 8 > max) {
+      e.oom_cgroup = cgroup_id_of(css);
+      e.oom_usage = usage;
+      e.oom_limit = max;
+      break;
+    }
+#ifdef OFF_MEMCG_MEMSW
+    READ(usage, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_USAGE);
+    READ(max, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_MAX);
+    if (parent && usage + 8 > max) {
+      e.oom_cgroup = cgroup_id_of(css);
+      e.oom_usage = usage;
+      e.oom_limit = max;
+      e.flags |= OOM_MEMSW;
+      break;
+    }
+#endif
+    css = parent;
+  }
+  send_oom(&e, COUNT_EMIT_OOM);
+  return 0;
+}
+
+// The last thread of a killed process leaves. Since 6.17 this comes before its memory is freed, until 6.14 after.
+int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
+  u64 task = ctx->args[0], signal = 0;
+  u32 tgid = bpf_get_current_pid_tgid() >> 32;
+  struct killed *k = killed.lookup(&tgid);
+  if (!k) return 0;
+  s32 live = 0;
+  READ(signal, task, OFF_TASK_SIGNAL);
+  READ(live, signal, OFF_SIGNAL_LIVE);
+  if (live) return 0;
+  struct oom_event e = {};
+  e.kind = OOM_EXIT;
+  e.si_code = k->si_code;
+  e.ts_ns = bpf_ktime_get_ns();
+  fill_victim(&e, task);
+  e.domain = k->domain;
+  killed.delete(&tgid);
+  send_oom(&e, COUNT_EMIT_EXIT);
+  return 0;
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Memory moving: the charge path of every memory cgroup against the ceilings of the watched ones, compared here, in the kernel.
+//
+// memcg:mod_memcg_lruvec_state fires once per page or folio. The gate below lets 4 events per MiB through (measured: 128 MiB of 4K
+// pages = 515 passes), because the page_counter itself moves in batches of 64 pages; everything dear happens behind it.
+
+BPF_RINGBUF_OUTPUT(events, 256);  // pages: 1 MiB, about 11,000 records
+
+struct gate {
+  u64 memcg;
+  u64 usage;
+  u64 moved;  // pages of statistics that moved on this CPU since it last passed
+  u64 file;   // some of them were file pages: the exact LRU sizes are worth reading
+};
+BPF_PERCPU_ARRAY(gates, struct gate, 1);
+
+// What one memory cgroup contributed to the sums of its ancestors. LRU: a dead cgroup's entry falls out by itself, and an entry
+// lost too early is put right by the next sweep.
+struct leaf {
+  s64 inactive;
+  s64 active;
+  u64 sweep;
+};
+BPF_TABLE("lru_hash", u64, struct leaf, leaves, 16384);
+
+struct sweep {
+  u64 number;   // of the running sweep; 0: none
+  u64 css;      // where the next call goes on
+  u64 id;       // its cgroup id, to notice that it was freed in between
+  u64 root;
+};
+BPF_ARRAY(sweeps, struct sweep, 1);
+
+BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
+
+// Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins.
+BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing
+BPF_TABLE("lru_hash", u64, u64, firings, 1024);  // generation -> time
+
+// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind.
+static __always_inline void read_lru(u64 memcg, s64 *inactive, s64 *active) {
+  u64 size[LRU_ZONE_SIZES];
+  s64 in = 0, ac = 0;
+  NO_UNROLL
+  for (int node = 0; node < NR_NODES; node++) {
+    u64 info = 0;
+    READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
+    if (!info || READ(size, info, OFF_PER_NODE_LRU_ZONE_SIZE)) continue;
+#pragma unroll
+    for (int zone = 0; zone < LRU_ZONE_SIZES / NR_LRU_LISTS; zone++) {
+      in += size[zone * NR_LRU_LISTS + LRU_INACTIVE_FILE];
+      ac += size[zone * NR_LRU_LISTS + LRU_ACTIVE_FILE];
+    }
+  }
+  *inactive = in;
+  *active = ac;
+}
+
+// The whole machine, from the nodes' own counters: anon + file is what the kernel shows as usage of the root cgroup (v1), and what
+// the kubelet adds up itself (v2). Per-CPU remainders (at most 125 pages a CPU and counter) are folded in every second.
+static __always_inline void read_machine(u64 memcg, struct domain *d) {
+  s64 usage = 0, inactive = 0, active = 0;
+  NO_UNROLL
+  for (int node = 0; node < NR_NODES; node++) {
+    u64 info = 0, pgdat = 0;
+    s64 v = 0;
+    READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
+    READ(pgdat, info, OFF_PER_NODE_PGDAT);
+    if (!pgdat) return;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ANON_MAPPED_); usage += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_FILE_PAGES_); usage += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_INACTIVE_FILE_); inactive += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ACTIVE_FILE_); active += v;
+  }
+  d->usage = usage;
+  d->inactive_file = inactive;
+  d->active_file = active;
+}
+
+static __always_inline void emit(struct event *e, struct domain *d, u32 index, u32 kind, u32 emitted) {
+  e->ts_ns = bpf_ktime_get_ns();
+  e->cgroup_id = d->cgroup_id;
+  e->usage = d->usage;
+  e->inactive_file = d->inactive_file;
+  e->active_file = d->active_file;
+  e->kind = kind;
+  e->domain = index;
+  e->tgid = bpf_get_current_pid_tgid() >> 32;
+  e->cpu = bpf_get_smp_processor_id();
+  count(events.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
+}
+
+// The decision was taken ahead in user space; here only the trigger is pulled, by the victim itself, inside its own charge.
+static __always_inline void pull(struct domain *d, u32 index) {
+  u32 zero = 0;
+  struct victim *v = victims.lookup(&zero);
+  if (!v) return;
+  u64 generation = v->armed;
+  if (!generation || v->domain != index) return;
+  if (!is_below(task_css(bpf_get_current_task()), v->pod_cgroup_id)) return;
+  u64 now = bpf_ktime_get_ns();
+  if (firings.insert(&generation, &now)) return;  // another CPU was first, or it was fired before
+  if (v->armed != generation) return;             // user space changed its mind while we looked
+  v->armed = 0;
+  v->fired = generation;
+  struct event e = {};
+  e.generation = generation;
+  e.result = bpf_send_signal(9);
+  emit(&e, d, index, EVENT_SIGNAL, COUNT_EMIT_SIGNAL);
+}
+
+// Compare one domain with its ceilings; report what changed.
+static __always_inline void compare(struct domain *d, u32 index) {
+  s64 ws = (s64)d->usage - d->inactive_file;
+  if (ws < 0) ws = 0;
+  d->seen_ns = bpf_ktime_get_ns();
+
+  if (ws > d->lowest || d->crossed) {
+    // Every number is loaded afresh in each turn: a verifier that remembered the outcome of eight tests would follow 256 paths.
+    u64 pulled = 0;
+    NO_UNROLL
+    for (u32 i = 0; i < MAX_THRESHOLDS; i++) {
+      int over = ws > d->ceiling[i];
+      int was = d->crossed >> i & 1;
+      if (over && (d->hard >> i & 1)) pulled |= 1;
+      if (over == was) continue;
+      u64 key = (u64)index << 8 | i, now = d->seen_ns;
+      if (over) {
+        if (crossings.insert(&key, &now) == 0) {
+          struct event e = {};
+          e.threshold = i;
+          emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS);
+        }
+        d->crossed |= 1ULL << i;
+      } else {
+        // Below again: the next crossing is news, but a working set that trembles at the line may not flood the ring.
+        u64 *since = crossings.lookup(&key);
+        if (!since || now - *since >= d->rearm_ns) {
+          d->crossed &= ~(1ULL << i);
+          crossings.delete(&key);
+        }
+      }
+    }
+    if (pulled) pull(d, index);
+  }
+
+  if (d->step) {
+    s64 moved = ws - (s64)d->reported;
+    if (moved < 0) moved = -moved;
+    if ((u64)moved >= d->step) {
+      u64 key = (u64)index << 8 | 255, now = d->seen_ns;
+      if (crossings.insert(&key, &now) == 0) {
+        d->reported = ws;
+        struct event e = {};
+        emit(&e, d, index, EVENT_STEP, COUNT_EMIT_STEP);
+        crossings.delete(&key);
+      }
+    }
+  }
+}
+
+// Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to the LRU list `lru`: the
+// tracepoint fires before the size changes.
+static __always_inline void evaluate(u64 memcg, int file, u64 sweeping, s64 pending_inactive, s64 pending_active) {
+  u32 zero = 0;
+  u64 css = memcg + OFF_MEMCG_CSS, id = 0;
+  s64 inactive = 0, active = 0, more_inactive = 0, more_active = 0;
+  u64 shadow = 0;  // the running sweep, if it has been here already
+
+  if (file && nearest_domain(css, DOMAIN_CGROUP, &id)) {
+    u64 self = cgroup_id_of(css);
+    read_lru(memcg, &inactive, &active);
+    inactive += pending_inactive;
+    active += pending_active;
+    struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
+    more_inactive = inactive;
+    more_active = active;
+    if (old) {
+      more_inactive -= old->inactive;
+      more_active -= old->active;
+      if (!sweeping) now.sweep = shadow = old->sweep;
+    }
+    leaves.update(&self, &now);
+  }
+
+  NO_UNROLL
+  for (int i = 0; i < MAX_DEPTH && css; i++) {
+    id = cgroup_id_of(css);
+    u32 *at = domain_of.lookup(&id);
+    if (at) {
+      u32 index = *at;
+      struct domain *d = domains.lookup(&index);
+      if (d && d->cgroup_id == id) {
+        if (d->flags & DOMAIN_MACHINE) {
+          read_machine(memcg, d);
+        } else {
+          lock_xadd(&d->inactive_file, more_inactive);
+          lock_xadd(&d->active_file, more_active);
+          if (sweeping) {
+            if (d->shadow_sweep != sweeping) {
+              d->shadow_sweep = sweeping;
+              d->shadow_inactive = 0;
+              d->shadow_active = 0;
+            }
+            lock_xadd(&d->shadow_inactive, inactive);
+            lock_xadd(&d->shadow_active, active);
+          } else if (shadow == d->shadow_sweep) {
+            lock_xadd(&d->shadow_inactive, more_inactive);
+            lock_xadd(&d->shadow_active, more_active);
+          }
+          u64 usage = 0;
+          READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+          d->usage = usage;
+        }
+        if (d->synced && !sweeping) compare(d, index);  // after a sweep commit() compares
+      }
+    }
+    css = css_parent(css);
+  }
+}
+
+static __always_inline int on_stat(u64 memcg, int val, int file, s64 pending_inactive, s64 pending_active) {
+  u32 zero = 0;
+  struct gate *g = gates.lookup(&zero);
+  if (!g) return 0;
+  u64 usage = 0;
+  READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+  // Two ways through: the page_counter moved (a batch was charged or freed), or 64 pages of statistics moved without it. The second
+  // is for the root cgroup, which is never charged, and for page cache that turns active: the working set rises, usage does not.
+  u64 moved = g->moved + (val < 0 ? -val : val);
+  file |= g->file;
+  if (g->memcg == memcg && g->usage == usage && moved < 64) {
+    g->moved = moved;
+    g->file = file;
+    return 0;
+  }
+  g->memcg = memcg;
+  g->usage = usage;
+  g->moved = 0;
+  g->file = 0;
+  count(COUNT_EVALUATED);
+  evaluate(memcg, file, 0, pending_inactive, pending_active);
+  return 0;
+}
+
+int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
+  int item = (int)ctx->args[1];
+  int val = (int)ctx->args[2];  // int up to 7.0, zero-extended; long since 7.2: this cast is right for both
+  int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
+  if (!inactive && !active && item != NR_ANON_MAPPED_ && item != NR_FILE_PAGES_) return 0;
+  return on_stat(ctx->args[0], val, inactive | active, inactive ? val : 0, active ? val : 0);
+}
+
+// Kernel memory, sockets: charged to the same counter, but they never touch an LRU list.
+int on_memcg_stat(struct bpf_raw_tracepoint_args *ctx) {
+  int item = (int)ctx->args[1];
+  if (item != MEMCG_KMEM_ && item != MEMCG_SOCK_) return 0;
+  return on_stat(ctx->args[0], (int)ctx->args[2], 0, 0, 0);
+}
+
+// One stretch of a walk over all memory cgroups, also the dying ones that still hold page cache. Run by user space (BPF_PROG_RUN),
+// args[0] = sweep number, args[1] = 1 to begin. Returns 0 when there is more to do, 1 at the end, 2 if it had to begin again.
+int sweep(struct bpf_raw_tracepoint_args *ctx) {
+  u32 zero = 0;
+  struct sweep *s = sweeps.lookup(&zero);
+  if (!s) return 1;
+  u64 css;
+  if (ctx->args[1]) {
+    css = task_css(bpf_get_current_task());
+    NO_UNROLL
+    for (int i = 0; i < 2 * MAX_DEPTH; i++) {
+      u64 parent = css_parent(css);
+      if (!parent) break;
+      css = parent;
+    }
+    s->root = css;
+    s->number = ctx->args[0];
+  } else {
+    css = s->css;
+    if (!css || cgroup_id_of(css) != s->id) {
+      count(COUNT_SWEEP_RESTARTED);
+      return 2;
+    }
+  }
+  u64 root = s->root, number = s->number;
+
+  NO_UNROLL
+  for (int n = 0; n < SWEEP_CHUNK; n++) {
+    evaluate(css - OFF_MEMCG_CSS, 1, number, 0, 0);
+    count(COUNT_SWEPT);
+    // pre-order: first child, else the next sibling of the nearest ancestor that has one
+    u64 next = 0, head = css + OFF_CSS_CHILDREN, at = 0;
+    READ(at, css, OFF_CSS_CHILDREN);
+    if (at && at != head) {
+      next = at - OFF_CSS_SIBLING;
+    } else {
+      NO_UNROLL
+      for (int i = 0; i < MAX_DEPTH; i++) {
+        if (css == root) break;
+        u64 parent = css_parent(css);
+        if (!parent) break;
+        READ(at, css, OFF_CSS_SIBLING);
+        if (at && at != parent + OFF_CSS_CHILDREN) {
+          next = at - OFF_CSS_SIBLING;
+          break;
+        }
+        css = parent;
+      }
+    }
+    if (!next) {
+      s->css = 0;
+      return 1;
+    }
+    css = next;
+  }
+  s->css = css;
+  s->id = cgroup_id_of(css);
+  return 0;
+}
+
+// Take the swept sums over: args[0] = first domain, args[1] = sweep number. Adding the difference (rather than storing the sum) keeps
+// every change that happened since, because changes go to both. Returns the next domain, or 0 when args[2] (end) is reached.
+int commit(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[2];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    if (d->cgroup_id) {
+      if (!(d->flags & DOMAIN_MACHINE)) {
+        int swept = d->shadow_sweep == ctx->args[1];  // else no memory cgroup was found in it: empty
+        s64 fix_inactive = (swept ? d->shadow_inactive : 0) - d->inactive_file;
+        s64 fix_active = (swept ? d->shadow_active : 0) - d->active_file;
+        if (fix_inactive) lock_xadd(&d->inactive_file, fix_inactive);
+        if (fix_active) lock_xadd(&d->active_file, fix_active);
+      }
+      if (!d->synced) {
+        s64 ws = (s64)d->usage - d->inactive_file;
+        d->reported = ws < 0 ? 0 : ws;
+      }
+      d->synced = ctx->args[1];
+      compare(d, index);
+    }
+    index++;
+  }
+  return index;
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// What BPF and user space say to each other. monitor/kernel/wire.py and domains.py decode the same bytes; a test compares both.
+// Only fixed-width members in falling order of size, so that no compiler ever pads.
+
+#define MAX_DOMAINS 4096   // node + kubepods + pods + containers: 110 pods with 2 containers need 332
+#define MAX_THRESHOLDS 8   // per domain; the kubelet has at most a hard and a soft one per signal and domain
+#define MAX_DEPTH 12       // ancestors walked from a memcg: kubepods/burstable/pod/container is 4
+#define NO_CEILING 0x7fffffffffffffffLL
+
+enum domain_flag {
+  DOMAIN_MACHINE = 1,  // counters of the whole machine (node vm_stat) instead of a page_counter
+  DOMAIN_POD = 2,      // processes that appear here are reported on the procs ring
+  DOMAIN_CGROUP = 4,   // counted by its page_counter and the LRU sizes below it: every domain but the machine
+};
+
+// One watched cgroup. User space writes the first part, BPF the second; both by single aligned 64-bit stores.
+// All sizes are in pages: the page_counter's own unit.
+struct domain {
+  u64 cgroup_id;                 // 0: the slot is free
+  u64 flags;
+  s64 ceiling[MAX_THRESHOLDS];   // crossed while working set > ceiling, that is while available < threshold
+  s64 lowest;                    // the smallest ceiling: one comparison when far away
+  u64 hard;                      // bit per ceiling that may be answered by a signal inside the kernel
+  u64 step;                      // report when the working set moved this far; 0: never
+  u64 rearm_ns;                  // a ceiling is not reported again sooner than this after its last crossing
+  u64 reserved[2];
+
+  u64 usage;
+  s64 inactive_file;             // of the whole subtree
+  s64 active_file;
+  s64 shadow_inactive;           // the sums a sweep builds beside the live ones
+  s64 shadow_active;
+  u64 reported;                  // working set at the last step record
+  u64 crossed;                   // bit per ceiling: now above it
+  u64 synced;                    // number of the last sweep whose sums were taken over; 0: never, do not compare
+  u64 seen_ns;                   // when BPF last evaluated it
+  u64 shadow_sweep;              // the sweep that the shadow sums belong to
+  u64 reserved2[6];
+};
+
+enum event_kind { EVENT_CROSS = 1, EVENT_STEP = 2, EVENT_SIGNAL = 3 };
+
+struct event {
+  u64 ts_ns;          // CLOCK_MONOTONIC
+  u64 cgroup_id;      // of the domain
+  u64 usage;          // pages
+  s64 inactive_file;
+  s64 active_file;
+  u64 generation;     // of the armed victim (EVENT_SIGNAL)
+  s64 result;         // of bpf_send_signal (EVENT_SIGNAL)
+  u32 kind;
+  u32 domain;         // index
+  u32 threshold;      // index of the ceiling (EVENT_CROSS)
+  u32 tgid;           // who was charging
+  u32 cpu;
+  u32 reserved;
+};
+
+// The next victim, written by user space ahead of need. `armed` is written last and carries the generation.
+struct victim {
+  u64 armed;          // 0: nobody; else the generation of the fields below
+  u64 pod_cgroup_id;  // the signal is sent only if the charging task lives below this cgroup at that moment
+  u64 domain;         // index of the domain whose hard ceilings count
+  u64 fired;          // the last generation that was fired
+};
+
+enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3 };
+enum oom_flag {
+  OOM_EXITING = 1,    // marked while already dying: the kernel killed nobody
+  OOM_MEMSW = 2,      // the limit hit was memory+swap (cgroup v1)
+};
+
+struct oom_event {
+  u64 ts_ns;
+  u64 victim_cgroup;  // memory cgroup of the victim
+  u64 invoker_cgroup; // of the task whose allocation called the OOM killer (OOM_KILL: of the sender)
+  u64 oom_cgroup;     // whose limit was hit; 0: the machine (or cpuset, mempolicy)
+  u64 oom_usage;      // pages, of oom_cgroup
+  u64 oom_limit;
+  u64 total_vm;       // pages
+  s64 anon_rss;       // pages, from the approximate per-mm counters
+  s64 file_rss;
+  s64 shmem_rss;
+  s64 swap;
+  u64 pgtables;       // bytes
+  u32 kind;
+  u32 flags;
+  u32 victim_tgid;
+  u32 victim_tid;
+  u32 invoker_tgid;
+  u32 invoker_tid;
+  u32 uid;
+  s32 oom_score_adj;
+  s32 si_code;        // OOM_KILL: 0 user, 128 kernel
+  u32 domain;         // index + 1 of the nearest watched cgroup of the victim; 0: none
+  char victim_comm[16];
+  char invoker_comm[16];
+};
+
+enum proc_kind { PROC_FORK = 1, PROC_EXEC = 2, PROC_ATTACH = 3 };
+
+struct proc_event {
+  u64 ts_ns;
+  u64 cgroup_id;      // of the nearest watched cgroup
+  u32 kind;
+  u32 tgid;
+  u32 domain;
+  u32 reserved;
+};
+
+enum count {
+  COUNT_EVALUATED,    // passed the gate
+  COUNT_EMIT_CROSS, COUNT_LOST_CROSS,
+  COUNT_EMIT_STEP, COUNT_LOST_STEP,
+  COUNT_EMIT_SIGNAL, COUNT_LOST_SIGNAL,
+  COUNT_EMIT_OOM, COUNT_LOST_OOM,
+  COUNT_EMIT_KILL, COUNT_LOST_KILL,
+  COUNT_EMIT_EXIT, COUNT_LOST_EXIT,
+  COUNT_EMIT_PROC, COUNT_LOST_PROC,
+  COUNT_SWEPT,        // memory cgroups visited by sweeps
+  COUNT_SWEEP_RESTARTED,
+  COUNT_MAX
+};

@@ -1,0 +1,267 @@
+"""oom_score_adj by QoS class, kept true for every process of every pod: audited always, written under enforce.
+
+The kubelet's value reaches a container only when it starts (runc issue 4669), and a process can change its own.
+Processes of a pod are looked at when the pod is found and whenever one forks, executes or is moved in.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.pods.model import FoundPod
+from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.qos import qos_class
+
+#: What the runtime gives the pause process of a pod's sandbox; it stays.
+PAUSE = -998
+#: The value of Guaranteed pods and of system-node-critical ones, whatever their class.
+_GUARANTEED = -997
+#: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.
+_SETTLE_NS = 1_000_000_000
+#: Processes waiting for that look; beyond it the oldest are not looked at (and counted), as the next fork brings more.
+_MAX_WAITING = 4096
+#: Mismatches remembered per pod so as to tell each once.
+_MAX_TOLD = 1024
+
+_REMEDY = "give outrace CAP_SYS_RESOURCE (systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
+
+
+class Logger(Protocol):
+    """What `monitor.report.log.Log` is called like."""
+
+    def __call__(self, level: str, message: str, /, **fields: object) -> None: ...
+
+
+@dataclass(slots=True)
+class _PodScores:
+    """A pod's directories and the value each container's processes should have."""
+
+    found: FoundPod
+    label: str
+    scores: dict[str, int]  # container -> value; without those that cannot be known
+    default: int | None  # for processes in no container's own cgroup
+    told: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
+
+
+class OomScores:
+    """Audits, and under ``enforce`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
+
+    def __init__(self, hierarchy: cgroupfs.Hierarchy, capacity: int, enforce: bool, log: Logger) -> None:
+        self.hierarchy = hierarchy
+        self.capacity = capacity
+        self.enforce = enforce
+        self.log = log
+        self.mismatches = 0
+        self.written = 0
+        self.denied = 0
+        self.skipped = 0
+        self._denial_told = False
+        self._pods: dict[str, _PodScores] = {}
+        self._by_cgroup: dict[int, str] = {}
+        self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid, uid)
+
+    def set_pod(self, found: FoundPod) -> None:
+        """A pod is new or has changed: compute its values and look at all of its processes."""
+        uid = found.pod.uid
+        old = self._pods.get(uid)
+        self.remove_pod(uid)
+        scores = pod_scores(found, self.capacity)
+        # A process in no container's cgroup belongs to a container that has none; of several the most protected one.
+        homeless = [value for name, value in scores.items() if name not in found.containers]
+        default = min(homeless or scores.values(), default=None)
+        pod = _PodScores(found, f"{found.pod.namespace}/{found.pod.name}", scores, default)
+        if old is not None and old.scores == scores:
+            pod.told = old.told
+        self._pods[uid] = pod
+        try:
+            self._by_cgroup[cgroupfs.cgroup_id(found.cgroup)] = uid
+        except cgroupfs.CgroupGone:
+            return  # the pod source will say so
+        self._audit(pod)
+
+    def remove_pod(self, uid: str) -> None:
+        """Forget a pod."""
+        if self._pods.pop(uid, None) is not None:
+            self._by_cgroup = {cgroup: owner for cgroup, owner in self._by_cgroup.items() if owner != uid}
+
+    def audit_all(self) -> None:
+        """Look at every process of every pod."""
+        for pod in self._pods.values():
+            self._audit(pod)
+
+    def on_process(self, pid: int, cgroup_id: int) -> None:
+        """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
+        uid = self._by_cgroup.get(cgroup_id)
+        if uid is not None:
+            self._look_at(pid, uid)
+
+    def on_foreign_process(self, pid: int) -> None:
+        """A process appeared somewhere on the machine (the process connector does not say where)."""
+        path = self.memory_cgroup(pid)
+        if path is None:
+            return
+        for uid, pod in self._pods.items():
+            if path.is_relative_to(pod.found.cgroup):
+                self._look_at(pid, uid)
+                return
+
+    def _look_at(self, pid: int, uid: str) -> None:
+        if self.enforce:
+            self._check(self._pods[uid], pid, self._container_of(self._pods[uid], pid))
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.popleft()
+            self.skipped += 1
+        self._waiting.append((time.monotonic_ns() + _SETTLE_NS, pid, uid))
+
+    def settle(self) -> int | None:
+        """Look at the processes whose time has come; nanoseconds until the next is due, None if none waits."""
+        now = time.monotonic_ns()
+        while self._waiting and self._waiting[0][0] <= now:
+            _, pid, uid = self._waiting.popleft()
+            pod = self._pods.get(uid)
+            if pod is not None:
+                self._check(pod, pid, self._container_of(pod, pid))
+        return self._waiting[0][0] - now if self._waiting else None
+
+    def memory_cgroup(self, pid: int) -> Path | None:
+        """The process's directory in the memory hierarchy; None if it is gone."""
+        try:
+            text = Path(f"/proc/{pid}/cgroup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        for line in text.splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(",") if self.hierarchy.version == 1 else not controllers:
+                return self.hierarchy.root / path.lstrip("/")
+        return None
+
+    def _container_of(self, pod: _PodScores, pid: int) -> str | None:
+        containers = pod.found.containers
+        if len(containers) == 1 and next(iter(containers.values())) == pod.found.cgroup:
+            return next(iter(containers))
+        path = self.memory_cgroup(pid)
+        return next((name for name, own in containers.items() if path and path.is_relative_to(own)), None)
+
+    def _audit(self, pod: _PodScores) -> None:
+        seen: set[int] = set()
+        for name, path in pod.found.containers.items():
+            pids = cgroupfs.processes(path)
+            seen.update(pids)
+            self._check_all(pod, pids, name)
+        self._check_all(pod, (pid for pid in cgroupfs.processes(pod.found.cgroup) if pid not in seen), None)
+
+    def _check_all(self, pod: _PodScores, pids: Iterable[int], container: str | None) -> None:
+        for pid in pids:
+            self._check(pod, pid, container)
+
+    def _check(self, pod: _PodScores, pid: int, container: str | None) -> None:
+        """Compare one process with what it should have; tell a difference once; write under enforce."""
+        should = pod.default if container is None else pod.scores.get(container)
+        is_now = read(pid)
+        if should is None or is_now is None or is_now == should:
+            return
+        if container is None and _comm(pid) == "pause":
+            if is_now == PAUSE:
+                return
+            should = PAUSE
+        if is_now == _GUARANTEED and not pod.found.pod.namespace:
+            return  # found by its cgroup alone: it may be system-node-critical, which only its spec would tell
+        if (pid, is_now) not in pod.told:
+            if len(pod.told) >= _MAX_TOLD:
+                pod.told.clear()
+            pod.told.add((pid, is_now))
+            self.mismatches += 1
+            self.log(
+                "info",
+                "oom_score_adj differs from the pod's QoS",
+                pod=pod.label,
+                uid=pod.found.pod.uid,
+                container=container,
+                pid=pid,
+                is_now=is_now,
+                should_be=should,
+                qos=qos_class(pod.found.pod),
+            )
+        if self.enforce:
+            self._write(pod, pid, is_now, should)
+
+    def _write(self, pod: _PodScores, pid: int, is_now: int, should: int) -> None:
+        try:
+            write(pid, should)
+        except PermissionError:
+            self.denied += 1
+            if not self._denial_told:
+                self._denial_told = True
+                self.log(
+                    "warning",
+                    "oom_score_adj cannot be lowered (EACCES); raising it still works",
+                    pod=pod.label,
+                    pid=pid,
+                    is_now=is_now,
+                    should_be=should,
+                    remedy=_REMEDY,
+                )
+            # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
+            # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
+            if is_now > 0 > should:
+                self._write_reachable(pid)
+            return
+        self.written += 1
+
+    def _write_reachable(self, pid: int) -> None:
+        try:
+            write(pid, 0)
+        except PermissionError:
+            return  # counted and told by the caller
+        self.written += 1
+
+
+def pod_scores(found: FoundPod, capacity: int) -> dict[str, int]:
+    """Container name -> oom_score_adj, within the kernel's -1000..1000.
+
+    A container of a Burstable pod known by its cgroup alone whose request could not be recovered is left out.
+    """
+    pod = found.pod
+    unknown = not pod.namespace and qos_class(pod) == "Burstable"
+    scores: dict[str, int] = {}
+    for container in (*pod.containers, *pod.init_containers):
+        if unknown and "memory" not in container.requests:
+            continue
+        scores[container.name] = max(-1000, min(1000, oom_score_adj(pod, container.name, capacity)))
+    return scores
+
+
+def read(pid: int) -> int | None:
+    """A process's oom_score_adj; None if it is gone, which is normal for a short-lived one."""
+    try:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def write(pid: int, value: int) -> None:
+    """Set a process's oom_score_adj; one that is gone is no error. Raises PermissionError."""
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_bytes(str(value).encode())
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise PermissionError(*error.args) from None
+        raise MonitorError(f"cannot write {value} to /proc/{pid}/oom_score_adj: {error.strerror}") from error
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,149 @@
+"""News of processes that appear in pods: the ring of the BPF programs, or the kernel's process connector without BPF.
+
+The BPF programs filter in the kernel and say which pod; the connector tells every fork and exec of the machine, and
+where it happened has to be looked up. Both only feed `monitor.actions.oomadj`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from monitor.actions.oomadj import Logger, OomScores
+from monitor.errors import CannotError, MonitorError
+
+if TYPE_CHECKING:
+    from monitor.kernel.pins import Pins
+
+#: netlink header (16), connector header (20), then what, cpu, timestamp and the first two words of the event:
+#: <linux/netlink.h>, <linux/connector.h>, <linux/cn_proc.h>
+_PROC_EVENT = struct.Struct("=36xIIQIIII")
+_FORK, _EXEC = 0x1, 0x2
+#: Datagrams taken at once before the main loop turns again.
+_BATCH = 512
+
+
+class ProcessFeed(Protocol):
+    """Readable when there is news; `consume` hands it on."""
+
+    def fileno(self) -> int: ...
+
+    def consume(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class BpfFeed:
+    """fork, exec and attach of processes in watched pods; attached as long as this object is open."""
+
+    def __init__(self, pins: Pins, scores: OomScores) -> None:
+        from monitor.kernel.pins import PROCS, Ring
+        from monitor.kernel.wire import ProcEvent
+
+        def on_record(data: bytes) -> None:
+            event = ProcEvent.decode(data)
+            scores.on_process(event.pid, event.cgroup_id)
+
+        self._links: list[int] = []
+        self._ring = Ring(pins, "procs", on_record)
+        try:
+            for name in PROCS:
+                self._links.append(pins.attach(name))
+        except MonitorError:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._ring.fileno()
+
+    def consume(self) -> int:
+        """Take every waiting record; how many there were."""
+        return self._ring.consume()
+
+    def close(self) -> None:
+        """Detach the programs."""
+        for link in self._links:
+            os.close(link)
+        self._links.clear()
+        self._ring.close()
+
+
+class ConnectorFeed:
+    """fork and exec of every process on the machine, through the process connector (CONFIG_PROC_EVENTS).
+
+    ``on_overflow()`` is called when events were lost (ENOBUFS): only a look at everything helps then.
+    """
+
+    def __init__(self, on_process: Callable[[int], None], on_overflow: Callable[[], None]) -> None:
+        from pyroute2.netlink.connector.cn_proc import ProcEventSocket
+
+        self._on_process = on_process
+        self._on_overflow = on_overflow
+        self._subscription = ProcEventSocket()
+        try:
+            self._subscription.bind()
+            self._subscription.control(listen=True)
+        except OSError as error:
+            self._subscription.close()
+            raise CannotError(
+                f"the process connector cannot be used: {error}", "run as root in the initial pid and user namespace"
+            ) from None
+        # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
+        self._socket = socket.socket(fileno=os.dup(self._subscription.fileno()))
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def consume(self) -> int:
+        """Take the waiting events (at most 512 datagrams); how many concerned a new process."""
+        taken = 0
+        for _ in range(_BATCH):
+            try:
+                data = self._socket.recv(4096)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise MonitorError(f"the process connector failed: {error.strerror}") from error
+                self._on_overflow()
+                continue
+            pid = new_process(data)
+            if pid is not None:
+                taken += 1
+                self._on_process(pid)
+        return taken
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        self._socket.close()
+        with contextlib.suppress(OSError):  # the kernel unsubscribes a closed socket by itself
+            self._subscription.control(listen=False)
+        self._subscription.close()
+
+
+def new_process(datagram: bytes) -> int | None:
+    """The process a connector datagram is about: a fork (not of a thread) or an exec; None for the rest."""
+    if len(datagram) < _PROC_EVENT.size:
+        return None
+    what, _cpu, _when, first, second, child, child_process = _PROC_EVENT.unpack_from(datagram)
+    if what == _FORK and child == child_process:
+        return int(child)
+    if what == _EXEC:
+        return int(second) if first else None
+    return None
+
+
+def open_feed(pins: Pins | None, scores: OomScores, log: Logger) -> ProcessFeed:
+    """The BPF feed, or the connector where there is no BPF. Raises MonitorError if neither works."""
+    if pins is not None:
+        try:
+            return BpfFeed(pins, scores)
+        except MonitorError as error:
+            log("warning", "new processes are watched through the process connector", problem=str(error))
+    return ConnectorFeed(scores.on_foreign_process, scores.audit_all)

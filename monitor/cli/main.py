@@ -1,0 +1,117 @@
+"""The command `outrace`: finds the sub-command, imports only that one, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from monitor import __version__
+from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
+
+#: name -> (module:attribute, short help). The help is here too, so that `--help` imports none of them.
+BENCHES = {
+    "latency": ("monitor.cli.bench_latency:latency", "Crossing to decision, crossing to SIGKILL."),
+    "overhead": ("monitor.cli.bench_overhead:overhead", "What page faults cost with the programs attached."),
+    "race": ("monitor.cli.bench_race:race", "Eviction against the OOM killer, margin by margin."),
+    "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
+    "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
+}
+COMMANDS = {
+    "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
+    "demo": ("monitor.cli.demo:demo", "Build a small node out of a cgroup and run real races."),
+    "doctor": ("monitor.cli.doctor:doctor", "Say what this kernel and these privileges allow."),
+    "top": ("monitor.cli.top:top", "Show the node and its pods live."),
+    "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
+    "bench": ("monitor.cli.main:bench", "Measure on this machine."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports the module of a command when that command is called."""
+
+    def __init__(self, *, table: Mapping[str, tuple[str, str]], **rest: object) -> None:
+        super().__init__(**rest)  # type: ignore[arg-type]  # click's own keyword arguments, passed through
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        module, _, attribute = self.table[cmd_name][0].partition(":")
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("monitor"):
+                raise  # a defect of ours, not of the installation
+            raise MonitorError(
+                f"`{cmd_name}` needs the Python module {error.name}, which is not installed", "run `make setup`"
+            ) from error
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
+
+
+def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from monitor.cli.doctor import bcc_version
+
+        bcc = bcc_version()
+        click.echo(f"outrace {__version__} (bcc {bcc or 'not installed'}, kernel {platform.release()})")
+        ctx.exit()
+
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings=_HELP,
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 this machine cannot, 4 findings where a check was asked.",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def cli() -> None:
+    """See memory pressure in microseconds and evict before the OOM killer fires."""
+
+
+@click.group(cls=LazyGroup, table=BENCHES)
+def bench() -> None:
+    """Measure on this machine; needs root."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. A command may return its own as an int."""
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="outrace", standalone_mode=False
+        )
+        # Flushed here, where a closed pipe can be handled, rather than while the interpreter shuts down.
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except MonitorError as error:
+        click.echo(f"outrace: error: {error}", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`) has seen enough. What is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    return result if isinstance(result, int) else EXIT_OK
+
+
+if __name__ == "__main__":
+    # As `monitor.cli.main`, not `__main__`, so that the group `bench` is found in the module that runs.
+    sys.exit(importlib.import_module("monitor.cli.main").main())

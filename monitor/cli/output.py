@@ -1,0 +1,69 @@
+"""How commands print data: `-o table|json`, aligned tables, byte counts as people read them.
+
+Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` always works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def output_option(command: F) -> F:
+    """Give a click command `-o/--output table|json`; it arrives as the argument ``output``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="How to print data on stdout.",
+    )(command)
+
+
+def print_json(data: object) -> None:
+    """One JSON document on stdout, one line, keys in the order given."""
+    click.echo(json.dumps(data, ensure_ascii=False))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned columns; one whose cells are all numbers (or byte counts as `format_bytes` writes them) to the right."""
+    for line in table_lines(headers, rows):
+        click.echo(line)
+
+
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """The lines of `print_table`, without trailing blanks."""
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    columns = range(len(headers))
+    widths = [max(len(headers[i]), *(len(row[i]) for row in cells)) if cells else len(headers[i]) for i in columns]
+    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in columns]
+    return [
+        "  ".join(row[i].rjust(widths[i]) if right[i] else row[i].ljust(widths[i]) for i in columns).rstrip()
+        for row in ([header.upper() for header in headers], *cells)
+    ]
+
+
+def _numeric(cell: str) -> bool:
+    """Whether it looks like a number, possibly with a unit: `-`, `12`, `-1.5Mi`, `97%`, `1.08x`."""
+    return cell == "-" or cell.lstrip("-")[:1].isdigit()
+
+
+def format_bytes(count: int | None) -> str:
+    """Bytes with one digit after the point and Kubernetes's binary unit: `12.3Mi`; exact below 1Ki; None is `-`."""
+    if count is None:
+        return "-"
+    sign, size = ("-", -count) if count < 0 else ("", count)
+    if size < 1024:
+        return f"{sign}{size}"
+    value = float(size)
+    for unit in ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"):
+        value /= 1024
+        if round(value, 1) < 1024 or unit == "Ei":
+            break
+    return f"{sign}{value:.1f}{unit}"

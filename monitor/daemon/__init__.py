@@ -1,0 +1,1 @@
+"""The two processes of `outrace run` and what passes between them."""

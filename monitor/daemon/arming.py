@@ -1,0 +1,66 @@
+"""When the fine-grained programs are attached: near a threshold, and only there.
+
+Attached they cost a page fault a few percent; detached nothing. While detached, somebody has to look at headroom often enough: after
+looking, the next look may wait as long as the machine needs, at the fastest rate it can fault memory in, to eat the headroom down to
+a reserve in which attaching (0.2 ms, measured) is safely done. If that is shorter than MIN_LOOK, stay attached.
+"""
+
+from __future__ import annotations
+
+import os
+
+from monitor.kernel.pins import PRESSURE, Pins
+
+#: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
+MIN_LOOK_NS = 100_000_000
+MAX_LOOK_NS = 10_000_000_000
+#: Kept back for a late timer and for attaching itself.
+RESERVE_NS = 20_000_000
+#: Detach only with this much more headroom than attaching asks for, or a node at the border flaps.
+_HYSTERESIS = 2
+
+
+class Arming:
+    """Attached or not, and until when that is safe."""
+
+    def __init__(self, pins: Pins, max_fill_rate: int) -> None:
+        self._pins = pins
+        self._rate = max_fill_rate
+        self._links: list[int] = []
+        self.next_look_ns = 0
+        self._interval_ns = 0
+
+    @property
+    def armed(self) -> bool:
+        return bool(self._links)
+
+    @property
+    def near(self) -> int:
+        """Headroom (bytes) below which the programs are attached."""
+        return self._rate * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
+
+    def attach(self) -> None:
+        if not self._links:
+            self._links = [self._pins.attach(name) for name in PRESSURE]
+
+    def detach(self) -> None:
+        for link in self._links:
+            os.close(link)
+        self._links = []
+
+    def decide(self, headroom: int, now_ns: int) -> bool:
+        """Attach or detach for this headroom (bytes to the nearest threshold); True if that changed."""
+        was = self.armed
+        if headroom < self.near:
+            self.attach()
+        elif was and headroom > _HYSTERESIS * self.near:
+            self.detach()
+        if not self.armed:
+            safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS
+            self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
+            self.next_look_ns = now_ns + self._interval_ns
+        return was != self.armed
+
+    def unseen_bytes(self) -> int:
+        """While detached: what could be allocated before the next look."""
+        return self._rate * self._interval_ns // 1_000_000_000

@@ -1,0 +1,189 @@
+"""The pods the hot process knows, always in eviction order.
+
+The order is kept while pods move, by one insertion into a sorted list (a few microseconds); at a crossing nothing is
+sorted: the first pod that may be evicted is simply there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monitor.kernel.domains import POD, DomainTable
+from monitor.policy.ranking import Candidate, memory_key
+
+
+@dataclass(slots=True)
+class PodEntry:
+    """One pod: what was told about it and where its counters are."""
+
+    uid: str
+    namespace: str
+    name: str
+    priority: int
+    request: int
+    qos: str
+    critical: bool
+    grace_s: int | None
+    cgroup: Path
+    cgroup_id: int
+    index: int
+    containers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (cgroup id, index)
+    usage: int | None = None
+    evicted: bool = False
+    key: Any = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def candidate(self) -> Candidate:
+        return Candidate(
+            uid=self.uid,
+            namespace=self.namespace,
+            name=self.name,
+            priority=self.priority,
+            request=self.request,
+            usage=self.usage,
+            critical=self.critical,
+        )
+
+
+class Registry:
+    """Pods by uid and by domain index, and the candidates in eviction order."""
+
+    def __init__(self, table: DomainTable, step: int) -> None:
+        self._table = table
+        self._step = step
+        self.by_uid: dict[str, PodEntry] = {}
+        self.by_index: dict[int, PodEntry] = {}
+        self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
+        self._keys: list[tuple[Any, str]] = []
+        self._order: list[Candidate] = []
+        self.changes = 0  # counts re-rankings; a cheap way to notice one
+
+    def __len__(self) -> int:
+        return len(self.by_uid)
+
+    def __iter__(self) -> Iterator[PodEntry]:
+        return iter(self.by_uid.values())
+
+    def put(self, message: dict[str, Any]) -> PodEntry:
+        """Take in a ``pod+`` message (docs/architecture.md). Raises OSError when a cgroup of it is gone."""
+        old = self.by_uid.get(message["uid"])
+        cgroup = Path(message["cgroup"])
+        cgroup_id = cgroup.stat().st_ino
+        if old is not None and old.cgroup_id != cgroup_id:
+            self.drop(old.uid)
+            old = None
+        wanted = {name: Path(path).stat().st_ino for name, path in message["containers"].items()}
+        if old is not None and {name: at[0] for name, at in old.containers.items()} != wanted:
+            was_evicted, usage = old.evicted, old.usage
+            self.drop(old.uid)
+            entry = self._new(message, cgroup, cgroup_id, wanted)
+            entry.evicted, entry.usage = was_evicted, usage
+        elif old is None:
+            entry = self._new(message, cgroup, cgroup_id, wanted)
+        else:
+            entry = old
+            self._unrank(entry)
+        entry.namespace, entry.name = message["namespace"], message["name"]
+        entry.priority, entry.request = message["priority"], message["request"]
+        entry.qos, entry.critical, entry.grace_s = message["qos"], message["critical"], message["grace_s"]
+        self._rank(entry)
+        return entry
+
+    def _new(self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, int]) -> PodEntry:
+        index = self._watch(cgroup_id, POD, self._step)
+        entry = PodEntry(
+            uid=message["uid"],
+            namespace=message["namespace"],
+            name=message["name"],
+            priority=message["priority"],
+            request=message["request"],
+            qos=message["qos"],
+            critical=message["critical"],
+            grace_s=message["grace_s"],
+            cgroup=cgroup,
+            cgroup_id=cgroup_id,
+            index=index,
+            containers={name: (ident, self._watch(ident, 0, 0)) for name, ident in wanted.items()},
+        )
+        self.by_uid[entry.uid] = entry
+        self.by_index[index] = entry
+        return entry
+
+    def _watch(self, cgroup_id: int, flags: int, step: int) -> int:
+        self._users[cgroup_id] = self._users.get(cgroup_id, 0) + 1
+        return self._table.add(cgroup_id, flags=flags, step=step)
+
+    def drop(self, uid: str) -> PodEntry | None:
+        """Forget a pod; its counters are no longer kept."""
+        entry = self.by_uid.pop(uid, None)
+        if entry is None:
+            return None
+        self._unrank(entry)
+        self.by_index.pop(entry.index, None)
+        for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
+            self._users[cgroup_id] -= 1
+            if not self._users[cgroup_id]:
+                del self._users[cgroup_id]
+                self._table.remove(cgroup_id)
+        return entry
+
+    def owner_of_cgroup(self, cgroup_id: int) -> PodEntry | None:
+        """The pod that a pod's or container's cgroup belongs to."""
+        for entry in self.by_uid.values():
+            if entry.cgroup_id == cgroup_id or any(ident == cgroup_id for ident, _ in entry.containers.values()):
+                return entry
+        return None
+
+    def move(self, entry: PodEntry, usage: int | None) -> None:
+        """The pod's working set changed: find its new place."""
+        if usage != entry.usage:
+            self._unrank(entry)
+            entry.usage = usage
+            self._rank(entry)
+
+    def refresh(self) -> None:
+        """Take every pod's working set from the table (after a sweep)."""
+        for entry in self.by_uid.values():
+            if self._table.synced(entry.index):
+                self.move(entry, self._table.working_set(entry.index))
+
+    def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
+        """An evicted pod is no candidate any more, until somebody starts processes in it again."""
+        self._unrank(entry)
+        entry.evicted = evicted
+        self._rank(entry)
+
+    def order(self) -> Sequence[Candidate]:
+        """Candidates, first victim first. Do not change it."""
+        return self._order
+
+    def first(self) -> PodEntry | None:
+        """The pod that would be evicted now."""
+        for candidate in self._order:
+            if not candidate.critical:
+                return self.by_uid[candidate.uid]
+        return None
+
+    def _rank(self, entry: PodEntry) -> None:
+        self.changes += 1
+        if entry.evicted:
+            return
+        candidate = entry.candidate()
+        entry.key = (memory_key(candidate), entry.uid)
+        insort(self._keys, entry.key)
+        self._order.insert(bisect_left(self._keys, entry.key), candidate)
+
+    def _unrank(self, entry: PodEntry) -> None:
+        if entry.key is None:
+            return
+        at = bisect_left(self._keys, entry.key)
+        del self._keys[at]
+        del self._order[at]
+        entry.key = None

@@ -1,0 +1,91 @@
+"""Counters shared between the hot process and the side, one 8-byte slot each, in a memfd.
+
+The hot process adds to them with plain memory stores: no lock, no system call, nothing that could wait for a reader. The
+side (and `/metrics`) reads whenever it likes. A slot is one aligned 64-bit word, so a reader sees the old or the new value,
+never half of one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+
+#: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
+LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 1_000_000)
+
+COUNTERS = (
+    "ready_ns",  # when the hot process became ready (CLOCK_MONOTONIC)
+    "loops",  # turns of the event loop
+    "records",  # ring records decoded, all kinds
+    "records_cross",  # threshold crossings read from the ring
+    "records_step",  # records of a domain having moved by its step
+    "records_signal",  # records of a kill triggered inside the kernel
+    "records_oom",  # oom:mark_victim records
+    "records_kill",  # SIGKILLs of watched processes
+    "records_exit",  # exits of killed processes
+    "records_bad",  # records that did not decode
+    "passes",  # passes of the policy
+    "decisions",  # pods chosen for eviction (observed or enforced)
+    "evictions",  # pods really evicted
+    "eviction_failures",
+    "oom_kills",  # victims the kernel marked and killed
+    "oom_exiting",  # victims marked while already exiting
+    "channel_sent",
+    "channel_dropped",  # messages for the side dropped because its socket was full or it was away
+    "side_starts",
+    "arms",
+    "disarms",
+    "armed",  # 1 while the fine-grained program is attached
+    "looks",  # cheap looks at headroom while disarmed
+    "sweeps",  # complete sweeps of all memory cgroups
+    "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
+    "bound_bytes",  # bytes that can move unseen right now
+    "pods",
+    "cpu_ns",  # CPU time of the hot process
+    "published_ns",
+)
+HISTOGRAMS = ("detection_us", "kill_us", "gone_us")
+
+_SLOTS: dict[str, int] = {name: i for i, name in enumerate(COUNTERS)}
+_HIST_WIDTH = len(LATENCY_BUCKETS_US) + 2  # buckets, overflow, sum
+_HIST_BASE = {name: len(COUNTERS) + i * _HIST_WIDTH for i, name in enumerate(HISTOGRAMS)}
+SIZE = 8 * (len(COUNTERS) + len(HISTOGRAMS) * _HIST_WIDTH)
+
+
+class SharedStats:
+    """A page of unsigned 64-bit counters by name; one writer, any number of readers."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._view = memoryview(mmap.mmap(fd, SIZE)).cast("Q")
+
+    @classmethod
+    def create(cls) -> SharedStats:
+        """Make a zeroed page in a memfd that a child may inherit (the caller marks the fd inheritable)."""
+        fd = os.memfd_create("outrace-stats", os.MFD_CLOEXEC)
+        os.ftruncate(fd, SIZE)
+        return cls(fd)
+
+    def add(self, name: str, n: int = 1) -> None:
+        self._view[_SLOTS[name]] += n
+
+    def set(self, name: str, value: int) -> None:
+        self._view[_SLOTS[name]] = value
+
+    def get(self, name: str) -> int:
+        return self._view[_SLOTS[name]]
+
+    def observe_us(self, name: str, microseconds: int) -> None:
+        """Count one latency of ``microseconds`` in histogram ``name``."""
+        base = _HIST_BASE[name]
+        self._view[base + bisect_left(LATENCY_BUCKETS_US, microseconds)] += 1
+        self._view[base + _HIST_WIDTH - 1] += max(0, microseconds)
+
+    def histogram(self, name: str) -> tuple[list[int], int]:
+        """Counts per bucket (not cumulative, last one is the overflow) and the sum in microseconds."""
+        base = _HIST_BASE[name]
+        return list(self._view[base : base + _HIST_WIDTH - 1]), self._view[base + _HIST_WIDTH - 1]
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: self._view[i] for name, i in _SLOTS.items()}

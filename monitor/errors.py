@@ -1,0 +1,39 @@
+"""Errors a user can act on, and the exit code each one ends with.
+
+Exit codes of every command: 0 ok, 1 failure, 2 usage (bad option, configuration, manifest), 3 this kernel or machine
+cannot do it (with the remedy), 4 pressure or findings present where a check was asked.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_CANNOT = 3
+EXIT_FINDINGS = 4
+
+
+class MonitorError(Exception):
+    """Something went wrong that one line explains; ``remedy`` says what to do about it."""
+
+    exit_code = EXIT_FAILURE
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class ConfigError(MonitorError):
+    """The user's input is wrong: names the file or option, the key, and the remedy."""
+
+    exit_code = EXIT_USAGE
+
+
+class CannotError(MonitorError):
+    """This kernel, machine or set of privileges cannot do what was asked."""
+
+    exit_code = EXIT_CANNOT

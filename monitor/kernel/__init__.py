@@ -1,0 +1,1 @@
+"""The thin layer over the kernel: BTF, BPF loader and pins, cgroup files, scheduling, signals."""

@@ -1,0 +1,328 @@
+"""The memory cgroup hierarchy as files: where it is, what a cgroup holds, the kubelet's formulas on it, and making one.
+
+Works on cgroup v1 (also "hybrid", where v2 is mounted but the memory controller is on v1) and on v2. Every root is a
+parameter, so the same code runs on a literal tree. A cgroup that vanishes while it is read raises `CgroupGone`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitor.errors import CannotError, ConfigError, MonitorError
+
+MOUNTS = "/proc/self/mounts"
+#: Limits above this are "no limit" to the kubelet (cAdvisor's maxMemorySize). v1 prints 2^63-4096 for unlimited.
+MAX_LIMIT = 1 << 62
+#: A cgroup removed under us: the directory is gone (ENOENT), or an open file of it is (ENODEV).
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+class CgroupGone(MonitorError):
+    """The cgroup does not exist (any more)."""
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The hierarchy that carries the memory controller: cgroup ``version`` (1 or 2) and its mount point."""
+
+    version: int
+    root: Path
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """One cgroup's memory in bytes, by the kubelet's formulas.
+
+    ``working_set`` is usage minus inactive_file, never below 0. ``capacity`` is the limit (None: unlimited) and
+    ``available`` is capacity minus working set (None without a capacity). ``available`` may be negative: the kubelet
+    subtracts unsigned and casts to signed, which gives the same number (kubernetes issue 52386).
+    """
+
+    usage: int
+    inactive_file: int
+    active_file: int
+    working_set: int
+    capacity: int | None
+    available: int | None
+
+    @classmethod
+    def of(cls, usage: int, inactive_file: int, active_file: int, capacity: int | None) -> MemoryReading:
+        working_set = max(0, usage - inactive_file)
+        available = None if capacity is None else capacity - working_set
+        return cls(usage, inactive_file, active_file, working_set, capacity, available)
+
+
+def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
+    """Find the memory hierarchy in a mount table; CannotError (with the remedy) if no controller is mounted."""
+    try:
+        lines = Path(mounts).read_text(errors="surrogateescape").splitlines()
+    except OSError as e:
+        raise CannotError(f"{mounts}: {e.strerror}", "mount procfs at /proc") from e
+    found: Hierarchy | None = None
+    unified: Path | None = None
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 4:
+            continue
+        # The kernel writes space, tab, newline and backslash in a mount point as three octal digits.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[1]))
+        if fields[2] == "cgroup" and "memory" in fields[3].split(","):
+            found = found or Hierarchy(1, point)  # the first: later ones are bind mounts, as of the host's in a pod
+        elif fields[2] == "cgroup2" and (unified is None or "memory" not in _controllers(unified)):
+            unified = point
+    # One controller lives in one hierarchy, so v1 and v2 never both offer memory.
+    if found is None and unified is not None and "memory" in _controllers(unified):
+        found = Hierarchy(2, unified)
+    if found is not None:
+        return found
+    if unified is not None:
+        raise CannotError(
+            f"the cgroup v2 hierarchy at {unified} has no memory controller",
+            "boot without cgroup_disable=memory (some ARM boards need cgroup_enable=memory)",
+        )
+    raise CannotError(
+        "no cgroup hierarchy with the memory controller is mounted", "mount -t cgroup2 none /sys/fs/cgroup"
+    )
+
+
+def _controllers(path: Path, name: str = "cgroup.controllers") -> list[str]:
+    try:
+        return (path / name).read_text().split()
+    except OSError:
+        return []  # not mounted there any more, or not v2: it offers no controller
+
+
+def exists(path: Path) -> bool:
+    """Whether ``path`` is a cgroup directory (every cgroup of either version has a cgroup.procs)."""
+    return os.path.exists(f"{path}/cgroup.procs")
+
+
+def resolve(hierarchy: Hierarchy, text: str) -> Path:
+    """The directory of the cgroup named ``text``: relative to the hierarchy (a leading slash is allowed, as in
+    /proc/PID/cgroup), or absolute inside it. ConfigError naming it if it is missing, not a cgroup, or leads outside.
+    """
+    path = locate(hierarchy, text)
+    if exists(path):
+        return path
+    if os.path.isdir(path):
+        raise ConfigError(f"{text!r} is not a cgroup: {path} has no cgroup.procs", _where(hierarchy))
+    raise ConfigError(
+        f"no cgroup {text!r}: {path} does not exist", f"create it, or name one that exists; {_where(hierarchy)}"
+    )
+
+
+def locate(hierarchy: Hierarchy, text: str) -> Path:
+    """As `resolve`, but the cgroup need not exist (yet)."""
+    if not text or "\0" in text:
+        raise ConfigError(f"{text!r} is not the name of a cgroup", _where(hierarchy))
+    if ".." in text.split("/"):
+        raise ConfigError(f"cgroup {text!r} leads outside the hierarchy", f"write it without '..'; {_where(hierarchy)}")
+    root = hierarchy.root
+    path = Path(text)
+    # Without ".." this cannot leave the hierarchy: the kernel's cgroup trees have no symbolic links.
+    return path if path.is_absolute() and path.is_relative_to(root) else root / text.lstrip("/")
+
+
+def _where(hierarchy: Hierarchy) -> str:
+    return f"the name is relative to {hierarchy.root} (see /proc/PID/cgroup)"
+
+
+def cgroup_id(path: Path) -> int:
+    """The kernel's id of the cgroup: the inode number of its directory in the memory hierarchy."""
+    try:
+        return os.stat(path).st_ino
+    except OSError as e:
+        raise _failed(path, "read", e) from e
+
+
+def limit(path: Path) -> int | None:
+    """The cgroup's own memory limit in bytes; None if it has none (or is a root, which has no limit file on v2)."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            text = _read(path, name)
+        except CgroupGone:
+            continue
+        value = None if text.strip() == "max" else _number(path, name, text)
+        return None if value is None or value > MAX_LIMIT else value
+    _check_there(path)
+    return None
+
+
+def descendants(path: Path) -> list[Path]:
+    """Every cgroup below ``path``, parents before their children. What vanishes meanwhile is left out."""
+    found: list[Path] = []
+    pending = [path]
+    while pending:
+        parent = pending.pop()
+        try:
+            with os.scandir(parent) as entries:
+                children = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
+        except OSError as e:
+            if e.errno in _GONE:
+                continue
+            raise _failed(parent, "list", e) from e
+        found.extend(children)
+        pending.extend(children)
+    return found
+
+
+def processes(path: Path, recursive: bool = True) -> list[int]:
+    """Process ids in the cgroup (and below it), ascending. A cgroup that is gone has none.
+
+    Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes
+    their domain's cgroup.procs lists.
+    """
+    found: set[int] = set()
+    for cgroup in (path, *(descendants(path) if recursive else ())):
+        try:
+            text = _read(cgroup, "cgroup.procs")
+        except CgroupGone:
+            continue
+        except MonitorError as e:
+            if isinstance(e.__cause__, OSError) and e.__cause__.errno == errno.EOPNOTSUPP:
+                continue
+            raise
+        found.update(int(word) for word in text.split() if word.isdigit())
+    found.discard(0)
+    return sorted(found)
+
+
+def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
+    """The machine as the kubelet sees it: the root cgroup against ``mem_total`` bytes (MemTotal of /proc/meminfo)."""
+    usage, inactive, active = _figures(hierarchy, hierarchy.root)
+    return MemoryReading.of(usage, inactive, active, mem_total)
+
+
+def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -> MemoryReading:
+    """One cgroup against its own limit, or against ``capacity`` bytes where it has no limit."""
+    usage, inactive, active = _figures(hierarchy, path)
+    own = limit(path)
+    return MemoryReading.of(usage, inactive, active, capacity if own is None else own)
+
+
+def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
+    """(usage, inactive_file, active_file) in bytes. A key missing in memory.stat counts as 0, as in cAdvisor."""
+    stat = _stat(path)
+    if hierarchy.version == 1:
+        # total_*: v1 prints the cgroup's own pages without the prefix and the whole subtree with it.
+        usage = _number(path, "memory.usage_in_bytes", _read(path, "memory.usage_in_bytes"))
+        return usage, stat.get("total_inactive_file", 0), stat.get("total_active_file", 0)
+    try:
+        usage = _number(path, "memory.current", _read(path, "memory.current"))
+    except CgroupGone:
+        # The v2 root has no memory.current: runc, and so the kubelet, adds up anon + file (kubernetes issue 118916).
+        _check_there(path)
+        usage = stat.get("anon", 0) + stat.get("file", 0)
+    return usage, stat.get("inactive_file", 0), stat.get("active_file", 0)
+
+
+def _stat(path: Path) -> dict[str, int]:
+    values: dict[str, int] = {}
+    for line in _read(path, "memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if value.isdigit():
+            values[key] = int(value)
+    return values
+
+
+def make(path: Path) -> Path:
+    """Create the cgroup (and its parents) with the memory controller in it; no error if it is there already."""
+    parent = path.parent
+    try:
+        if not parent.exists():
+            make(parent)
+        if os.path.exists(parent / "cgroup.subtree_control"):
+            enable_controllers(parent)
+        path.mkdir(exist_ok=True)
+        # Kernels before 5.11 let a v1 cgroup account for itself only; below it no limit of a parent would hold.
+        hierarchical = path / "memory.use_hierarchy"
+        if hierarchical.exists() and hierarchical.read_text().strip() == "0":
+            hierarchical.write_text("1")
+    except OSError as e:
+        raise _failed(path, "create", e) from e
+    return path
+
+
+def enable_controllers(path: Path, names: Iterable[str] = ("memory",)) -> None:
+    """v2: hand the controllers down to the children of ``path``, through every ancestor that does not do so yet."""
+    wanted = list(names)
+    chain = [path]
+    while os.path.exists(chain[-1].parent / "cgroup.subtree_control"):
+        chain.append(chain[-1].parent)
+    for cgroup in reversed(chain):
+        missing = [n for n in wanted if n not in _controllers(cgroup, "cgroup.subtree_control")]
+        if missing:
+            _write(cgroup, "cgroup.subtree_control", " ".join(f"+{n}" for n in missing))
+
+
+def set_limit(path: Path, limit_bytes: int | None) -> None:
+    """Limit the cgroup to ``limit_bytes`` of memory; None takes the limit away."""
+    if os.path.exists(path / "memory.max"):
+        _write(path, "memory.max", "max" if limit_bytes is None else str(limit_bytes))
+    else:
+        _write(path, "memory.limit_in_bytes", "-1" if limit_bytes is None else str(limit_bytes))
+
+
+def remove(path: Path) -> None:
+    """Remove the cgroup and those below it, children first. MonitorError if one still holds processes."""
+    for cgroup in (*reversed(descendants(path)), path):
+        try:
+            cgroup.rmdir()
+        except OSError as e:
+            if e.errno in _GONE:
+                continue
+            if e.errno == errno.EBUSY:
+                held = len(processes(cgroup))
+                raise MonitorError(f"cgroup {cgroup} is not empty ({held} processes)", "end them first") from e
+            raise _failed(cgroup, "remove", e) from e
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        with open(f"{path}/{name}") as f:
+            return f.read()
+    except OSError as e:
+        raise _failed(path / name, "read", e) from e
+
+
+def _write(path: Path, name: str, text: str) -> None:
+    try:
+        with open(f"{path}/{name}", "w") as f:
+            f.write(text)
+    except OSError as e:
+        raise _failed(path / name, f"write {text!r} to", e) from e
+
+
+def _number(path: Path, name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as e:
+        raise MonitorError(f"{path / name} is not a number: {text[:40]!r}") from e
+
+
+def _check_there(path: Path) -> None:
+    if not os.path.isdir(path):
+        raise CgroupGone(f"cgroup {path} does not exist")
+
+
+def _failed(path: Path, verb: str, e: OSError) -> MonitorError:
+    """The error a user can act on for a failed operation on a cgroup file."""
+    if e.errno in _GONE:
+        return CgroupGone(f"cannot {verb} {path}: it does not exist")
+    if e.errno in (errno.EACCES, errno.EPERM):
+        return CannotError(f"cannot {verb} {path}: {e.strerror}", "run as root")
+    if e.errno == errno.EROFS:
+        return CannotError(f"cannot {verb} {path}: {e.strerror}", f"mount -o remount,rw {path.anchor}sys/fs/cgroup")
+    if e.errno == errno.EBUSY and path.name == "cgroup.subtree_control":
+        return CannotError(
+            f"cannot {verb} {path}: the cgroup itself holds processes",
+            "cgroup v2 lets only a cgroup without processes of its own hand controllers down: move them into a child",
+        )
+    if e.errno == errno.EBUSY and path.name == "memory.limit_in_bytes":
+        return MonitorError(f"cannot {verb} {path}: more than that is in use", "free memory in the cgroup first")
+    return MonitorError(f"cannot {verb} {path}: {e.strerror}")

@@ -1,0 +1,43 @@
+"""/proc/meminfo in bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor.errors import CannotError
+
+MEMINFO = "/proc/meminfo"
+
+
+def parse(text: str) -> dict[str, int]:
+    """Every ``Name: number [kB]`` line as bytes, or as the plain count where there is no unit (HugePages_Total).
+
+    A line that does not look like that is left out: the kernel adds fields in most releases.
+    """
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, colon, rest = line.partition(":")
+        words = rest.split()
+        if not colon or not words or not words[0].isascii() or not words[0].isdigit():
+            continue
+        if len(words) == 1:
+            values[name.strip()] = int(words[0])
+        elif words[1].lower() == "kb":
+            values[name.strip()] = int(words[0]) * 1024  # the kernel prints "kB" and means KiB
+    return values
+
+
+def read(path: str | Path = MEMINFO) -> dict[str, int]:
+    """The file as a dictionary; raises CannotError if it cannot be read or has no MemTotal."""
+    try:
+        values = parse(Path(path).read_text(errors="replace"))
+    except OSError as e:
+        raise CannotError(f"{path}: {e.strerror}", "mount procfs at /proc") from e
+    if not values.get("MemTotal"):
+        raise CannotError(f"{path} has no MemTotal", "mount procfs at /proc")
+    return values
+
+
+def mem_total(path: str | Path = MEMINFO) -> int:
+    """The machine's memory in bytes, which is what the kubelet calls its capacity."""
+    return read(path)["MemTotal"]

@@ -1,0 +1,69 @@
+"""The two filesystems the kernel side needs, bpffs for pins and tracefs for tracepoints: mounted when missing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitor.errors import CannotError
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A filesystem that must be mounted at ``path``."""
+
+    fstype: str
+    source: str
+    path: Path
+    purpose: str
+
+    @property
+    def command(self) -> str:
+        return f"mount -t {self.fstype} {self.source} {self.path}"
+
+
+BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps")
+TRACEFS = Mount("tracefs", "tracefs", Path("/sys/kernel/tracing"), "tracepoints")
+
+
+def _unescape(field: str) -> str:
+    """Mount table fields have blanks and backslashes as three octal digits (proc(5))."""
+    return field.encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def is_mounted(mount: Mount, table: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether a filesystem of the right type is what ``mount.path`` shows now (the last one mounted there)."""
+    shown = ""
+    for line in table.read_text(errors="surrogateescape").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 2 and Path(_unescape(fields[1])) == mount.path:
+            shown = fields[2]
+    return shown == mount.fstype
+
+
+def missing() -> list[Mount]:
+    """Which of the two are not mounted."""
+    return [mount for mount in (BPFFS, TRACEFS) if not is_mounted(mount)]
+
+
+def ensure() -> list[Mount]:
+    """Mount what is missing and return it; CannotError with the exact command when the kernel refuses."""
+    mounted = missing()
+    for mount in mounted:
+        _mount(mount)
+    return mounted
+
+
+def _mount(mount: Mount) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.mount(
+        mount.source.encode(), os.fsencode(mount.path), mount.fstype.encode(), ctypes.c_ulong(0), ctypes.c_void_p()
+    )
+    if result != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise CannotError(
+            f"{mount.fstype} is not mounted at {mount.path} ({mount.purpose}), and mounting it failed: {reason}",
+            f"run as root: {mount.command}",
+        )

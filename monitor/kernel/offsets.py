@@ -1,0 +1,89 @@
+"""The numbers the BPF programs are compiled with: struct offsets and enum values of the running kernel, from BTF.
+
+Even between 6.1, 6.12 and 6.18 the enums differ, and configuration shifts them further; nothing here is hard-coded.
+"""
+
+from __future__ import annotations
+
+from monitor.errors import CannotError
+from monitor.kernel.btf import Btf
+
+#: define -> (struct, member path)
+_OFFSETS = {
+    "OFF_MEMCG_CSS": ("mem_cgroup", "css"),
+    "OFF_MEMCG_MEMORY": ("mem_cgroup", "memory"),
+    "OFF_MEMCG_NODEINFO": ("mem_cgroup", "nodeinfo"),
+    "OFF_COUNTER_USAGE": ("page_counter", "usage.counter"),
+    "OFF_COUNTER_MAX": ("page_counter", "max"),
+    "OFF_CSS_CGROUP": ("cgroup_subsys_state", "cgroup"),
+    "OFF_CSS_PARENT": ("cgroup_subsys_state", "parent"),
+    "OFF_CSS_CHILDREN": ("cgroup_subsys_state", "children"),
+    "OFF_CSS_SIBLING": ("cgroup_subsys_state", "sibling"),
+    "OFF_CGROUP_KN": ("cgroup", "kn"),
+    "OFF_CGROUP_ROOT": ("cgroup", "root"),
+    "OFF_CGROUP_SUBSYS": ("cgroup", "subsys"),
+    "OFF_CGROUP_ROOT_SUBSYS_MASK": ("cgroup_root", "subsys_mask"),
+    "OFF_KN_ID": ("kernfs_node", "id"),
+    "OFF_PER_NODE_PGDAT": ("mem_cgroup_per_node", "lruvec.pgdat"),
+    "OFF_PER_NODE_LRU_ZONE_SIZE": ("mem_cgroup_per_node", "lru_zone_size"),
+    "OFF_PGDAT_VM_STAT": ("pglist_data", "vm_stat"),
+    "OFF_TASK_CGROUPS": ("task_struct", "cgroups"),
+    "OFF_TASK_TGID": ("task_struct", "tgid"),
+    "OFF_TASK_PID": ("task_struct", "pid"),
+    "OFF_TASK_COMM": ("task_struct", "comm"),
+    "OFF_TASK_SIGNAL": ("task_struct", "signal"),
+    "OFF_TASK_MM": ("task_struct", "mm"),
+    "OFF_CSS_SET_SUBSYS": ("css_set", "subsys"),
+    "OFF_SIGNAL_OOM_SCORE_ADJ": ("signal_struct", "oom_score_adj"),
+    "OFF_SIGNAL_LIVE": ("signal_struct", "live.counter"),
+    "OFF_SIGINFO_CODE": ("kernel_siginfo", "si_code"),
+    "OFF_MM_TOTAL_VM": ("mm_struct", "total_vm"),
+    "OFF_MM_PGTABLES": ("mm_struct", "pgtables_bytes"),
+}
+_ENUMS = {
+    "NR_ANON_MAPPED_": "NR_ANON_MAPPED",
+    "NR_FILE_PAGES_": "NR_FILE_PAGES",
+    "NR_INACTIVE_FILE_": "NR_INACTIVE_FILE",
+    "NR_ACTIVE_FILE_": "NR_ACTIVE_FILE",
+    "MEMCG_KMEM_": "MEMCG_KMEM",
+    "MEMCG_SOCK_": "MEMCG_SOCK",
+    "MEMORY_CGRP_ID": "memory_cgrp_id",
+    "MM_FILEPAGES_": "MM_FILEPAGES",
+    "MM_ANONPAGES_": "MM_ANONPAGES",
+    "MM_SWAPENTS_": "MM_SWAPENTS",
+    "MM_SHMEMPAGES_": "MM_SHMEMPAGES",
+    "LRU_INACTIVE_FILE": "LRU_INACTIVE_FILE",
+    "LRU_ACTIVE_FILE": "LRU_ACTIVE_FILE",
+    "NR_LRU_LISTS": "NR_LRU_LISTS",
+}
+
+
+def defines(btf: Btf, numa_nodes: int) -> dict[str, int]:
+    """Every ``-D`` of the programs for this kernel.
+
+    Raises CannotError (BtfError) naming the struct, member or enum value that this kernel does not have.
+    """
+    out = {name: btf.offset(*where) for name, where in _OFFSETS.items()}
+    for name, member in _ENUMS.items():
+        value = btf.enum(member)
+        if value is None:
+            raise CannotError(
+                f"this kernel has no {member} in its BTF", "memory cgroups must be built in (CONFIG_MEMCG=y)"
+            )
+        out[name] = value
+    if btf.has_member("mem_cgroup", "memsw.usage.counter"):
+        out["OFF_MEMCG_MEMSW"] = btf.offset("mem_cgroup", "memsw")
+    out["LRU_ZONE_SIZES"] = btf.array_length("mem_cgroup_per_node", "lru_zone_size")
+    if out["LRU_ZONE_SIZES"] < out["NR_LRU_LISTS"] or out["LRU_ZONE_SIZES"] % out["NR_LRU_LISTS"]:  # zones x lists
+        raise CannotError("mem_cgroup_per_node.lru_zone_size has an unknown shape", "report this kernel's version")
+    # 6.2 made the RSS counters percpu_counters; before, one struct of atomics.
+    if btf.has_member("mm_struct", "rss_stat.count"):
+        first, out["RSS_STRIDE"] = btf.offset("mm_struct", "rss_stat.count"), 8
+    else:
+        first = btf.offset("mm_struct", "rss_stat") + btf.offset("percpu_counter", "count")
+        out["RSS_STRIDE"] = btf.size("percpu_counter")
+    out["OFF_MM_RSS_STAT"] = first
+    mark = btf.tracepoint_args("mark_victim")
+    out["MARK_VICTIM_HAS_TASK"] = int(bool(mark) and "task_struct" in mark[0])
+    out["NR_NODES"] = numa_nodes
+    return out

@@ -1,0 +1,253 @@
+"""What the loader pinned under bpffs, opened through libbpf: programs, maps, rings. No bcc here: 10 MB RSS instead of 130.
+
+A *pin directory* holds ``prog_NAME``, ``map_NAME`` and ``link_NAME``. Links that are pinned keep their program attached while no
+daemon runs (the OOM chain); the fine-grained programs are attached by whoever needs them and detach by themselves when that
+process ends, because their link is a plain file descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel.wire import COUNTS
+
+BPFFS = Path("/sys/fs/bpf")
+ROOT = BPFFS / "outrace"
+
+#: program -> raw tracepoint
+TRACEPOINTS = {
+    "on_lruvec_stat": "mod_memcg_lruvec_state",
+    "on_memcg_stat": "mod_memcg_state",
+    "on_mark_victim": "mark_victim",
+    "on_signal_generate": "signal_generate",
+    "on_process_exit": "sched_process_exit",
+    "on_fork": "sched_process_fork",
+    "on_exec": "sched_process_exec",
+    "on_attach": "cgroup_attach_task",
+}
+#: The fine-grained programs: attached near a threshold only.
+PRESSURE = ("on_lruvec_stat", "on_memcg_stat")
+#: Attached always, also while the daemon restarts.
+OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit")
+#: Attached by the side: processes that appear in pods.
+PROCS = ("on_fork", "on_exec", "on_attach")
+MAPS = ("domain_of", "domains", "events", "ooms", "procs", "counts", "victims", "crossings", "sweeps")
+
+_RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _RunOpts(ctypes.Structure):
+    """struct bpf_test_run_opts (libbpf 0.2 and later; a newer libbpf reads only `sz` bytes)."""
+
+    _fields_ = [
+        ("sz", ctypes.c_size_t),
+        ("data_in", ctypes.c_void_p),
+        ("data_out", ctypes.c_void_p),
+        ("data_size_in", ctypes.c_uint32),
+        ("data_size_out", ctypes.c_uint32),
+        ("ctx_in", ctypes.c_void_p),
+        ("ctx_out", ctypes.c_void_p),
+        ("ctx_size_in", ctypes.c_uint32),
+        ("ctx_size_out", ctypes.c_uint32),
+        ("retval", ctypes.c_uint32),
+        ("repeat", ctypes.c_int),
+        ("duration", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("cpu", ctypes.c_uint32),
+        ("batch_size", ctypes.c_uint32),
+    ]
+
+
+def _load_libbpf() -> ctypes.CDLL:
+    for name in ("libbpf.so.1", "libbpf.so.0"):
+        try:
+            lib = ctypes.CDLL(name, use_errno=True)
+        except OSError:
+            continue
+        lib.ring_buffer__new.restype = ctypes.c_void_p
+        lib.ring_buffer__new.argtypes = [ctypes.c_int, _RING_CALLBACK, ctypes.c_void_p, ctypes.c_void_p]
+        lib.ring_buffer__consume.argtypes = [ctypes.c_void_p]
+        lib.ring_buffer__free.argtypes = [ctypes.c_void_p]
+        lib.ring_buffer__free.restype = None
+        lib.bpf_map_update_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        lib.bpf_map_lookup_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        lib.bpf_map_delete_elem.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        lib.bpf_obj_get.argtypes = [ctypes.c_char_p]
+        lib.bpf_obj_pin.argtypes = [ctypes.c_int, ctypes.c_char_p]
+        lib.bpf_raw_tracepoint_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        return lib
+    raise CannotError("libbpf is not installed", "apt-get install libbpf1 (Debian 12+) or libbpf0")
+
+
+_lib: ctypes.CDLL | None = None
+
+
+def libbpf() -> ctypes.CDLL:
+    """The library, loaded once. Raises CannotError with the remedy when it is missing."""
+    global _lib
+    if _lib is None:
+        _lib = _load_libbpf()
+    return _lib
+
+
+def _fail(what: str) -> MonitorError:
+    number = ctypes.get_errno()
+    text = f"{what}: {os.strerror(number)}"
+    if number in (errno.EPERM, errno.EACCES):
+        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
+    return MonitorError(text, "`outrace unload` and start again" if number == errno.ENOENT else "")
+
+
+def pin(fd: int, path: Path) -> None:
+    """Pin a map, program or link. Raises MonitorError."""
+    if libbpf().bpf_obj_pin(fd, os.fsencode(path)) < 0:
+        raise _fail(f"cannot pin {path}")
+
+
+class Map:
+    """A pinned map by file descriptor; keys and values are bytes of the map's own sizes."""
+
+    def __init__(self, fd: int, value_size: int = 8) -> None:
+        self.fd = fd
+        self.value_size = value_size
+
+    def update(self, key: bytes, value: bytes) -> None:
+        if libbpf().bpf_map_update_elem(self.fd, key, value, 0) < 0:
+            raise _fail("cannot write to a BPF map")
+
+    def lookup(self, key: bytes) -> bytes | None:
+        out = ctypes.create_string_buffer(self.value_size)
+        return None if libbpf().bpf_map_lookup_elem(self.fd, key, out) < 0 else out.raw
+
+    def delete(self, key: bytes) -> bool:
+        return bool(libbpf().bpf_map_delete_elem(self.fd, key) >= 0)
+
+
+class Program:
+    """A pinned program that user space runs itself (BPF_PROG_RUN), with its buffers allocated once."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._args = (ctypes.c_uint64 * 12)()
+        self._opts = _RunOpts(sz=ctypes.sizeof(_RunOpts), ctx_in=ctypes.addressof(self._args), ctx_size_in=12 * 8)
+        self._ref = ctypes.byref(self._opts)
+
+    def run(self, *args: int) -> int:
+        """Run once with up to twelve 64-bit arguments; the program's 32-bit return value."""
+        self._args[: len(args)] = args
+        if libbpf().bpf_prog_test_run_opts(self.fd, self._ref) < 0:
+            raise _fail("cannot run a BPF program")
+        return int(self._opts.retval)
+
+
+class Pins:
+    """One pin directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Pins:
+        """Raises MonitorError if nothing is pinned there."""
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise MonitorError(f"no BPF programs are pinned at {directory}", "start `outrace run`, which loads them")
+        return cls(directory)
+
+    def fd(self, name: str) -> int:
+        """A new file descriptor (close-on-exec) of ``prog_X``, ``map_X`` or ``link_X``."""
+        fd: int = libbpf().bpf_obj_get(os.fsencode(self.directory / name))
+        if fd < 0:
+            raise _fail(f"cannot open {self.directory / name}")
+        return fd
+
+    def map(self, name: str, value_size: int = 8) -> Map:
+        return Map(self.fd(f"map_{name}"), value_size)
+
+    def program(self, name: str) -> Program:
+        return Program(self.fd(f"prog_{name}"))
+
+    def mmap(self, name: str, size: int) -> mmap.mmap:
+        """The memory of an array map made with BPF_F_MMAPABLE."""
+        fd = self.fd(f"map_{name}")
+        try:
+            return mmap.mmap(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        finally:
+            os.close(fd)
+
+    def attach(self, name: str) -> int:
+        """Attach program ``name`` to its tracepoint; closing the returned link fd detaches it (208 and 92 us, measured)."""
+        prog = self.fd(f"prog_{name}")
+        try:
+            link: int = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
+            if link < 0:
+                raise _fail(f"cannot attach {name} to the tracepoint {TRACEPOINTS[name]}")
+            return link
+        finally:
+            os.close(prog)
+
+
+class Ring:
+    """A pinned ring buffer: put ``fileno()`` in an epoll and call ``consume()`` when it is readable.
+
+    ``callback`` gets each record as bytes. An exception in it must not travel through C: it is kept and raised by consume()
+    after the ring was drained.
+    """
+
+    def __init__(self, pins: Pins, name: str, callback: Callable[[bytes], None]) -> None:
+        self._fd = pins.fd(f"map_{name}")
+        self._error: BaseException | None = None
+        string_at = ctypes.string_at
+
+        def on_record(_ctx: int | None, data: int, size: int) -> int:
+            try:
+                callback(string_at(data, size))
+            except BaseException as error:
+                self._error = error
+            return 0
+
+        self._callback = _RING_CALLBACK(on_record)
+        self._lib = libbpf()
+        self._ring = self._lib.ring_buffer__new(self._fd, self._callback, None, None)
+        if not self._ring:
+            raise _fail(f"cannot map the ring {name}")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def consume(self) -> int:
+        """Hand every waiting record to the callback; how many there were."""
+        n: int = self._lib.ring_buffer__consume(self._ring)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return n
+
+    def close(self) -> None:
+        if self._ring:
+            self._lib.ring_buffer__free(self._ring)
+            self._ring = None
+            os.close(self._fd)
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map holds for each key."""
+    return int(libbpf().libbpf_num_possible_cpus())
+
+
+def counts(pins: Pins) -> dict[str, int]:
+    """The programs' own counters summed over CPUs: ``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``."""
+    cpus = possible_cpus()
+    table = pins.map("counts", 8 * cpus)
+    out = {}
+    for i, name in enumerate(COUNTS):
+        raw = table.lookup(i.to_bytes(4, "little"))
+        out[name] = sum(memoryview(raw).cast("Q")) if raw else 0
+    os.close(table.fd)
+    return out

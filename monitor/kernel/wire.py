@@ -1,0 +1,138 @@
+"""Decoding of the records that the BPF programs write (bpf/wire.h): one `struct` format per record, checked against the C by a test."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PAGE = mmap.PAGESIZE
+
+#: struct event: see bpf/wire.h
+EVENT = struct.Struct("=QQQqqQqIIIIII")
+#: struct oom_event
+OOM = struct.Struct("=QQQQQQQqqqqQIIIIIIIiiI16s16s")
+#: struct proc_event
+PROC = struct.Struct("=QQIIII")
+#: struct victim
+VICTIM = struct.Struct("=QQQQ")
+
+CROSS, STEP, SIGNAL = 1, 2, 3
+OOM_MARK, OOM_KILL, OOM_EXIT = 1, 2, 3
+OOM_EXITING, OOM_MEMSW = 1, 2
+_OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit"}
+_PROC_KINDS = {1: "fork", 2: "exec", 3: "attach"}
+
+#: enum count, in order
+COUNTS = (
+    "evaluated",
+    "emitted_cross",
+    "lost_cross",
+    "emitted_step",
+    "lost_step",
+    "emitted_signal",
+    "lost_signal",
+    "emitted_oom",
+    "lost_oom",
+    "emitted_kill",
+    "lost_kill",
+    "emitted_exit",
+    "lost_exit",
+    "emitted_proc",
+    "lost_proc",
+    "swept",
+    "sweep_restarted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OomEvent:
+    """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left).
+
+    Sizes in bytes, times CLOCK_MONOTONIC ns. RSS parts come from the kernel's approximate per-process counters.
+    ``oom_cgroup`` is the id of the memory cgroup whose limit was hit, 0 for the machine ("global").
+    ``exiting``: the task was marked while already dying; the kernel killed nobody.
+    """
+
+    kind: str
+    ts_ns: int
+    victim_pid: int
+    victim_tid: int
+    victim_comm: str
+    victim_cgroup: int
+    domain: int | None
+    uid: int
+    oom_score_adj: int
+    anon_rss: int
+    file_rss: int
+    shmem_rss: int
+    swap: int
+    total_vm: int
+    pgtables: int
+    invoker_pid: int
+    invoker_tid: int
+    invoker_comm: str
+    invoker_cgroup: int
+    oom_cgroup: int
+    oom_usage: int
+    oom_limit: int
+    memsw: bool
+    exiting: bool
+    si_code: int
+
+    @classmethod
+    def decode(cls, data: bytes) -> OomEvent:
+        """Raises struct.error (too short) or KeyError (unknown kind)."""
+        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, total_vm, anon, file, shmem, swap, pgtables, kind, flags,
+         tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm) = OOM.unpack_from(data)  # fmt: skip
+        return cls(
+            kind=_OOM_KINDS[kind],
+            ts_ns=ts,
+            victim_pid=tgid,
+            victim_tid=tid,
+            victim_comm=_comm(comm),
+            victim_cgroup=victim_cgroup,
+            domain=domain - 1 if domain else None,
+            uid=uid,
+            oom_score_adj=adj,
+            anon_rss=anon * PAGE,
+            file_rss=file * PAGE,
+            shmem_rss=shmem * PAGE,
+            swap=swap * PAGE,
+            total_vm=total_vm * PAGE,
+            pgtables=pgtables,
+            invoker_pid=invoker_tgid,
+            invoker_tid=invoker_tid,
+            invoker_comm=_comm(invoker_comm),
+            invoker_cgroup=invoker_cgroup,
+            oom_cgroup=oom_cgroup,
+            oom_usage=usage * PAGE,
+            oom_limit=limit * PAGE,
+            memsw=bool(flags & OOM_MEMSW),
+            exiting=bool(flags & OOM_EXITING),
+            si_code=code,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEvent:
+    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in). ``cgroup_id`` is the pod's."""
+
+    kind: str
+    ts_ns: int
+    pid: int
+    cgroup_id: int
+
+    @classmethod
+    def decode(cls, data: bytes) -> ProcEvent:
+        """Raises struct.error (too short) or KeyError (unknown kind)."""
+        ts, cgroup_id, kind, tgid, _domain, _ = PROC.unpack_from(data)
+        return cls(_PROC_KINDS[kind], ts, tgid, cgroup_id)
+
+
+def _comm(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")

@@ -1,0 +1,169 @@
+"""A process that takes memory when told to. Run as a file: `python3 -S -E hog.py key=value ...`.
+
+It joins a cgroup, prints `ready`, and then obeys lines on stdin: `go` takes the memory (answer `grown`), `free` gives
+it back (answer `freed`); each answer carries CLOCK_MONOTONIC nanoseconds. It dies with its parent, and when its stdin
+is closed.
+
+Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
+read once) or shmem (tmpfs pages); mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and
+free per `go` (the last one holds); ignore_term=1; cpu=N to stay on one CPU; parent=PID.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+
+DEFAULTS = {
+    "cgroup": "",
+    "kind": "anon",
+    "mib": "64",
+    "pages": "4k",
+    "rate": "0",
+    "cycles": "1",
+    "ignore_term": "0",
+    "cpu": "",
+    "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
+    "parent": "0",
+}
+MIB = 1 << 20
+_PR_SET_PDEATHSIG = 1
+#: Between two looks at stdin: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
+_FULL_SPEED_CHUNK = 16 * MIB
+
+
+class Gone(Exception):
+    """The owner closed our stdin."""
+
+
+class Memory:
+    """``size`` bytes that become resident when `take` is called on them, a chunk at a time."""
+
+    def __init__(self, kind: str, size: int, pages: str, directory: str) -> None:
+        self.kind, self.size = kind, size
+        self._fd = -1
+        if kind == "anon":
+            self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        elif kind == "shmem":
+            self._fd = os.memfd_create("outrace-hog")
+        elif kind == "file":
+            # Unlinked at once, so that nothing is left on the disk however this process ends.
+            path = os.path.join(directory, f"outrace-hog-{os.getpid()}")
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(path)
+        else:
+            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem")
+
+    def take(self, start: int, length: int) -> None:
+        if self.kind == "anon":
+            ctypes.memset(self._address + start, 1, length)  # faults in C: as fast as the kernel hands out pages
+            return
+        block = bytes(min(length, MIB))
+        while length > 0:
+            done = os.pwrite(self._fd, block[:length], start)
+            start, length = start + done, length - done
+
+    def finish(self) -> None:
+        """A file is read once more, which is what makes its pages active."""
+        if self.kind == "file":
+            for start in range(0, self.size, MIB):
+                os.pread(self._fd, MIB, start)
+
+    def give_back(self) -> None:
+        if self.kind == "anon":
+            self._map.madvise(mmap.MADV_DONTNEED)
+        else:
+            os.ftruncate(self._fd, 0)
+
+
+def _command(timeout: float | None) -> str:
+    """The next line on stdin within ``timeout`` seconds (None: wait), or ""; `Gone` once stdin is closed."""
+    global _pending
+    while b"\n" not in _pending:
+        if not select.select([0], [], [], timeout)[0]:
+            return ""
+        data = os.read(0, 4096)
+        if not data:
+            raise Gone
+        _pending += data
+    line, _pending = _pending.split(b"\n", 1)
+    return line.decode().strip()
+
+
+_pending = b""
+
+
+def _grow(memory: Memory, rate: int) -> None:
+    chunk = MIB if rate else _FULL_SPEED_CHUNK
+    began = time.monotonic()
+    for start in range(0, memory.size, chunk):
+        memory.take(start, min(chunk, memory.size - start))
+        due = began + (start + chunk) / MIB / rate if rate else 0.0
+        # A closed stdin ends the process here; a line that arrives meanwhile waits in the pipe.
+        if select.select([0], [], [], 0)[0] and not _peek():
+            raise Gone
+        time.sleep(max(0.0, due - time.monotonic()))
+    memory.finish()
+
+
+def _peek() -> bool:
+    """Whether stdin, which is readable, has data (kept for `_command`) rather than its end."""
+    global _pending
+    data = os.read(0, 4096)
+    _pending += data
+    return bool(data)
+
+
+def _say(word: str) -> None:
+    os.write(1, f"{word} {time.clock_gettime_ns(time.CLOCK_MONOTONIC)}\n".encode())
+
+
+def main(arguments: list[str]) -> int:
+    options = dict(DEFAULTS)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in options:
+            raise SystemExit(f"hog: {argument!r} is not one of {', '.join(f'{k}=' for k in options)}")
+        options[key] = value
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if options["parent"] not in ("0", str(os.getppid())):
+        return 0  # the parent died before prctl was asked to watch it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+    if options["ignore_term"] == "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if options["cpu"]:
+        os.sched_setaffinity(0, {int(options["cpu"])})
+    memory = Memory(options["kind"], int(options["mib"]) * MIB, options["pages"], options["dir"])
+    if options["cgroup"]:
+        # Joined last: what the interpreter needed stays charged where it was, and the pod starts near zero.
+        with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
+            procs.write("0")
+    _say("ready")
+    cycles, rate = int(options["cycles"]), int(options["rate"])
+    try:
+        while True:
+            command = _command(None)
+            if command == "go":
+                for cycle in range(cycles):
+                    if cycle:
+                        memory.give_back()
+                    _grow(memory, rate)
+                _say("grown")
+            elif command == "free":
+                memory.give_back()
+                _say("freed")
+            elif command:
+                raise SystemExit(f"hog: {command!r} is not `go` or `free`")
+    except (Gone, BrokenPipeError):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Where pods come from: manifests and the kubepods tree."""

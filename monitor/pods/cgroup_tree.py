@@ -1,0 +1,311 @@
+"""The kubelet's cgroup tree: what a path says about a pod, and every pod that is there.
+
+Two drivers write two shapes, the same on cgroup v1 and v2, possibly below a --cgroup-root of the kubelet:
+
+* cgroupfs: ``kubepods/burstable/pod<uid>/<container id>`` (a Guaranteed pod has no class directory)
+* systemd:  ``kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope``,
+  where the uid has underscores for dashes, because a dash makes a level of slices
+
+A pod found only here has no name, no priority and no spec: see `TreeSource` for what is made of the cgroup alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.inotify import CHILDREN, Event
+from monitor.pods.model import FoundPod, PodSource, Scan
+from monitor.policy.pods import Pod, pod_from_object
+
+#: How deep below the hierarchy's root a kubepods directory is looked for: kind has it at /docker/ID/kubelet.slice/.
+_MAX_DEPTH = 5
+#: ... and among how many directories: a machine without a kubelet may have thousands of other cgroups.
+_MAX_DIRS = 4096
+#: Directories watched while there is no kubepods: inotify watches are a limited good (8192 a user on small machines).
+_MAX_IDLE_WATCHES = 256
+#: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
+_BURSTABLE_ADJ = range(3, 1000)
+#: oom_score_adj the container runtime gives the sandbox's pause process.
+_PAUSE_ADJ = -998
+
+_CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
+_SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")
+_POD = re.compile(r"pod([A-Za-z0-9][A-Za-z0-9._-]*)")
+#: conmon, CRI-O's per-container monitor, has a cgroup beside the container's and is no container.
+_HELPER = re.compile(r"crio-conmon-")
+
+
+@dataclass(frozen=True)
+class KubePath:
+    """What a cgroup path says: the ``root`` (path of kubepods), the driver, and where the path reaches that far the QoS
+    class, the pod's uid and the container's id.
+    """
+
+    root: str
+    driver: str  # "cgroupfs" or "systemd"
+    qos: str | None = None
+    uid: str | None = None
+    container: str | None = None
+
+
+def parse(path: str) -> KubePath | None:
+    """Read a cgroup path (relative to the hierarchy, as in /proc/PID/cgroup); None if it is not in a kubepods tree.
+
+    The first kubepods directory counts: a cluster running inside a pod belongs to that pod. A path of a cgroup inside a
+    container gives the container.
+    """
+    parts = [p for p in path.split("/") if p]
+    at = next((i for i, p in enumerate(parts) if p == "kubepods" or _SLICE_ROOT.fullmatch(p)), None)
+    if at is None:
+        return None
+    part = parts[at]
+    driver = "cgroupfs" if part == "kubepods" else "systemd"
+    kube = KubePath("/".join(parts[: at + 1]), driver)
+    rest = parts[at + 1 :]
+    # systemd repeats the parent's name in each slice: kubepods-burstable.slice, kubepods-burstable-podUID.slice.
+    stem = part.removesuffix(".slice")
+    name = _own_name(rest[0], driver, stem) if rest else None
+    if name in _CLASSES:
+        kube = replace(kube, qos=_CLASSES[name])
+        stem = f"{stem}-{name}"
+        rest = rest[1:]
+        name = _own_name(rest[0], driver, stem) if rest else None
+    uid = _uid(name, driver)
+    if uid is None:
+        return kube if not rest else None
+    container = container_id(rest[1]) if len(rest) > 1 else None
+    return replace(kube, qos=kube.qos or "Guaranteed", uid=uid, container=container)
+
+
+def _own_name(part: str, driver: str, stem: str) -> str | None:
+    """The last level of a directory's name, without what systemd repeats."""
+    if driver == "cgroupfs":
+        return part
+    if part.startswith(f"{stem}-") and part.endswith(".slice"):
+        return part[len(stem) + 1 : -len(".slice")]
+    return None
+
+
+def _uid(name: str | None, driver: str) -> str | None:
+    match = _POD.fullmatch(name) if name else None
+    if match is None:
+        return None
+    return match[1].replace("_", "-") if driver == "systemd" else match[1]
+
+
+def container_id(name: str) -> str | None:
+    """The container's id from its directory (``ID``, ``crio-ID``, ``cri-containerd-ID.scope``); None for a helper's."""
+    if _HELPER.match(name) or name.endswith(".slice"):
+        return None
+    return name.removesuffix(".scope").rpartition("-")[2] or None
+
+
+def find_kubepods(hierarchy: Hierarchy) -> Path | None:
+    """The kubepods directory nearest to the root of the hierarchy, or None if there is no kubelet.
+
+    Where both drivers' trees exist (the driver was changed), the one that holds pods.
+    """
+    level = [hierarchy.root]
+    seen = 0
+    for _ in range(_MAX_DEPTH):
+        children = [child for parent in level for child in _children(parent)]
+        found = sorted(c for c in children if c.name == "kubepods" or _SLICE_ROOT.fullmatch(c.name))
+        if found:
+            return next((c for c in found if any(pods_in(c))), found[0])
+        seen += len(children)
+        if seen > _MAX_DIRS:
+            return None
+        level = children
+    return None
+
+
+def search_dirs(hierarchy: Hierarchy) -> list[Path]:
+    """Directories to watch while there is no kubepods: two levels tell of nearly every one (kubelet.slice/...)."""
+    return [hierarchy.root, *_children(hierarchy.root)[:_MAX_IDLE_WATCHES]]
+
+
+@dataclass(frozen=True)
+class PodDir:
+    """A pod's directory in the kubepods tree, and its containers' directories by container id."""
+
+    uid: str
+    qos: str
+    path: Path
+    containers: Mapping[str, Path]
+
+
+def class_dirs(kubepods: Path) -> list[Path]:
+    """kubepods and its class directories that exist: the parents of pods."""
+    stem = kubepods.name.removesuffix(".slice")
+    names = [f"{stem}-{c}.slice" for c in _CLASSES] if kubepods.name.endswith(".slice") else list(_CLASSES)
+    return [kubepods, *(path for name in names if (path := kubepods / name).is_dir())]
+
+
+def pods_in(kubepods: Path) -> Iterator[PodDir]:
+    """Every pod below ``kubepods``."""
+    for parent in class_dirs(kubepods):
+        for path in _children(parent):
+            kube = parse(f"{kubepods.name}/{path.relative_to(kubepods)}")
+            if kube is not None and kube.uid is not None and kube.qos is not None:
+                yield PodDir(kube.uid, kube.qos, path, containers_in(path))
+
+
+def containers_in(pod_dir: Path) -> dict[str, Path]:
+    """The directories of a pod's containers by container id, the sandbox's (pause) among them."""
+    return {cid: path for path in _children(pod_dir) if (cid := container_id(path.name))}
+
+
+def find_pod(kubepods: Path, uid: str) -> Path | None:
+    """The pod's directory by its uid, under whichever class it is."""
+    for parent in class_dirs(kubepods):
+        if kubepods.name.endswith(".slice"):
+            path = parent / f"{parent.name.removesuffix('.slice')}-pod{uid.replace('-', '_')}.slice"
+        else:
+            path = parent / f"pod{uid}"
+        if cgroupfs.exists(path):
+            return path
+    return None
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # gone meanwhile
+
+
+def adj_of(pid: int) -> int | None:
+    """The process's oom_score_adj; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj") as f:
+            return int(f.read())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def request_from_adj(adj: int, capacity: int) -> int:
+    """About the memory request in bytes of a Burstable container whose oom_score_adj is ``adj``.
+
+    The kubelet sets 1000 - 1000*request/capacity, truncated, so this is the smallest request that gives ``adj``: up to
+    capacity/1000 too low, and unknown beyond the clamps (999 also stands for no request, 3 for almost everything).
+    """
+    return -(-(1000 - adj) * capacity // 1000)
+
+
+class TreeSource(PodSource):
+    """Pods by the kubepods tree alone (``--pods cgroups``).
+
+    Namespace "" and name = uid. The QoS class is the directory's. A Guaranteed container's request is its memory limit;
+    a Burstable container's is recovered from its processes' oom_score_adj and is approximate. Containers are called by
+    their ids. The sandbox (pause) is no container here, as it is none in a Pod. Priority is unknown and taken as 0.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, mem_total: int) -> None:
+        super().__init__(hierarchy)
+        self._mem_total = mem_total
+        # container cgroup id -> (is the sandbox, request in bytes or None): fixed once processes are in it
+        self._settled: dict[int, tuple[bool, int | None]] = {}
+
+    def _scan(self, events: Iterable[Event]) -> Scan:
+        scan = Scan()
+        kubepods = find_kubepods(self.hierarchy)
+        if kubepods is None:
+            scan.watch.update(dict.fromkeys(search_dirs(self.hierarchy), CHILDREN))
+            scan.problems.append(
+                f"no kubepods cgroup under {self.hierarchy.root}: no pods to watch; it appears with the kubelet, "
+                "or describe pods yourself: --pods manifests:DIR"
+            )
+            return scan
+        for path in (kubepods.parent, *class_dirs(kubepods)):
+            scan.watch[path] = CHILDREN
+        live: dict[int, tuple[bool, int | None]] = {}
+        for pod_dir in pods_in(kubepods):
+            scan.watch[pod_dir.path] = CHILDREN
+            try:
+                scan.pods[pod_dir.uid] = self._describe(pod_dir, live, scan)
+            except cgroupfs.CgroupGone:
+                continue  # it went away while we looked: the next poll sees the tree without it
+            except MonitorError as e:
+                scan.problems.append(str(e))
+        self._settled = live
+        return scan
+
+    def _describe(self, pod_dir: PodDir, live: dict[int, tuple[bool, int | None]], scan: Scan) -> FoundPod:
+        containers: dict[str, Path] = {}
+        specs: list[dict[str, Any]] = []
+        ids = [cgroupfs.cgroup_id(pod_dir.path)]
+        for name, path in pod_dir.containers.items():
+            key = cgroupfs.cgroup_id(path)
+            fixed = self._settled.get(key) or self._look(pod_dir.qos, path)
+            if fixed is None:
+                scan.unsettled = True  # no process in it yet: entering a cgroup is no event for its directory
+                sandbox, request = False, None
+            else:
+                live[key] = fixed
+                sandbox, request = fixed
+            if sandbox:
+                continue
+            if pod_dir.qos == "Guaranteed":
+                request = cgroupfs.limit(path)
+            containers[name] = path
+            ids.append(key)
+            specs.append({"name": name, "resources": _resources(pod_dir.qos, request)})
+        limit = cgroupfs.limit(pod_dir.path) if pod_dir.qos == "Guaranteed" else None
+        return FoundPod(_pod(pod_dir, specs, limit), pod_dir.path, containers, tuple(ids))
+
+    def _look(self, qos: str, path: Path) -> tuple[bool, int | None] | None:
+        """(is the sandbox, recovered request) of a container by its processes; None while it has none."""
+        adjs = {pid: adj for pid in cgroupfs.processes(path) if (adj := adj_of(pid)) is not None}
+        if not adjs:
+            return None
+        if all(adj == _PAUSE_ADJ or _comm(pid) == "pause" for pid, adj in adjs.items()):
+            return True, None
+        if qos != "Burstable":
+            return False, None
+        # A process may change its own value (sshd takes -1000): so what most processes have, and of equals the highest.
+        counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
+        if not counted:
+            return False, None
+        adj, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
+        return False, request_from_adj(adj, self._mem_total)
+
+
+def _comm(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # gone: it says nothing
+
+
+def _resources(qos: str, memory: int | None) -> dict[str, Any]:
+    if memory is None:
+        return {}
+    amount = {"memory": str(memory)}
+    return {"requests": amount, "limits": amount} if qos == "Guaranteed" else {"requests": amount}
+
+
+def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -> Pod:
+    spec: dict[str, Any] = {"containers": containers}
+    told = [c["resources"]["requests"]["memory"] for c in containers if c["resources"]]
+    if limit is not None and limit != sum(map(int, told)):
+        # The pod's own limit counts what its containers do not show: overhead, init containers, ones not started yet.
+        spec["resources"] = _resources("Guaranteed", limit)
+    pod = pod_from_object(
+        {
+            "metadata": {"uid": pod_dir.uid, "name": pod_dir.uid},
+            "spec": spec,
+            "status": {"qosClass": pod_dir.qos},
+        }
+    )
+    return replace(pod, namespace="")

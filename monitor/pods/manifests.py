@@ -1,0 +1,249 @@
+"""Pods from a directory of Pod manifests (``--pods manifests:DIR``), matched to their cgroups.
+
+The annotation ``outrace/cgroup`` names the pod's cgroup relative to the memory hierarchy and
+``outrace/cgroup.CONTAINER`` a container's; without it the kubepods tree is searched by uid. Manifests appear, change
+and vanish while the monitor runs. A file that becomes unreadable keeps its last good pods until it is corrected or
+removed: an editor's half-written file must not take a pod out of the ranking.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitor.errors import ConfigError
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import cgroup_tree, manifest_files
+from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
+from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
+from monitor.pods.model import FoundPod, PodSource, Scan
+
+#: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.
+_RACY_NS = 20_000_000
+
+
+@dataclass
+class _File:
+    stamp: tuple[int, int, int] | None  # (mtime_ns, size, inode) it was parsed at; None: parse it again
+    parsed: Parsed
+
+
+class _Waiting(Exception):
+    """A cgroup that is not there yet; ``watch`` are the directories in which it (or its parent) will appear."""
+
+    def __init__(self, watch: list[Path], message: str) -> None:
+        super().__init__(message)
+        self.watch = dict.fromkeys(watch, CHILDREN)
+
+
+class ManifestSource(PodSource):
+    """Pods of the manifests in ``directory``; ConfigError if it is no directory."""
+
+    def __init__(self, directory: Path, hierarchy: Hierarchy) -> None:
+        if not directory.is_dir():
+            what = "is not a directory" if directory.exists() else "does not exist"
+            raise ConfigError(
+                f"--pods manifests:{directory}: {directory} {what}", "create it, or name the directory of manifests"
+            )
+        super().__init__(hierarchy)
+        self.directory = directory
+        self._files: dict[str, _File] = {}
+        self._kubepods: Path | None = None
+        self._searched = False  # for kubepods, in this scan
+
+    def _concerns(self, event: Event) -> bool:
+        if event.directory != self.directory:
+            return True
+        if not manifest_files.is_manifest_name(event.name):
+            return not event.name or event.name == "..data"  # the link a mounted ConfigMap changes all its files by
+        if event.mask & IN_CREATE:
+            # A new regular file is still empty; IN_CLOSE_WRITE follows. A link is complete at once.
+            path = self.directory / event.name
+            return path.is_symlink() or not path.exists() or path.stat().st_nlink > 1
+        return True
+
+    def _scan(self, events: Iterable[Event]) -> Scan:
+        for event in events:
+            if event.directory == self.directory and event.name in self._files:
+                self._files[event.name].stamp = None
+        scan = Scan(watch={self.directory: FILES})
+        try:
+            self._read_files()
+        except OSError as e:
+            scan.problems.append(f"{self.directory}: {e.strerror}; its last manifests stay in use until it is back")
+            scan.unsettled = True
+        self._searched = False
+        if self._kubepods is not None and not cgroupfs.exists(self._kubepods):
+            self._kubepods = None
+        owners = _Owners()
+        seen: dict[str, str] = {}
+        for manifest in self._manifests(scan):
+            uid = manifest.pod.uid
+            if uid in seen:
+                scan.problems.append(
+                    f"{manifest.where}: metadata.uid: {uid} is also the pod of {seen[uid]}; remove one of them"
+                )
+                continue
+            seen[uid] = manifest.where
+            try:
+                found = self._find(manifest, scan)
+            except ConfigError as e:
+                scan.problems.append(f"{manifest.where}: {e}")
+                continue
+            except _Waiting as e:
+                if manifest.pod.phase not in ("Succeeded", "Failed"):  # of a pod that ended no cgroup is expected
+                    scan.problems.append(f"{manifest.where}: {e}")
+                scan.watch.update(e.watch)
+                continue
+            except cgroupfs.CgroupGone:
+                scan.unsettled = True  # it went away between two looks
+                continue
+            other = owners.claim(found.cgroup, manifest.where)
+            if other is not None:
+                scan.problems.append(
+                    f"{manifest.where}: metadata.annotations[{POD_CGROUP}]: cgroup {found.cgroup} is shared with "
+                    f"the pod of {other}, so neither could be killed alone; give each pod its own"
+                )
+                continue
+            scan.pods[uid] = found
+        return scan
+
+    def _read_files(self) -> None:
+        """Bring the parsed files up to date; a file that looks as before is not parsed again."""
+        now = time.time_ns()
+        present: set[str] = set()
+        with os.scandir(self.directory) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                if not manifest_files.is_manifest_name(entry.name):
+                    continue
+                try:
+                    stat = entry.stat()
+                    if entry.is_dir():
+                        continue
+                except FileNotFoundError:
+                    continue  # renamed or removed meanwhile, or a link to nothing
+                present.add(entry.name)
+                stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                known = self._files.get(entry.name)
+                if known is None or known.stamp != stamp:
+                    parsed = _keep_last_good(manifest_files.read(Path(entry.path)), known.parsed if known else None)
+                    self._files[entry.name] = _File(stamp if now - stat.st_mtime_ns > _RACY_NS else None, parsed)
+        for name in self._files.keys() - present:
+            del self._files[name]
+
+    def _manifests(self, scan: Scan) -> Iterator[Manifest]:
+        for _, file in sorted(self._files.items()):
+            scan.problems.extend(file.parsed.problems)
+            yield from file.parsed.manifests
+
+    def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
+        """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
+        cgroup = self._pod_cgroup(manifest)
+        scan.watch[cgroup.parent] = CHILDREN
+        containers = self._containers(manifest, cgroup, scan)
+        ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))
+        return FoundPod(manifest.pod, cgroup, containers, ids)
+
+    def _pod_cgroup(self, manifest: Manifest) -> Path:
+        text = manifest.pod.annotations.get(POD_CGROUP)
+        if text is None:
+            kubepods = self._find_kubepods()
+            if kubepods is not None:
+                for uid in manifest.tree_uids:
+                    path = cgroup_tree.find_pod(kubepods, uid)
+                    if path is not None:
+                        return path
+            raise _Waiting(
+                cgroup_tree.class_dirs(kubepods) if kubepods else cgroup_tree.search_dirs(self.hierarchy),
+                f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
+                f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
+            )
+        return self._annotated(POD_CGROUP, text)
+
+    def _annotated(self, key: str, text: str, inside: Path | None = None) -> Path:
+        """The cgroup an annotation names, which must lie below ``inside`` (default: the root of the hierarchy)."""
+        key = f"metadata.annotations[{key}]"
+        try:
+            path = cgroupfs.locate(self.hierarchy, text)
+        except ConfigError as e:
+            raise ConfigError(f"{key}: {e}") from e
+        inside = inside or self.hierarchy.root
+        if path == inside or not path.is_relative_to(inside):
+            raise ConfigError(f"{key}: cgroup {text!r} is not below {inside}", "name a cgroup that is the pod's alone")
+        if not cgroupfs.exists(path):
+            raise _Waiting(
+                [self._nearest(path)],
+                f"{key}: no cgroup {path} yet, waiting for it; create it, or correct the annotation",
+            )
+        return path
+
+    def _containers(self, manifest: Manifest, cgroup: Path, scan: Scan) -> dict[str, Path]:
+        pod = manifest.pod
+        found: dict[str, Path] = {}
+        by_id = cgroup_tree.containers_in(cgroup) if manifest.container_ids else {}
+        for container in (*pod.containers, *pod.init_containers):
+            key = f"{POD_CGROUP}.{container.name}"
+            if key in pod.annotations:
+                try:
+                    path = self._annotated(key, pod.annotations[key], inside=cgroup)
+                except _Waiting as e:
+                    # The pod is complete without: its own cgroup is what is measured and killed.
+                    scan.problems.append(f"{manifest.where}: {e}")
+                    scan.watch.update(e.watch)
+                    continue
+                found[container.name] = path
+                scan.watch[path.parent] = CHILDREN
+            elif (cid := manifest.container_ids.get(container.name)) in by_id:
+                found[container.name] = by_id[cid]
+                scan.watch[cgroup] = CHILDREN
+        if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
+            found[pod.containers[0].name] = cgroup
+        return found
+
+    def _find_kubepods(self) -> Path | None:
+        """kubepods, searched at most once in a scan while there is none."""
+        if self._kubepods is None and not self._searched:
+            self._kubepods = cgroup_tree.find_kubepods(self.hierarchy)
+            self._searched = True
+        return self._kubepods
+
+    def _nearest(self, path: Path) -> Path:
+        """The directory above ``path`` that exists."""
+        parent = path.parent
+        while parent != self.hierarchy.root and not parent.is_dir():
+            parent = parent.parent
+        return parent
+
+
+def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
+    """A file with problems keeps those pods of its last version that it no longer tells about."""
+    if before is None or not parsed.problems:
+        return parsed
+    told = {m.pod.uid for m in parsed.manifests}
+    kept = tuple(m for m in before.manifests if m.pod.uid not in told)
+    if not kept:
+        return parsed
+    names = ", ".join(f"{m.pod.namespace}/{m.pod.name}" for m in kept[:3]) + (", ..." if len(kept) > 3 else "")
+    problems = tuple(f"{p} (still used as it was: {names})" for p in parsed.problems)
+    return Parsed((*parsed.manifests, *kept), problems)
+
+
+class _Owners:
+    """Which manifest owns which cgroup: no pod's may be, hold, or lie in another's."""
+
+    def __init__(self) -> None:
+        self._at: dict[Path, str] = {}
+        self._below: dict[Path, str] = {}  # every directory above an owned one -> the owner below it
+
+    def claim(self, cgroup: Path, where: str) -> str | None:
+        """Whose cgroup overlaps; None if nobody's, and then it is owned."""
+        other = self._at.get(cgroup) or self._below.get(cgroup)
+        other = other or next((self._at[p] for p in cgroup.parents if p in self._at), None)
+        if other is None:
+            self._at[cgroup] = where
+            self._below.update(dict.fromkeys(cgroup.parents, where))
+        return other

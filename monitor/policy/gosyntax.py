@@ -1,0 +1,184 @@
+"""Two spellings the kubelet inherits from the Go language: durations (`1m30s`) and 32-bit decimal fractions."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+
+from monitor.policy.errors import PolicyError
+
+_INT64_MAX = 2**63 - 1
+#: Nanoseconds per unit. The two micro signs are U+00B5 and U+03BC.
+_UNITS = {
+    "ns": 1,
+    "us": 10**3,
+    "\u00b5s": 10**3,
+    "\u03bcs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+_DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^.0-9]*)")
+_DECIMAL = re.compile(r"([+-]?)([0-9_]*)(?:\.([0-9_]*))?(?:[eE]([+-]?[0-9][0-9_]*))?")
+_HEX = re.compile(r"([+-]?)0[xX]([0-9a-fA-F_]*)(?:\.([0-9a-fA-F_]*))?[pP]([+-]?[0-9][0-9_]*)")
+_SPECIAL = re.compile(r"([+-]?)(?:inf|infinity)", re.IGNORECASE)
+# Beyond this exponent every number is far out of 32-bit range anyway; reading further would only build huge integers.
+_MAX_EXPONENT = 10_000
+_MAX_LENGTH = 512
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
+
+
+def parse_duration(text: str) -> int:
+    """A Go duration such as ``1m30s`` or ``1.5h`` in nanoseconds; raises PolicyError with Go's text."""
+    negative = text.startswith("-")
+    rest = text[1:] if text[:1] in ("+", "-") else text
+    if rest == "0":
+        return 0
+    invalid = PolicyError(f"time: invalid duration {_quote_bytes(text)}")
+    if not rest:
+        raise invalid
+    total = 0
+    while rest:
+        part = _DURATION_PART.match(rest)
+        if part is None or not (part[1] or part[2]):
+            raise invalid
+        # More than 19 digits is more than 2^63 whatever the unit, and int() refuses thousands of them.
+        whole = int(part[1] or "0") if len(part[1].lstrip("0")) < 20 else _INT64_MAX + 2
+        if whole > _INT64_MAX + 1:
+            raise invalid
+        if not part[3]:
+            raise PolicyError(f"time: missing unit in duration {_quote_bytes(text)}")
+        unit = _UNITS.get(part[3])
+        if unit is None:
+            raise PolicyError(f"time: unknown unit {_quote_bytes(part[3])} in duration {_quote_bytes(text)}")
+        if whole > (_INT64_MAX + 1) // unit:
+            raise invalid
+        total += whole * unit + _fraction(part[2] or "", unit)
+        if total > _INT64_MAX + 1:
+            raise invalid
+        rest = rest[part.end() :]
+    if negative:
+        return -total
+    if total > _INT64_MAX:
+        raise invalid
+    return total
+
+
+def _fraction(digits: str, unit: int) -> int:
+    """``0.digits`` of ``unit``, in Go's floating point, truncated; digits beyond 63 bits are ignored as Go does."""
+    value, scale = 0, 1.0
+    for digit in digits:
+        if value > _INT64_MAX // 10 or value * 10 + int(digit) > _INT64_MAX + 1:
+            break
+        value = value * 10 + int(digit)
+        scale *= 10
+    return int(float(value) * (float(unit) / scale)) if value else 0
+
+
+def parse_percentage(text: str) -> float:
+    """The fraction a percentage such as ``10%`` stands for, as the kubelet computes it: twice rounded to 32 bits.
+
+    ``10%`` is 0.10000000149011612. Raises PolicyError with Go's text. NaN and infinities are accepted here.
+    """
+    number = parse_float32(text.rstrip("%"))
+    return _float32(number / 100)
+
+
+def parse_float32(text: str) -> float:
+    """A Go floating-point literal correctly rounded to 32 bits; raises PolicyError with Go's text."""
+    special = _SPECIAL.fullmatch(text)
+    if special is not None:
+        return -math.inf if special[1] == "-" else math.inf
+    if text.lower() == "nan":
+        return math.nan
+    hexadecimal = _HEX.fullmatch(text)
+    match = hexadecimal or _DECIMAL.fullmatch(text)
+    if match is None or len(text) > _MAX_LENGTH or not _underscores_ok(text, hexadecimal is not None):
+        raise _number_error(text, "invalid syntax")
+    whole, fraction = (match[2] or "").replace("_", ""), (match[3] or "").replace("_", "")
+    if not whole + fraction:
+        raise _number_error(text, "invalid syntax")
+    exponent = max(-_MAX_EXPONENT, min(_MAX_EXPONENT, int((match[4] or "0").replace("_", ""))))
+    if hexadecimal is not None:
+        digits, base, power = int(whole + fraction, 16), 2, exponent - 4 * len(fraction)
+    else:
+        digits, base, power = int(whole + fraction), 10, exponent - len(fraction)
+    value = _round32(digits * base ** max(power, 0), base ** max(-power, 0))
+    if value == math.inf:
+        raise _number_error(text, "value out of range")
+    return -value if match[1] == "-" else value
+
+
+def _round32(numerator: int, denominator: int) -> float:
+    """numerator / denominator rounded once, half to even, to 24 bits; infinity when out of range."""
+    if numerator == 0:
+        return 0.0
+    # 24 bits of mantissa, the smallest exponent 2^-149. One bit fewer is left to the second try.
+    exponent = max(numerator.bit_length() - denominator.bit_length() - 24, -149)
+    while True:
+        top, bottom = numerator << max(-exponent, 0), denominator << max(exponent, 0)
+        mantissa, rest = divmod(top, bottom)
+        if mantissa < 2**24:
+            break
+        exponent += 1
+    if rest * 2 > bottom or (rest * 2 == bottom and mantissa & 1):
+        mantissa += 1
+    if mantissa.bit_length() + exponent > 128:
+        return math.inf
+    return math.ldexp(mantissa, exponent)
+
+
+def _float32(x: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", x))[0])
+
+
+def _underscores_ok(text: str, hexadecimal: bool) -> bool:
+    """Underscores may only stand between digits (the prefix 0x counts as one)."""
+    if "_" not in text:
+        return True
+    body = text.lstrip("+-").lower()
+    digits = "0123456789abcdef" if hexadecimal else "0123456789"
+    if hexadecimal:
+        body = "0" + body[2:]
+    at = body.find("_")
+    while at >= 0:
+        if at == 0 or at + 1 == len(body) or body[at - 1] not in digits or body[at + 1] not in digits:
+            return False
+        at = body.find("_", at + 1)
+    return True
+
+
+def _number_error(text: str, what: str) -> PolicyError:
+    return PolicyError(f"strconv.ParseFloat: parsing {_quote(text)}: {what}")
+
+
+def _quote(text: str) -> str:
+    """Go's quoted string: printable characters as they are."""
+    out = []
+    for c in text:
+        if c in '"\\':
+            out.append("\\" + c)
+        elif c.isprintable():
+            out.append(c)
+        elif c in _ESCAPES:
+            out.append(_ESCAPES[c])
+        elif ord(c) < 0x80:
+            out.append(f"\\x{ord(c):02x}")
+        else:
+            out.append(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}")
+    return f'"{"".join(out)}"'
+
+
+def _quote_bytes(text: str) -> str:
+    """The quoting of Go's time package: everything outside printable ASCII byte by byte."""
+    out = []
+    for c in text:
+        if c in '"\\':
+            out.append("\\" + c)
+        elif " " <= c < "\x80":
+            out.append(c)
+        else:
+            out.extend(f"\\x{byte:02x}" for byte in c.encode("utf-8", "surrogatepass"))
+    return f'"{"".join(out)}"'

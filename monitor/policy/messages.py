@@ -1,0 +1,67 @@
+"""What an evicted pod is told: the sentences in its status and the annotations of its event, word for word the kubelet's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monitor.policy.pods import Pod
+from monitor.policy.quantity import ZERO, Quantity
+
+REASON = "Evicted"
+#: The Warning on the node when a threshold is about to cost a pod, and its message (`%s` is the resource).
+NODE_REASON = "EvictionThresholdMet"
+NODE_MESSAGE = "Attempting to reclaim %s"
+
+
+def eviction_message(
+    pod: Pod,
+    resource: str,
+    quantity: int | Quantity | None,
+    available: int | None,
+    container_usage: Mapping[str, int] | None,
+    pod_usage: int | None,
+) -> tuple[str, dict[str, str]]:
+    """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
+
+    ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
+    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the pod
+    has no stats (then nothing is said about containers and no annotation is made). ``pod_usage`` is the pod's own bytes
+    (0 if its memory stats exist without a working set).
+    """
+    message = f"The node was low on resource: {resource}. "
+    in_bytes = resource in ("memory", "ephemeral-storage")
+    if quantity is not None and available is not None:
+        limit = quantity if isinstance(quantity, Quantity) else _shown(quantity, in_bytes)
+        message += f"Threshold quantity: {limit}, available: {_shown(available, in_bytes)}. "
+    if container_usage is None:
+        return message, {}
+
+    annotations: dict[str, str] = {}
+    request = pod.resources.requests.get("memory") if pod.resources is not None else None
+    if resource == "memory" and pod_usage is not None and request is not None:
+        # Said whether or not the pod uses more than it requested; that is how the kubelet has it.
+        usage = _shown(pod_usage, True)
+        message += f"Pod {pod.name} was using {usage}, request is {request}, "
+        message += f"has larger consumption of {resource}. "
+        annotations["offending_pod"] = pod.name
+        annotations["offending_pod_usage"] = str(usage)
+
+    requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
+    offending, usages = [], []
+    for name, used in container_usage.items():
+        usage = _shown(used, True)
+        if name not in requests or not usage > requests[name]:
+            continue
+        message += f"Container {name} was using {usage}, request is {requests[name]}, "
+        message += f"has larger consumption of {resource}. "
+        offending.append(name)
+        usages.append(str(usage))
+    annotations["offending_containers"] = ",".join(offending)
+    annotations["offending_containers_usage"] = ",".join(usages)
+    annotations["starved_resource"] = resource
+    return message, annotations
+
+
+def _shown(n: int, in_bytes: bool) -> Quantity:
+    return Quantity.of_bytes(n) if in_bytes else Quantity.of_count(n)
+

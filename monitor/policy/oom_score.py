@@ -1,0 +1,74 @@
+"""The oom_score_adj the kubelet gives a container: whom the kernel's OOM killer spares and whom it prefers."""
+
+from __future__ import annotations
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.pods import Container, Pod
+from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_node_critical, qos_class
+from monitor.policy.quantity import ZERO
+from monitor.policy.resources import containers_request, pod_level_requests_set
+
+GUARANTEED_ADJ = -997
+BEST_EFFORT_ADJ = 1000
+#: A Burstable container stays above every Guaranteed one at its worst (1000 - 997) ...
+BURSTABLE_MIN = 1000 + GUARANTEED_ADJ
+#: ... and below BestEffort. Only exactly 1000 is lowered; see `oom_score_adj`.
+BURSTABLE_MAX = 999
+
+
+def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, pod_level: bool = True) -> int:
+    """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
+
+    Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel refuses
+    such a write: clamp before writing). Raises PolicyError for an unknown container or a capacity that is not positive.
+    """
+    container, is_init = _find(pod, container_name)
+    if memory_capacity <= 0:
+        raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
+    if is_node_critical(pod):
+        return GUARANTEED_ADJ
+    quality = qos_class(pod, pod_level)
+    if quality == GUARANTEED:
+        return GUARANTEED_ADJ
+    if quality == BEST_EFFORT:
+        return BEST_EFFORT_ADJ
+
+    share = _spare_share(pod) if pod_level else 0
+    request = _memory_request(container)
+    if is_init and container.sidecar:
+        # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
+        request = max(request, min((_memory_request(c) for c in pod.containers), default=request))
+    adj = 1000 - _truncated(1000 * (request + share), memory_capacity)
+    if adj < BURSTABLE_MIN:
+        return BURSTABLE_MIN
+    return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
+
+
+def _find(pod: Pod, name: str) -> tuple[Container, bool]:
+    for container in pod.init_containers:
+        if container.name == name:
+            return container, True
+    for container in pod.containers:
+        if container.name == name:
+            return container, False
+    raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {name!r}")
+
+
+def _memory_request(container: Container) -> int:
+    return container.requests.get("memory", ZERO).value
+
+
+def _spare_share(pod: Pod) -> int:
+    """What the pod asked for beyond its containers' requests, divided among them; negative if it asked for less."""
+    if pod.resources is None or not pod_level_requests_set(pod):
+        return 0
+    asked = pod.resources.requests.get("memory", ZERO)
+    if asked.is_zero:
+        return 0
+    spare = asked.value - containers_request(pod, "memory").value
+    return _truncated(spare, len(pod.containers) + len(pod.init_containers))
+
+
+def _truncated(a: int, b: int) -> int:
+    """a / b rounded toward zero, as integer division is on the kubelet's side."""
+    return a // b if a >= 0 else -(-a // b)

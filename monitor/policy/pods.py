@@ -1,0 +1,209 @@
+"""The part of a Pod the policy looks at, and reading it from the object a manifest or the API gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import ZERO, Quantity
+
+Quantities = Mapping[str, Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container; as an init container with `restart_policy` "Always" it is a sidecar."""
+
+    name: str
+    requests: Quantities = field(default_factory=dict)
+    limits: Quantities = field(default_factory=dict)
+    restart_policy: str | None = None
+
+    @property
+    def sidecar(self) -> bool:
+        """Meant for init containers: one that keeps running beside the regular containers."""
+        return self.restart_policy == "Always"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Pod-level requests and limits (`spec.resources`)."""
+
+    requests: Quantities = field(default_factory=dict)
+    limits: Quantities = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration; an empty key, effect or operator means what it means in Kubernetes (any, any, Equal)."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod. `grace_period_s` is terminationGracePeriodSeconds; `resources` None means no `spec.resources` at all."""
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    containers: Sequence[Container] = ()
+    init_containers: Sequence[Container] = ()
+    resources: Resources | None = None
+    overhead: Quantities = field(default_factory=dict)
+    priority: int | None = None
+    priority_class_name: str = ""
+    qos_class_status: str = ""
+    tolerations: Sequence[Toleration] = ()
+    grace_period_s: int | None = None
+    phase: str = ""
+
+
+def pod_from_object(obj: Mapping[str, Any]) -> Pod:
+    """A v1.Pod from parsed JSON or YAML; raises PolicyError naming the key that is wrong.
+
+    A missing namespace is "default"; a missing uid is made from namespace and name, the same every time.
+    """
+    if not isinstance(obj, Mapping):
+        raise PolicyError(f"a Pod is a map of keys, not {_kind(obj)}")
+    if obj.get("kind", "Pod") != "Pod":
+        raise PolicyError(f"kind: {obj['kind']!r} is not a Pod")
+    meta, spec, status = (_mapping(obj, key, key) for key in ("metadata", "spec", "status"))
+    name = _text(meta, "name", "metadata.name")
+    if not name:
+        raise PolicyError("metadata.name: missing")
+    namespace = _text(meta, "namespace", "metadata.namespace") or "default"
+    resources = spec.get("resources")
+    return Pod(
+        uid=_text(meta, "uid", "metadata.uid") or stable_uid(namespace, name),
+        namespace=namespace,
+        name=name,
+        annotations=_strings(meta, "annotations", "metadata.annotations"),
+        labels=_strings(meta, "labels", "metadata.labels"),
+        containers=_containers(spec, "containers"),
+        init_containers=_containers(spec, "initContainers"),
+        resources=None if resources is None else Resources(*_requests_limits(spec, "spec")),
+        overhead=_quantities(spec, "overhead", "spec.overhead"),
+        priority=_integer(spec, "priority", "spec.priority"),
+        priority_class_name=_text(spec, "priorityClassName", "spec.priorityClassName"),
+        qos_class_status=_text(status, "qosClass", "status.qosClass"),
+        tolerations=_tolerations(spec),
+        grace_period_s=_integer(spec, "terminationGracePeriodSeconds", "spec.terminationGracePeriodSeconds"),
+        phase=_text(status, "phase", "status.phase"),
+    )
+
+
+def stable_uid(namespace: str, name: str) -> str:
+    """A uid in the usual 8-4-4-4-12 form that depends on namespace and name only (FNV-1a, 128 bits)."""
+    state = 0x6C62272E07BB014262B821756295C58D
+    # A slash is in neither name, so different pairs give different texts.
+    for byte in f"{namespace}/{name}".encode():
+        state = (state ^ byte) * 0x0000000001000000000000000000013B % 2**128
+    digits = f"{state:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _kind(value: object) -> str:
+    names = {dict: "a map", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__) if value is not None else "empty"
+
+
+def _mapping(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    value = parent.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{path}: must be a map, not {_kind(value)}")
+    return value
+
+
+def _list(parent: Mapping[str, Any], key: str, path: str) -> Sequence[Any]:
+    value = parent.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise PolicyError(f"{path}: must be a list, not {_kind(value)}")
+    return value
+
+
+def _text(parent: Mapping[str, Any], key: str, path: str) -> str:
+    value = parent.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise PolicyError(f"{path}: must be text (put it in quotes), not {_kind(value)}")
+    return value
+
+
+def _integer(parent: Mapping[str, Any], key: str, path: str) -> int | None:
+    value = parent.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PolicyError(f"{path}: must be a whole number, not {_kind(value)}")
+    return value
+
+
+def _strings(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, str]:
+    found = _mapping(parent, key, path)
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, str | None):
+            raise PolicyError(f"{path}.{name}: must be text (put it in quotes), not {_kind(value)}")
+    return {name: value or "" for name, value in found.items()}
+
+
+def _quantities(parent: Mapping[str, Any], key: str, path: str) -> Quantities:
+    return {
+        str(name): _quantity(value, f"{path}.{name}") for name, value in _mapping(parent, key, path).items()
+    }
+
+
+def _quantity(value: object, path: str) -> Quantity:
+    if value is None:
+        return ZERO
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise PolicyError(f"{path}: must be a quantity such as 100Mi, not {_kind(value)}")
+    # Kubernetes trims the text and reads an unquoted number by its digits. An integer of more digits than int will
+    # print is no quantity either.
+    try:
+        return Quantity.parse(str(value).strip())
+    except ValueError as error:
+        raise PolicyError(f"{path}: {error}") from None
+
+
+def _requests_limits(parent: Mapping[str, Any], path: str) -> tuple[Quantities, Quantities]:
+    path = f"{path}.resources"
+    resources = _mapping(parent, "resources", path)
+    return (
+        _quantities(resources, "requests", f"{path}.requests"),
+        _quantities(resources, "limits", f"{path}.limits"),
+    )
+
+
+def _containers(spec: Mapping[str, Any], key: str) -> tuple[Container, ...]:
+    found = []
+    for i, item in enumerate(_list(spec, key, f"spec.{key}")):
+        path = f"spec.{key}[{i}]"
+        if not isinstance(item, Mapping):
+            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+        requests, limits = _requests_limits(item, path)
+        policy = _text(item, "restartPolicy", f"{path}.restartPolicy") or None
+        found.append(Container(_text(item, "name", f"{path}.name"), requests, limits, policy))
+    return tuple(found)
+
+
+def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
+    found = []
+    for i, item in enumerate(_list(spec, "tolerations", "spec.tolerations")):
+        path = f"spec.tolerations[{i}]"
+        if not isinstance(item, Mapping):
+            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+        found.append(Toleration(*(_text(item, k, f"{path}.{k}") for k in ("key", "operator", "value", "effect"))))
+    return tuple(found)

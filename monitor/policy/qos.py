@@ -1,0 +1,79 @@
+"""Quality-of-service class of a pod, and the pods that are never evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from monitor.policy.pods import Pod, Quantities
+from monitor.policy.quantity import ZERO, Quantity
+
+GUARANTEED = "Guaranteed"
+BURSTABLE = "Burstable"
+BEST_EFFORT = "BestEffort"
+
+#: Priority from which a pod is critical (`system-cluster-critical`).
+CRITICAL_PRIORITY = 2_000_000_000
+_SOURCE = "kubernetes.io/config.source"
+_MIRROR = "kubernetes.io/config.mirror"
+_CLASS_RESOURCES = ("cpu", "memory")
+
+
+def is_static(pod: Pod) -> bool:
+    """The pod comes from a file or URL of the node, not from the API server (an empty source counts as static)."""
+    return pod.annotations.get(_SOURCE, "api") != "api"
+
+
+def is_mirror(pod: Pod) -> bool:
+    """The pod is the API server's picture of a static pod."""
+    return _MIRROR in pod.annotations
+
+
+def is_critical(pod: Pod) -> bool:
+    """Never evicted: static, mirror, or of critical priority. The name of the priority class alone does not count."""
+    return is_static(pod) or is_mirror(pod) or (pod.priority or 0) >= CRITICAL_PRIORITY
+
+
+def is_node_critical(pod: Pod) -> bool:
+    """Critical and of class `system-node-critical`: the OOM killer is told to spare it too."""
+    return pod.priority_class_name == "system-node-critical" and is_critical(pod)
+
+
+def qos_class(pod: Pod, pod_level: bool = True) -> str:
+    """The class in the pod's status, else the computed one."""
+    return pod.qos_class_status or compute_qos_class(pod, pod_level)
+
+
+def compute_qos_class(pod: Pod, pod_level: bool = True) -> str:
+    """The class from requests and limits of cpu and memory. Requests are not filled in from limits here.
+
+    Sums over all containers are compared, not each container with itself. ``spec.resources``, even empty, replaces the
+    containers' figures (unless ``pod_level`` is False: gate PodLevelResources off).
+    """
+    if pod_level and pod.resources is not None:
+        requests = _sums([pod.resources.requests])
+        limits = _sums([pod.resources.limits])
+        limited = not pod.resources.limits or len(limits) == len(_CLASS_RESOURCES)
+    else:
+        containers = (*pod.containers, *pod.init_containers)
+        requests = _sums(container.requests for container in containers)
+        limits = _sums(container.limits for container in containers)
+        limited = all(_positive(container.limits, name) for container in containers for name in _CLASS_RESOURCES)
+    if not requests and not limits:
+        return BEST_EFFORT
+    if limited and requests == limits:
+        return GUARANTEED
+    return BURSTABLE
+
+
+def _positive(quantities: Quantities, name: str) -> bool:
+    return quantities.get(name, ZERO) > ZERO
+
+
+def _sums(all_quantities: Iterable[Quantities]) -> dict[str, Quantity]:
+    """The sum of the positive amounts of cpu and memory, by name; what is zero everywhere is absent."""
+    sums: dict[str, Quantity] = {}
+    for quantities in all_quantities:
+        for name in _CLASS_RESOURCES:
+            if _positive(quantities, name):
+                sums[name] = sums.get(name, ZERO) + quantities[name]
+    return sums

@@ -1,0 +1,266 @@
+"""Kubernetes quantities (`100Mi`, `1.5`, `2e3`): exact values with the kubelet's grammar, rounding and spelling.
+
+The value is exact: an integer number of nano units, the smallest a quantity can hold. Beside it travels how the kubelet
+would hold it (a 64-bit mantissa with a decimal scale, or a big decimal), because that alone decides two oddities: which
+parsed texts keep their own spelling, and what ``Value()`` answers when it overflows. Only `int64` looks at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monitor.policy.errors import PolicyError
+
+__all__ = ["BINARY_SI", "DECIMAL_EXPONENT", "DECIMAL_SI", "ZERO", "PolicyError", "Quantity"]
+
+DECIMAL_SI = "DecimalSI"
+BINARY_SI = "BinarySI"
+DECIMAL_EXPONENT = "DecimalExponent"
+
+_WRONG_FORMAT = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+_WRONG_SUFFIX = "unable to parse quantity's suffix"
+_WRONG_NUMBER = "unable to parse numeric part of quantity"
+
+_DIGITS = "0123456789"
+_SUFFIX_LETTERS = "eEinumkKMGTP"
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_DECIMAL_SUFFIX = {exponent: suffix for suffix, exponent in _DECIMAL.items()}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_BINARY_SUFFIX = ("", *_BINARY)
+
+_NANO = 10**9
+_INT64_MAX = 2**63 - 1
+# A 64-bit mantissa always holds 18 decimal digits; more and the kubelet changes to big decimals.
+_INT64_DIGITS = 18
+# The real parser allocates 10^exponent: `1e2147483647` asks it for tens of GB. No machine has 10^512 of anything.
+MAX_EXPONENT = 512
+MAX_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantity:
+    """An exact amount. Compares, adds and subtracts exactly; ``str()`` is the canonical text.
+
+    ``nanos`` is the amount in units of 1e-9; ``format`` the family of suffixes it is written in; ``scale`` and ``big`` say
+    how the kubelet holds the number (mantissa * 10^scale, in 64 bits or not); ``text`` is the spelling kept from parsing.
+    """
+
+    nanos: int
+    format: str = DECIMAL_SI
+    scale: int = 0
+    big: bool = False
+    text: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Quantity:
+        """Parse a quantity; raises PolicyError with the kubelet's text (and one of our own for absurd sizes)."""
+        return _parse(text)
+
+    @classmethod
+    def of_bytes(cls, n: int) -> Quantity:
+        """``n`` whole units written with binary suffixes, as the kubelet shows bytes."""
+        return cls(n * _NANO, BINARY_SI)
+
+    @classmethod
+    def of_count(cls, n: int) -> Quantity:
+        """``n`` whole units written with decimal suffixes, as the kubelet shows inodes and pids."""
+        return cls(n * _NANO, DECIMAL_SI)
+
+    @property
+    def value(self) -> int:
+        """The amount in whole units, rounded up. Never overflows (see `int64` for the kubelet's answer when it does)."""
+        return -(-self.nanos // _NANO)
+
+    @property
+    def milli(self) -> int:
+        """The amount in thousandths, rounded up."""
+        return -(-self.nanos // 10**6)
+
+    @property
+    def is_zero(self) -> bool:
+        return self.nanos == 0
+
+    @property
+    def mantissa(self) -> int:
+        """The integer m with amount = m * 10^scale."""
+        power = 9 + self.scale
+        return self.nanos // 10**power if power >= 0 else self.nanos * 10**-power
+
+    def __eq__(self, other: object) -> bool:
+        return self.nanos == other.nanos if isinstance(other, Quantity) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.nanos)
+
+    def __lt__(self, other: Quantity) -> bool:
+        return self.nanos < other.nanos
+
+    def __le__(self, other: Quantity) -> bool:
+        return self.nanos <= other.nanos
+
+    def __gt__(self, other: Quantity) -> bool:
+        return self.nanos > other.nanos
+
+    def __ge__(self, other: Quantity) -> bool:
+        return self.nanos >= other.nanos
+
+    def __add__(self, other: Quantity) -> Quantity:
+        return self._sum(other, 1)
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        return self._sum(other, -1)
+
+    def _sum(self, other: Quantity, sign: int) -> Quantity:
+        # Zero has no family of its own: it takes that of what is added to it.
+        fmt = other.format if self.nanos == 0 else self.format
+        nanos = self.nanos + sign * other.nanos
+        if not (self.big or other.big):
+            if other.nanos == 0:
+                return Quantity(nanos, fmt, self.scale)
+            if self.nanos == 0:
+                return Quantity(nanos, fmt, other.scale)
+        scale = min(self.scale, other.scale)
+        big = self.big or other.big
+        if not big:
+            unit = 10 ** (9 + scale)
+            big = any(not _is_int64(part // unit) for part in (self.nanos, other.nanos, nanos))
+        return Quantity(nanos, fmt, scale, big)
+
+    def int64(self, digits: int = 0) -> int:
+        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3): 64 bits wide, wrong when that is too narrow.
+
+        Inside the range of 64 bits it differs from `value` only for negative fractions. Kept for conformance; decide
+        with `value`.
+        """
+        shift = self.scale + digits
+        mantissa = self.mantissa
+        if not self.big:
+            if shift >= 0:
+                # One multiplication wraps, a loop of them notices the overflow and gives up.
+                scaled = mantissa * 10**shift
+                return scaled if _is_int64(scaled) else _wrap64(scaled) if shift in (1, 2, 3, 6, 9) else 0
+            whole, rest = divmod(abs(mantissa), 10**-shift)
+            away = whole + (1 if rest else 0)
+            return away if mantissa >= 0 else -away
+        if shift >= 0:
+            return _wrap64(_wrap64(mantissa) * 10**shift)
+        if mantissa < _INT64_MAX and -shift < 19:
+            low = _wrap64(mantissa)
+            whole, rest = divmod(abs(low), 10**-shift)
+            return (whole if low >= 0 else -whole) + (1 if rest else 0)
+        whole, rest = divmod(mantissa, 10**-shift)
+        return _wrap64(_wrap64(whole) + (1 if rest else 0))
+
+    def __str__(self) -> str:
+        return self.text or self._canonical()
+
+    def __repr__(self) -> str:
+        return f"Quantity({str(self)!r})"
+
+    def _canonical(self) -> str:
+        """No fraction, the largest suffix that keeps it exact; binary below 1024 or with a fraction becomes decimal."""
+        if self.nanos == 0:
+            return "0"
+        fmt = self.format
+        whole, fraction = divmod(self.nanos, _NANO)
+        if fmt == BINARY_SI:
+            if fraction or -1024 < whole < 1024:
+                fmt = DECIMAL_SI
+            else:
+                power = 0
+                while power < 6 and whole % 1024 == 0:
+                    whole //= 1024
+                    power += 1
+                return f"{whole}{_BINARY_SUFFIX[power]}"
+        digits, exponent = self.nanos, -9
+        while digits % 1000 == 0 and (fmt == DECIMAL_EXPONENT or exponent < 18):
+            digits //= 1000
+            exponent += 3
+        if fmt == DECIMAL_SI:
+            return f"{digits}{_DECIMAL_SUFFIX[exponent]}"
+        return f"{digits}e{exponent}" if exponent else str(digits)
+
+
+ZERO = Quantity(0)
+
+
+def _is_int64(n: int) -> bool:
+    return -_INT64_MAX - 1 <= n <= _INT64_MAX
+
+
+def _wrap64(n: int) -> int:
+    return (n + 2**63) % 2**64 - 2**63
+
+
+def _run(text: str, start: int, letters: str) -> int:
+    """The end of the run of ``letters`` that begins at ``start``."""
+    while start < len(text) and text[start] in letters:
+        start += 1
+    return start
+
+
+def _parse(text: str) -> Quantity:
+    if not text:
+        raise PolicyError(_WRONG_FORMAT)
+    if len(text) > MAX_LENGTH:
+        raise PolicyError(f"quantity of {len(text)} characters refused: at most {MAX_LENGTH} are read")
+    # The scanner of the kubelet is lenient: every part may be missing, and a missing number is zero.
+    start = 1 if text[0] in "+-" else 0
+    at = _run(text, start, "0")
+    end = _run(text, at, _DIGITS)
+    whole, fraction = text[at:end] or "0", ""
+    if end < len(text) and text[end] == ".":
+        point = end + 1
+        end = _run(text, point, _DIGITS)
+        fraction = text[point:end]
+    suffix = text[end:]
+    letters = _run(suffix, 0, _SUFFIX_LETTERS)
+    signed = letters + 1 if suffix[letters : letters + 1] in ("+", "-") else letters
+    if _run(suffix, signed, _DIGITS) != len(suffix):
+        raise PolicyError(_WRONG_FORMAT)
+    exponent, fmt = _suffix(suffix)
+    return _build(text, whole, fraction, exponent, fmt, has_digits=any(c in _DIGITS for c in text[start:end]))
+
+
+def _suffix(suffix: str) -> tuple[int, str]:
+    """The exponent (of ten, or of two for BinarySI) and the format a suffix stands for."""
+    if suffix in _DECIMAL:
+        return _DECIMAL[suffix], DECIMAL_SI
+    if suffix in _BINARY:
+        return _BINARY[suffix], BINARY_SI
+    digits = suffix[2:] if suffix[1:2] in ("+", "-") else suffix[1:]
+    if suffix[0] not in "eE" or not digits or set(digits) - set(_DIGITS):
+        raise PolicyError(_WRONG_SUFFIX)
+    exponent = int(suffix[1:])
+    if abs(exponent) > MAX_EXPONENT:
+        raise PolicyError(f"quantity with exponent {exponent} refused: at most {MAX_EXPONENT} either way is read")
+    return exponent, DECIMAL_EXPONENT
+
+
+def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_digits: bool) -> Quantity:
+    sign = -1 if text[0] == "-" else 1
+    digits = whole + fraction
+    number = int(digits)
+    if fmt == BINARY_SI:
+        fits = not fraction and 14 - len(whole) - exponent * 3 // 10 >= 0
+        if fits:
+            keep = number & 7 != 0
+            return Quantity(sign * (number << exponent) * _NANO, fmt, 0, False, text if keep else "")
+    else:
+        scale = exponent - len(fraction)
+        if len(digits) <= _INT64_DIGITS and scale >= -9:
+            # A spelling already canonical is kept, also one that only looks so (`1.M`, `007k`).
+            keep = text == "0" or (scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0")
+            return Quantity(sign * number * 10 ** (9 + scale), fmt, scale, False, text if keep else "")
+    if not has_digits:
+        raise PolicyError(_WRONG_NUMBER)
+    # Amounts too fine for nano units round away from zero: whoever asks for something gets something.
+    power = 9 - len(fraction) + (exponent if fmt != BINARY_SI else 0)
+    if fmt == BINARY_SI:
+        number <<= exponent
+    nanos = number * 10**power if power >= 0 else -(-number // 10**-power)
+    if fmt == BINARY_SI and nanos > _INT64_MAX * _NANO:
+        return Quantity(sign * _INT64_MAX * _NANO, fmt, 0, True)
+    if fmt == BINARY_SI and 0 < nanos < _NANO:
+        fmt = DECIMAL_SI
+    return Quantity(sign * nanos, fmt, -9, True)

@@ -1,0 +1,64 @@
+"""How much of a resource a pod asked for, by the kubelet's rules for sidecars, init containers and pod-level resources."""
+
+from __future__ import annotations
+
+from monitor.policy.pods import Pod, Quantities
+from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
+
+_IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
+
+
+def _pod_level(quantities: Quantities) -> bool:
+    return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in quantities)
+
+
+def pod_level_requests_set(pod: Pod) -> bool:
+    """`spec.resources.requests` names a resource that may be set for a whole pod: cpu, memory, huge pages."""
+    return pod.resources is not None and _pod_level(pod.resources.requests)
+
+
+def pod_level_resources_set(pod: Pod) -> bool:
+    """The same for requests or limits; a limit alone counts too."""
+    return pod.resources is not None and (_pod_level(pod.resources.requests) or _pod_level(pod.resources.limits))
+
+
+def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
+    """The request of ``pod`` for ``resource`` as ranking uses it, overhead included.
+
+    Pod-level resources, where set, hide those of the containers altogether, also for a resource they do not name.
+    ``pod_level`` False is the kubelet with the feature gate PodLevelResources off.
+    """
+    if pod_level and pod.resources is not None and pod_level_resources_set(pod):
+        total = _zero(resource)
+        if resource in pod.resources.requests:
+            total += pod.resources.requests[resource]
+    else:
+        total = containers_request(pod, resource)
+    # Overhead is only for pods that asked for something.
+    if resource in pod.overhead and not total.is_zero:
+        total += pod.overhead[resource]
+    return total
+
+
+def containers_request(pod: Pod, resource: str) -> Quantity:
+    """What the containers need together, or the largest moment of initialisation if that is more.
+
+    Sidecars run beside everything after them; ordinary init containers run one at a time.
+    """
+    total = sidecars = most = _zero(resource)
+    for container in pod.containers:
+        if resource in container.requests:
+            total += container.requests[resource]
+    for container in pod.init_containers:
+        request = container.requests.get(resource)
+        moment = sidecars if request is None else sidecars + request
+        if container.sidecar:
+            total = total if request is None else total + request
+            sidecars = moment
+        if moment > most:
+            most = moment
+    return most if most > total else total
+
+
+def _zero(resource: str) -> Quantity:
+    return Quantity(0, BINARY_SI if resource in _IN_BYTES else DECIMAL_SI)

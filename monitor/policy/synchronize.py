@@ -1,0 +1,316 @@
+"""One pass of the eviction manager: observations in, at most one victim and the node's conditions out.
+
+A pure function. It runs between a kernel event and a kill, so everything that depends on the configuration alone is worked
+out once in `EvictionConfig`, and what did not change is handed on, not copied.
+
+Where the kubelet picks at random among thresholds that may act (it iterates Go maps), this picks: memory before everything
+else (the kubelet does that much), then hard before soft, because a hard threshold cannot wait for a soft one's grace, then
+`memory.available` before `allocatableMemory.available`, then the order of `SIGNALS`. Each choice is one the kubelet could make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
+from monitor.policy.thresholds import LESS_THAN, Threshold
+
+__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "first_observed", "synchronize"]
+
+#: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
+HARD_GRACE_S = 1
+
+Rank = Callable[[str], Sequence[Candidate]]
+
+
+class _Rule(NamedTuple):
+    """A threshold prepared for comparing. `fixed` and `fixed_reclaimed` are whole units, None where the capacity matters."""
+
+    threshold: Threshold
+    signal: str
+    slot: int  # of its signal in EvictionConfig.signals
+    condition: int  # in EvictionConfig.conditions
+    grace_ns: int
+    fixed: int | None
+    fixed_reclaimed: int | None
+    twin: int  # the first rule equal to this one but for min reclaim; usually itself
+
+
+@dataclass(frozen=True)
+class EvictionConfig:
+    """What a pass is told once. `transition_period_ns`: how long a condition outlives its threshold. `max_pod_grace_s`: the
+    most a pod evicted for a soft threshold gets (negative is passed through, as the kubelet does).
+    """
+
+    thresholds: tuple[Threshold, ...]
+    transition_period_ns: int
+    max_pod_grace_s: int = 0
+    #: The signals and conditions the thresholds speak of; a State is laid out along these and `rules`.
+    signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False)
+    _blank: State = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        live = sorted((t for t in self.thresholds if t.operator == LESS_THAN), key=_preference)
+        signals = tuple(dict.fromkeys(t.signal for t in live))
+        conditions = tuple(dict.fromkeys(CONDITION[signal] for signal in signals))
+        identities = [(t.signal, t.grace_ns, t.value) for t in live]
+        rules = tuple(
+            _Rule(
+                threshold=t,
+                signal=t.signal,
+                slot=signals.index(t.signal),
+                condition=conditions.index(CONDITION[t.signal]),
+                grace_ns=t.grace_ns,
+                fixed=_fixed(t),
+                fixed_reclaimed=_fixed_reclaimed(t),
+                twin=identities.index(identity),
+            )
+            for t, identity in zip(live, identities, strict=True)
+        )
+        nothing = (None,) * len(rules)
+        blank = State(nothing, (), (None,) * len(signals), (None,) * len(conditions), frozenset())
+        for name, value in (("signals", signals), ("conditions", conditions), ("rules", rules), ("_blank", blank)):
+            object.__setattr__(self, name, value)
+
+
+class State(NamedTuple):
+    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `initial` after a change of thresholds,
+    as a kubelet does after a restart (grace periods and conditions begin anew).
+
+    Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass: one is made in
+    every pass, and a frozen dataclass takes five times as long to make.
+    """
+
+    first: tuple[int | None, ...]  # per rule: since when it is met without a break
+    met: tuple[int, ...]  # rules that were met and past their grace
+    stamps: tuple[int | None, ...]  # per signal: stamp of the last observation
+    last: tuple[int | None, ...]  # per condition: when it was last observed
+    conditions: frozenset[str]  # in force, the transition period included
+
+    @classmethod
+    def initial(cls) -> State:
+        """Before the first pass of any configuration."""
+        return _INITIAL
+
+
+class Outcome(NamedTuple):
+    """What a pass decided.
+
+    `starved` is the threshold acted on (None: nothing to do), `victim` the pod to evict for it with `grace_s` seconds (None:
+    no pod, or only critical ones), `refused` the critical pods passed over on the way. `met` are the thresholds past
+    their grace, `observed` all that are met now or held by min reclaim. `next_deadline_ns`: when a pass is due
+    although nothing moved (a soft grace or a transition period ends); it needs observations stamped anew to act.
+    """
+
+    starved: Threshold | None
+    victim: Candidate | None
+    refused: tuple[Candidate, ...]
+    grace_s: int
+    conditions: frozenset[str]
+    met: tuple[Threshold, ...]
+    observed: tuple[Threshold, ...]
+    next_deadline_ns: int | None
+
+
+_INITIAL = State((), (), (), (), frozenset())
+_NOTHING = Outcome(None, None, (), 0, frozenset(), (), (), None)
+
+
+def synchronize(
+    config: EvictionConfig,
+    state: State,
+    observations: Mapping[str, Observation],
+    now_ns: int,
+    rank: Rank,
+) -> tuple[State, Outcome]:
+    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first; it is called only if one is to be picked.
+
+    Signals without an observation are not met. Raises ValueError for the state of another configuration.
+    """
+    rules = config.rules
+    if not rules:
+        return state, _NOTHING
+    if len(state.first) != len(rules) or len(state.stamps) != len(config.signals):
+        if state.first:
+            raise ValueError("the state belongs to another configuration: begin with State.initial()")
+        state = config._blank
+
+    merged = _merged(rules, state.met, observations)
+    first = state.first
+    if merged or first is not config._blank.first:
+        first, met, deadline = _since(config, first, merged, now_ns)
+    else:
+        met, deadline = (), None
+    last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
+    seen = [observations.get(signal) for signal in config.signals]
+    stamps = tuple([None if o is None else o.stamp_ns for o in seen])
+    next_state = State(first, met, stamps, last, conditions)
+    if not merged:
+        if not conditions and deadline is None:
+            return next_state, _NOTHING
+        return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
+
+    starved = _fresh(rules, met, state.stamps, stamps)
+    victim, refused, grace_s = None, (), 0
+    if starved is not None:
+        victim, refused = _pick(rank(starved.signal))
+        if victim is not None:
+            grace_s = _grace(config, starved, victim)
+    return next_state, Outcome(
+        starved,
+        victim,
+        refused,
+        grace_s,
+        conditions,
+        tuple([rules[i].threshold for i in met]),
+        tuple([rules[i].threshold for i in merged]),
+        deadline,
+    )
+
+
+def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:
+    """Since when each threshold that is met now has been, for reports."""
+    pairs = zip(config.rules, state.first, strict=False)
+    return {rule.threshold: since for rule, since in pairs if since is not None}
+
+
+def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:
+    """When each condition was last observed, in force or not, for reports."""
+    pairs = zip(config.conditions, state.last, strict=False)
+    return {condition: when for condition, when in pairs if when is not None}
+
+
+def _merged(rules: tuple[_Rule, ...], held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
+    """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
+    merged: list[int] = []
+    for i, rule in enumerate(rules):
+        seen = observations.get(rule.signal)
+        if seen is None:
+            continue
+        needed = rule.fixed
+        if needed is None:
+            needed = rule.threshold.value.amount(seen.capacity)
+        if needed > seen.available:
+            merged.append(i)
+    if held:
+        before = len(merged)
+        for i in held:
+            rule = rules[i]
+            if i in merged or rule.twin in merged:
+                continue
+            seen = observations.get(rule.signal)
+            if seen is not None and _reclaimed(rule, seen.capacity) > seen.available:
+                merged.append(i)
+        if len(merged) != before:
+            merged.sort()
+    return merged
+
+
+def _since(
+    config: EvictionConfig, first: tuple[int | None, ...], merged: list[int], now_ns: int
+) -> tuple[tuple[int | None, ...], tuple[int, ...], int | None]:
+    """Since when each rule is met; which of them are past their grace; when the next one will be.
+
+    A rule that is not met in one pass forgets its time: the grace begins from zero.
+    """
+    if not merged:
+        return config._blank.first, (), None
+    since: list[int | None] = [None] * len(first)
+    met: list[int] = []
+    deadline: int | None = None
+    for i in merged:
+        began = first[i]
+        if began is None:
+            began = now_ns
+        since[i] = began
+        due = began + config.rules[i].grace_ns
+        if now_ns >= due:
+            met.append(i)
+        elif deadline is None or due < deadline:
+            deadline = due
+    return tuple(since), tuple(met), deadline
+
+
+def _conditions(
+    config: EvictionConfig, state: State, merged: list[int], now_ns: int, deadline: int | None
+) -> tuple[tuple[int | None, ...], frozenset[str], int | None]:
+    """When each condition was last observed, which are in force, and the earlier of ``deadline`` and the end of one.
+
+    A soft threshold raises its condition at once, before its grace is over.
+    """
+    last = state.last
+    if merged:
+        observed = {config.rules[i].condition for i in merged}
+        last = tuple([now_ns if i in observed else when for i, when in enumerate(last)])
+    elif not state.conditions:
+        return last, state.conditions, deadline
+    period = config.transition_period_ns
+    force = []
+    for condition, when in zip(config.conditions, last, strict=True):
+        if when is None or now_ns - when >= period:
+            continue
+        force.append(condition)
+        if when != now_ns and (deadline is None or when + period < deadline):
+            deadline = when + period
+    conditions = state.conditions if len(force) == len(state.conditions) else frozenset(force)
+    return last, conditions if conditions.issuperset(force) else frozenset(force), deadline
+
+
+def _fresh(
+    rules: tuple[_Rule, ...], met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
+) -> Threshold | None:
+    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp)."""
+    for i in met:
+        rule = rules[i]
+        stamp, old = stamps[rule.slot], before[rule.slot]
+        if stamp is not None and (old is None or stamp == 0 or stamp > old):
+            return rule.threshold
+    return None
+
+
+def _pick(order: Sequence[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
+    """The first pod that may be evicted, and the critical ones before it."""
+    for i, candidate in enumerate(order):
+        if not candidate.critical:
+            return candidate, tuple(order[:i])
+    return None, tuple(order)
+
+
+def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int:
+    """Seconds of grace. What reaches the runtime is at least 2 s with a real kubelet; that is its business, not the policy's."""
+    if starved.hard:
+        return HARD_GRACE_S
+    if victim.grace_period_s is None:
+        return config.max_pod_grace_s
+    return min(config.max_pod_grace_s, victim.grace_period_s)
+
+
+def _preference(threshold: Threshold) -> tuple[bool, bool, int]:
+    return (threshold.signal not in MEMORY_SIGNALS, -SIGNALS.index(threshold.signal), not threshold.hard)
+
+
+def _fixed(threshold: Threshold) -> int | None:
+    return None if threshold.value.quantity is None else threshold.value.quantity.value
+
+
+def _fixed_reclaimed(threshold: Threshold) -> int | None:
+    reclaim = threshold.min_reclaim
+    if reclaim is None:
+        return _fixed(threshold)
+    if threshold.value.quantity is None or reclaim.quantity is None:
+        return None
+    # Added before rounding: 1500m + 1500m is 3.
+    return (threshold.value.quantity + reclaim.quantity).value
+
+
+def _reclaimed(rule: _Rule, capacity: int) -> int:
+    """Value + min reclaim in whole units. A part given as a percentage is whole already, so rounding the rest is exact."""
+    if rule.fixed_reclaimed is not None:
+        return rule.fixed_reclaimed
+    reclaim = rule.threshold.min_reclaim
+    return rule.threshold.value.amount(capacity) + (0 if reclaim is None else reclaim.amount(capacity))

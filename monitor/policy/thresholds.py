@@ -1,0 +1,194 @@
+"""Eviction thresholds: from the flags and maps a user writes to values a pass can compare.
+
+Texts of errors are the kubelet's. Where the kubelet's order is that of a Go map (random), ours is the order written for
+errors and the order of `SIGNALS` for results, hard before soft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration, parse_percentage
+from monitor.policy.quantity import Quantity
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
+
+__all__ = [
+    "DEFAULT_HARD",
+    "DEFAULT_TRANSITION_PERIOD_NS",
+    "PolicyError",
+    "Threshold",
+    "ThresholdValue",
+    "effective_hard",
+    "parse_duration",
+    "parse_flag_map",
+    "parse_thresholds",
+]
+
+#: The kubelet's hard thresholds when its configuration names none (Linux, Kubernetes 1.36).
+DEFAULT_HARD: dict[str, str] = {
+    "memory.available": "100Mi",
+    "nodefs.available": "10%",
+    "nodefs.inodesFree": "5%",
+    "imagefs.available": "15%",
+    "imagefs.inodesFree": "5%",
+}
+#: evictionPressureTransitionPeriod when absent or zero: 5 minutes.
+DEFAULT_TRANSITION_PERIOD_NS = 300 * 10**9
+
+LESS_THAN = "LessThan"
+_RANK = {signal: i for i, signal in enumerate(SIGNALS)}
+_INT64_MIN = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdValue:
+    """An absolute quantity, or (quantity None) a fraction of the capacity, rounded to 32 bits as the kubelet's is."""
+
+    quantity: Quantity | None = None
+    percentage: float = 0.0
+
+    def amount(self, capacity: int) -> int:
+        """The value in whole units of the signal. A fraction truncates; a quantity below one unit rounds up.
+
+        Comparing with whole units stays exact: q > n for a fractional q if and only if ceil(q) > n.
+        """
+        if self.quantity is not None:
+            return self.quantity.value
+        product = float(capacity) * self.percentage
+        # NaN and what does not fit 64 bits become the smallest integer on the kubelet's platform: never met.
+        return int(product) if -(2.0**63) <= product < 2.0**63 else _INT64_MIN
+
+    def shown(self, capacity: int) -> Quantity:
+        """The value as the kubelet prints it: a quantity keeps its spelling, a fraction becomes bytes."""
+        return self.quantity if self.quantity is not None else Quantity.of_bytes(self.amount(capacity))
+
+    def __str__(self) -> str:
+        return str(self.quantity) if self.quantity is not None else f"{self.percentage * 100:.6g}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """`signal` is met while available < `value`; it may act once met for `grace_ns` without a break.
+
+    `min_reclaim` widens the value after an eviction. An `operator` other than LessThan is never met.
+    """
+
+    signal: str
+    value: ThresholdValue
+    grace_ns: int = 0
+    min_reclaim: ThresholdValue | None = None
+    operator: str = LESS_THAN
+
+    @property
+    def hard(self) -> bool:
+        """No grace. A soft entry with grace 0 is hard in every way, wherever it was written."""
+        return self.grace_ns == 0
+
+    def quantity(self, capacity: int) -> int:
+        """The value in bytes, inodes or pids for this capacity; min reclaim not included."""
+        return self.value.amount(capacity)
+
+    def __str__(self) -> str:
+        grace = "" if self.hard else f" for {self.grace_ns / 1e9:g}s"
+        return f"{self.signal}<{self.value}{grace}"
+
+
+def effective_hard(hard: Mapping[str, str] | None, merge_defaults: bool = False) -> dict[str, str]:
+    """The hard thresholds of a configuration file: all the defaults if it has none, none of them if it names any.
+
+    With ``merge_defaults`` (`mergeDefaultEvictionSettings`) each default it does not name is added.
+    """
+    if hard is None:
+        return dict(DEFAULT_HARD)
+    return {**DEFAULT_HARD, **hard} if merge_defaults else dict(hard)
+
+
+def parse_flag_map(text: str, operator: str = "<") -> dict[str, str]:
+    """The value of a kubelet flag: ``memory.available<100Mi,nodefs.available<10%`` (or ``=`` for grace and reclaim)."""
+    pairs: dict[str, str] = {}
+    for entry in text.split(","):
+        if not entry:
+            continue
+        name, found, value = entry.partition(operator)
+        if not found:
+            raise PolicyError(f"malformed pair {entry!r}, expect signal{operator}value")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def parse_thresholds(
+    hard: Mapping[str, str] | None,
+    soft: Mapping[str, str] | None = None,
+    soft_grace: Mapping[str, str] | None = None,
+    min_reclaim: Mapping[str, str] | None = None,
+    enforce_node_allocatable: Sequence[str] = (),
+) -> tuple[Threshold, ...]:
+    """All thresholds of a configuration, the allocatable copy included; raises PolicyError.
+
+    Defaults are not applied here: None is an empty map (see `effective_hard`).
+    """
+    found = [_threshold(signal, value) for signal, value in (hard or {}).items()]
+    gentle = [_threshold(signal, value) for signal, value in (soft or {}).items()]
+    graces = {signal: _grace(signal, value) for signal, value in (soft_grace or {}).items()}
+    reclaims = {signal: _reclaim(signal, value) for signal, value in (min_reclaim or {}).items()}
+
+    thresholds = [threshold for threshold in found if threshold is not None]
+    for threshold in gentle:
+        if threshold is None:
+            continue
+        if threshold.signal not in graces:
+            raise PolicyError(f"grace period must be specified for the soft eviction threshold {threshold.signal}")
+        thresholds.append(replace(threshold, grace_ns=graces[threshold.signal]))
+    thresholds = [replace(t, min_reclaim=reclaims.get(t.signal)) for t in thresholds]
+    if "pods" in enforce_node_allocatable:
+        # The copy guards the kubepods cgroup: a percentage in it is of that cgroup's limit.
+        thresholds += [replace(t, signal=ALLOCATABLE_MEMORY) for t in thresholds if t.signal == MEMORY and t.hard]
+    return tuple(sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
+
+
+def _known(signal: str) -> None:
+    if signal not in _RANK:
+        raise PolicyError(f"unsupported eviction signal {signal}")
+
+
+def _threshold(signal: str, text: str) -> Threshold | None:
+    """One entry of the hard or soft map; None if it switches the threshold off."""
+    _known(signal)
+    if text.endswith("%"):
+        if text in ("0%", "100%"):
+            return None
+        fraction = parse_percentage(text)
+        if fraction < 0:
+            raise PolicyError(f"eviction percentage threshold {signal} must be >= 0%: {text}")
+        if fraction > 1:
+            raise PolicyError(f"eviction percentage threshold {signal} must be <= 100%: {text}")
+        return Threshold(signal, ThresholdValue(percentage=fraction))
+    quantity = Quantity.parse(text)
+    if quantity.nanos <= 0:
+        raise PolicyError(f"eviction threshold {signal} must be positive: {quantity}")
+    return Threshold(signal, ThresholdValue(quantity))
+
+
+def _grace(signal: str, text: str) -> int:
+    _known(signal)
+    grace = parse_duration(text)
+    if grace < 0:
+        raise PolicyError(f"invalid eviction grace period specified: {text}, must be a positive value")
+    return grace
+
+
+def _reclaim(signal: str, text: str) -> ThresholdValue:
+    _known(signal)
+    if text.endswith("%"):
+        fraction = parse_percentage(text)
+        # Over 100% is allowed, and NaN, which compares with nothing, passes too.
+        if not math.isnan(fraction) and fraction <= 0:
+            raise PolicyError(f"eviction percentage minimum reclaim {signal} must be positive: {text}")
+        return ThresholdValue(percentage=fraction)
+    quantity = Quantity.parse(text)
+    if quantity.nanos < 0:
+        raise PolicyError(f"negative eviction minimum reclaim specified for {signal}")
+    return ThresholdValue(quantity)

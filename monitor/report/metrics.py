@@ -1,0 +1,286 @@
+"""The Prometheus metrics, read at the moment of the scrape: counters from the shared page, memory from the BPF table.
+
+Every label has a closed set of values that exist from the start at 0, so a rate can be computed from the first event
+on; a pod's series exist exactly as long as the pod. Base units everywhere: bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from monitor import __version__
+from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US
+from monitor.policy.resources import pod_request
+from monitor.report.http import Response
+from monitor.report.view import View
+
+if TYPE_CHECKING:
+    from monitor.actions.oomadj import OomScores
+    from monitor.report.http import Server
+    from monitor.report.worker import Worker
+
+SIGNALS = ("memory.available", "allocatableMemory.available")
+SCOPES = ("memcg", "global")
+CONDITIONS = ("MemoryPressure",)
+#: What passes through the rings -> how the shared counters of the reader call it.
+RECORDS = ("cross", "step", "signal", "oom", "kill", "exit")
+
+_HISTOGRAM_HELP = {
+    "detection_us": "Time from a threshold crossed in the kernel to the decision.",
+    "kill_us": "Time from a threshold crossed in the kernel to SIGKILL sent.",
+    "gone_us": "Time from a threshold crossed in the kernel to the pod's cgroup empty.",
+}
+_COUNTERS = {
+    "passes": "Passes of the eviction policy.",
+    "evictions": "Pods evicted.",
+    "eviction_failures": "Evictions that left processes behind.",
+    "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
+    "side_starts": "Starts of the side process.",
+    "arms": "Times the fine-grained program was attached.",
+    "disarms": "Times the fine-grained program was detached.",
+    "looks": "Cheap looks at headroom while the fine-grained program was detached.",
+    "sweeps": "Complete sweeps of all memory cgroups.",
+    "loops": "Turns of the hot event loop.",
+}
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"outrace_{name}", text, value)
+
+
+def _labelled(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    values: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    family = kind(f"outrace_{name}", text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+class Metrics(Collector):
+    """Collects from a `View` and from the side's own parts."""
+
+    def __init__(self, view: View, scores: OomScores, files: Worker, lines: Worker, server: Server) -> None:
+        self.view = view
+        self.scores = scores
+        self.files = files
+        self.lines = lines
+        self.server = server
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        self._lock = threading.Lock()
+
+    def render(self, accept: str) -> Response:
+        """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
+        encoder, content_type = choose_encoder(accept)
+        with self._lock:  # a storm of scrapes gets one CPU's worth of attention, not sixteen threads
+            self.view.refresh()
+            return Response(200, content_type, encoder(self.registry))
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the world."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._daemon()
+        yield from self._node()
+        yield from self._pods()
+        yield from self._policy()
+        yield from self._records()
+        yield from self._latencies()
+        yield from self._side()
+        yield from self._processes()
+
+    def _daemon(self) -> Iterator[Metric]:
+        view, stats = self.view, self.view.stats
+        yield InfoMetricFamily(
+            "outrace_build",
+            "Version and mode.",
+            {
+                "version": __version__,
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+                "mode": view.config.mode,
+                "trigger": view.config.trigger,
+            },
+        )
+        yield _gauge("ready", "1 when decisions can be made.", float(not view.not_ready()))
+        yield _gauge("armed", "1 while the fine-grained program is attached.", stats.get("armed"))
+        yield _gauge("unseen_bytes_bound", "Bytes that can move unseen right now.", stats.get("bound_bytes"))
+        yield _gauge("pods", "Pods watched.", len(view.pods))
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"outrace_{name}", text, stats.get(name))
+
+    def _node(self) -> Iterator[Metric]:
+        readings = self.view.domains()
+
+        def family(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
+            present = (((domain,), value) for domain, value in values.items() if value is not None)
+            return _labelled(GaugeMetricFamily, f"memory_{name}_bytes", text, ("domain",), present)
+
+        yield family("capacity", "Memory of the domain.", {d: r.capacity for d, r in readings.items()})
+        yield family("usage", "Memory in use.", {d: r.usage for d, r in readings.items()})
+        yield family("inactive_file", "Inactive file pages.", {d: r.inactive_file for d, r in readings.items()})
+        yield family("active_file", "Active file pages.", {d: r.active_file for d, r in readings.items()})
+        yield family("working_set", "Usage without inactive file.", {d: r.working_set for d, r in readings.items()})
+        yield family("available", "Capacity without working set.", {d: r.available for d, r in readings.items()})
+
+    def _pods(self) -> Iterator[Metric]:
+        labels = ("namespace", "pod")
+        usage = GaugeMetricFamily("outrace_pod_memory_usage_bytes", "Memory in use by the pod.", labels=labels)
+        working_set = GaugeMetricFamily("outrace_pod_memory_working_set_bytes", "The pod's working set.", labels=labels)
+        request = GaugeMetricFamily("outrace_pod_memory_request_bytes", "The pod's memory request.", labels=labels)
+        # A pod that was deleted and made again has another uid and the same labels: the younger one is shown, because a
+        # series that appears twice makes the whole scrape invalid.
+        by_name = {(found.pod.namespace, found.pod.name): found for found in self.view.pods.values()}
+        for key, found in by_name.items():
+            request.add_metric(key, pod_request(found.pod, "memory").value)
+            reading = self.view.memory(found.cgroup)
+            if reading is not None:
+                usage.add_metric(key, reading.usage)
+                working_set.add_metric(key, reading.working_set)
+        yield from (usage, working_set, request)
+
+    def _policy(self) -> Iterator[Metric]:
+        view = self.view
+        met = {(entry["signal"], entry["kind"]) for entry in view.state.get("met", ())}
+        thresholds = GaugeMetricFamily(
+            "outrace_threshold_bytes", "The threshold compared with available memory.", labels=("signal", "kind")
+        )
+        crossed = GaugeMetricFamily(
+            "outrace_threshold_met", "1 while available memory is below the threshold.", labels=("signal", "kind")
+        )
+        domains = view.domains()
+        capacities = {
+            signal: domains[name].capacity if name in domains else None
+            for signal, name in zip(SIGNALS, ("node", "kubepods"), strict=True)
+        }
+        for threshold in view.config.thresholds():
+            capacity = capacities.get(threshold.signal)
+            if capacity is None:
+                continue  # nothing observes this signal here, so nothing is ever compared with it
+            key = (threshold.signal, "hard" if threshold.hard else "soft")
+            thresholds.add_metric(key, threshold.quantity(capacity))
+            crossed.add_metric(key, float(key in met))
+        yield from (thresholds, crossed)
+        active = view.state.get("conditions", ())
+        yield _labelled(
+            GaugeMetricFamily,
+            "node_condition",
+            "1 while the node condition holds.",
+            ("condition",),
+            (((name,), float(name in active)) for name in CONDITIONS),
+        )
+        yield _labelled(
+            CounterMetricFamily,
+            "decisions",
+            "Pods chosen for eviction.",
+            ("signal", "mode"),
+            (((signal, view.config.mode), view.decisions[signal]) for signal in SIGNALS),
+        )
+        yield _labelled(
+            CounterMetricFamily,
+            "oom_kills",
+            "Processes killed by the kernel's OOM killer: at a cgroup's limit, or because the machine ran out.",
+            ("scope",),
+            (((scope,), view.oom_kills[scope]) for scope in SCOPES),
+        )
+
+    def _records(self) -> Iterator[Metric]:
+        stats = self.view.stats
+        kernel: Mapping[str, int] = {}
+        if self.view.pins is not None:
+            from monitor.kernel.pins import counts
+
+            kernel = counts(self.view.pins)
+        sides = [((kind, "kernel"), float(kernel.get(f"emitted_{kind}", 0))) for kind in RECORDS]
+        sides += [((kind, "reader"), float(stats.get(f"records_{kind}"))) for kind in RECORDS]
+        yield _labelled(
+            CounterMetricFamily,
+            "records",
+            "Records written by the BPF programs, and read by the hot process.",
+            ("kind", "side"),
+            sides,
+        )
+        lost: dict[str, int] = {f"ring_{kind}": kernel.get(f"lost_{kind}", 0) for kind in (*RECORDS, "proc")}
+        lost["decode"] = stats.get("records_bad")
+        lost["channel"] = stats.get("channel_dropped")
+        lost["log"] = self.lines.dropped
+        lost["files"] = self.files.dropped
+        lost["processes"] = self.scores.skipped
+        yield _labelled(
+            CounterMetricFamily,
+            "events_lost",
+            "What was dropped, and where: a full ring, channel or queue.",
+            ("where",),
+            (((where,), float(n)) for where, n in lost.items()),
+        )
+
+    def _latencies(self) -> Iterator[Metric]:
+        for name in HISTOGRAMS:
+            counts, total = self.view.stats.histogram(name)
+            bounds = [*(f"{bound / 1e6:g}" for bound in LATENCY_BUCKETS_US), "+Inf"]
+            yield HistogramMetricFamily(
+                f"outrace_{name.removesuffix('_us')}_seconds",
+                _HISTOGRAM_HELP[name],
+                buckets=list(zip(bounds, map(float, accumulate(counts)), strict=True)),
+                sum_value=total / 1e6,
+            )
+
+    def _side(self) -> Iterator[Metric]:
+        scores = self.scores
+        yield CounterMetricFamily(
+            "outrace_oom_score_adj_mismatches", "Processes seen with another oom_score_adj.", scores.mismatches
+        )
+        yield CounterMetricFamily("outrace_oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
+        yield CounterMetricFamily("outrace_oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
+        yield CounterMetricFamily(
+            "outrace_state_write_failures", "Failed writes to the state dir.", self.files.failures
+        )
+        yield _gauge(
+            "state_write_failing", "1 while the last write to the state dir failed.", self.files.failing is not None
+        )
+        yield _gauge("state_writes_waiting", "Writes waiting for the state dir.", self.files.waiting)
+        yield CounterMetricFamily("outrace_http_refused", "Connections refused: too many open.", self.server.refused)
+
+    def _processes(self) -> Iterator[Metric]:
+        rss = GaugeMetricFamily("outrace_process_resident_memory_bytes", "Resident memory.", labels=("process",))
+        cpu = CounterMetricFamily("outrace_process_cpu_seconds", "CPU time used.", labels=("process",))
+        for name, pid in (("hot", self.view.hot_pid), ("side", self.view.side_pid)):
+            usage = process_usage(pid)
+            if usage is not None:
+                rss.add_metric((name,), usage[0])
+                cpu.add_metric((name,), usage[1])
+        yield from (rss, cpu)
+
+
+def process_usage(pid: int) -> tuple[int, float] | None:
+    """(resident bytes, CPU seconds) of a process; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The second field is the command in parentheses and may hold anything: count from the last ")".
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,143 @@
+"""What the side knows right now, for whoever shows it: pods, the last `state` of the hot process, exact memory figures.
+
+The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
+place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monitor.daemon.config import RunConfig
+from monitor.daemon.stats import SharedStats
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.pods.model import FoundPod
+
+if TYPE_CHECKING:
+    from monitor.kernel.domains import DomainTable, Reading
+    from monitor.kernel.pins import Pins
+
+#: While the fine-grained program is detached the counters stand still; older than this they are brought up to date
+#: first.
+FRESH_NS = 1_000_000_000
+#: The longest anyone waits for that. A sweep of 330 cgroups takes a few milliseconds.
+_REFRESH_TIMEOUT_S = 0.5
+_REFRESH_POLL_S = 0.005
+#: A hot loop that has not published for this long is asked for a sign of life.
+_QUIET_NS = 5_000_000_000
+_PROBE_TIMEOUT_S = 2.0
+
+
+@dataclass
+class View:
+    """``send(message)`` reaches the hot process; ``capacity`` is the node's memory in bytes."""
+
+    config: RunConfig
+    hierarchy: Hierarchy
+    capacity: int
+    stats: SharedStats
+    send: Callable[[dict[str, Any]], bool]
+    hot_pid: int
+    side_pid: int
+    table: DomainTable | None = None
+    pins: Pins | None = None
+    kubepods: Path | None = None
+    pods: Mapping[str, FoundPod] = field(default_factory=dict)
+    first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
+    state: Mapping[str, Any] = field(default_factory=dict)
+    synced: bool = False
+    started: float = field(default_factory=time.time)
+    decisions: Counter[str] = field(default_factory=Counter)  # by signal
+    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    _refreshing: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def node_path(self) -> Path:
+        """The node's directory in the memory hierarchy."""
+        return Path(self.config.node_cgroup) if self.config.node_cgroup else self.hierarchy.root
+
+    def refresh(self) -> None:
+        """Have the hot process bring the counters up to date unless they are. May wait 0.5 s."""
+        with self._refreshing:  # a storm of scrapes causes one sweep
+            stats = self.stats
+            if self.table is None or stats.get("armed") or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
+                return
+            sweeps = stats.get("sweeps")
+            if self.send({"t": "refresh"}):
+                _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
+
+    def hot_lives(self) -> bool:
+        """Whether the hot loop turns. One that has been quiet is asked to sweep, which makes it turn; may wait 2 s."""
+        stats = self.stats
+        if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
+            return True
+        loops = stats.get("loops")
+        return self.send({"t": "refresh"}) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
+
+    def not_ready(self) -> str:
+        """Why decisions cannot be made yet; "" when they can."""
+        if not self.synced:
+            return "the pods are not known yet"
+        if not self.stats.get("ready_ns"):
+            return "the hot process is starting"
+        if not self.state:
+            return "the hot process has not reported its state yet"
+        if not self.state.get("ready", False):
+            return "the hot process is not ready: its counters are not complete yet"
+        return ""
+
+    def memory(self, path: Path, capacity: int | None = None) -> MemoryReading | None:
+        """A cgroup's memory: exact from the BPF table where it is watched, else from its files; None if it is gone.
+
+        Its capacity is its own limit, else ``capacity`` bytes.
+        """
+        try:
+            exact = self._exact(path)
+            if exact is None:
+                return cgroupfs.read_cgroup(self.hierarchy, path, capacity)
+            own = cgroupfs.limit(path)
+        except cgroupfs.CgroupGone:
+            return None  # removed between two looks: the pod source reports it
+        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity if own is None else own)
+
+    def _exact(self, path: Path) -> Reading | None:
+        return self.table.read(cgroupfs.cgroup_id(path)) if self.table is not None else None
+
+    def domains(self) -> dict[str, MemoryReading]:
+        """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses."""
+        observation: Mapping[str, Any] = self.state.get("observation", {})
+        found: dict[str, MemoryReading] = {}
+        for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
+            if path is None:
+                continue
+            if name in observation:
+                capacity = observation[name]["capacity"]
+            else:
+                capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
+            reading = self._machine(capacity) if path == self.hierarchy.root else self.memory(path, capacity)
+            if reading is not None:
+                found[name] = MemoryReading.of(reading.usage, reading.inactive_file, reading.active_file, capacity)
+        return found
+
+    def _machine(self, capacity: int) -> MemoryReading:
+        exact = self._exact(self.hierarchy.root)
+        if exact is None:
+            return cgroupfs.read_node(self.hierarchy, capacity)
+        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll shared memory (nothing can be waited on there) until the condition holds; False if it never did."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_REFRESH_POLL_S)
+    return True

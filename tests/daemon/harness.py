@@ -1,0 +1,172 @@
+"""Runs the real side process the way the hot process does, with the test as the hot end of the channel."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from monitor.daemon import channel
+from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
+from monitor.daemon.stats import SharedStats
+from monitor.kernel import cgroupfs
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Far longer than anything takes; only a hang reaches it.
+TIMEOUT_S = 30.0
+
+
+class Hot:
+    """The test's end: one channel, one page of counters, one listening socket, and the side it started."""
+
+    def __init__(self, config: RunConfig, log: Path) -> None:
+        self.stats = SharedStats.create()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.config = dataclasses.replace(config, listen_port=self.port, listen_fd=self.listener.fileno())
+        self.log_path = log
+        self.sock: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log_file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - lives as long as this object
+
+    def start(self, stderr: int | IO[bytes] | None = None) -> None:
+        """Start a side, as the hot process does at the beginning and after the side has died."""
+        self.sock, side_end = channel.pair()
+        self.sock.settimeout(TIMEOUT_S)
+        config_fd = self.config.to_memfd()
+        fds = (config_fd, side_end.fileno(), self.stats.fd, self.listener.fileno())
+        names = {CONFIG_FD: fds[0], CHANNEL_FD: fds[1], STATS_FD: fds[2]}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "monitor.daemon.side"],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stderr=self.log_file if stderr is None else stderr,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(fd) for name, fd in names.items()},
+            cwd="/",
+        )
+        os.close(config_fd)
+        side_end.close()
+
+    def receive(self, kind: str) -> dict[str, Any]:
+        """The next message of this type from the side."""
+        assert self.sock is not None
+        while True:
+            message = channel.receive(self.sock)
+            assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
+            if message["t"] == kind:
+                return message
+
+    def receive_until(self, kind: str) -> list[dict[str, Any]]:
+        """All messages up to and with the first of this type."""
+        assert self.sock is not None
+        messages = []
+        while not messages or messages[-1]["t"] != kind:
+            message = channel.receive(self.sock)
+            assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
+            messages.append(message)
+        return messages
+
+    def send(self, **message: Any) -> None:
+        assert self.sock is not None
+        assert channel.send(self.sock, message)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_for_log(self, text: str) -> str:
+        """The first log line that contains ``text``."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            for line in self.log().splitlines():
+                if text in line:
+                    return line
+            assert time.monotonic() < deadline, f"no log line with {text!r} in:\n{self.log()}"
+            assert self.process is not None
+            time.sleep(0.01)  # a file that another process appends to cannot be waited for without inotify
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers=headers or {})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def end(self) -> int:
+        """Close the channel, as a hot process does that ends; the side's exit status."""
+        assert self.sock is not None
+        assert self.process is not None
+        self.sock.close()
+        return self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.sock is not None:
+            self.sock.close()
+        self.listener.close()
+        self.log_file.close()
+        os.close(self.stats.fd)
+
+
+@contextmanager
+def test_cgroup(name: str) -> Iterator[Path]:
+    """A memory cgroup of the test's own, removed afterwards with what is below it."""
+    path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
+    cgroupfs.make(path)
+    try:
+        yield path
+    finally:
+        cgroupfs.remove(path)
+
+
+@contextmanager
+def sleeper(cgroup: Path) -> Iterator[int]:
+    """A process that waits in the cgroup until the block ends; its pid."""
+    script = f"echo $$ > {cgroup}/cgroup.procs && exec cat"
+    process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"ready\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ready\n"  # cat runs, so it is in the cgroup
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def manifest(
+    directory: Path, name: str, cgroup: Path, *, memory: str = "", uid: str = "", namespace: str = "default"
+) -> Path:
+    """Write a Pod manifest of one container; ``memory`` makes its memory request."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid or f"uid-{name}",
+            "annotations": {"outrace/cgroup": str(cgroup.relative_to(cgroupfs.detect().root))},
+        },
+        "spec": {"containers": [{"name": "main", "resources": {"requests": {"memory": memory} if memory else {}}}]},
+    }
+    path = directory / f"{name}.json"
+    temporary = directory / f".{name}.tmp"
+    temporary.write_text(json.dumps(pod))
+    temporary.rename(path)
+    return path

@@ -1,0 +1,313 @@
+"""Cgroup files: a literal tree where the layout of v2 matters, real child cgroups where the kernel does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.errors import CannotError, ConfigError, MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+
+MI = 1 << 20
+
+
+def _fake_v2(path: Path, stat: dict[str, int], current: int | None = None, limit: str | None = None) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "cgroup.procs").write_text("")
+    (path / "cgroup.controllers").write_text("cpu memory\n")
+    (path / "cgroup.subtree_control").write_text("memory\n")
+    (path / "memory.stat").write_text("".join(f"{k} {v}\n" for k, v in stat.items()))
+    if current is not None:
+        (path / "memory.current").write_text(f"{current}\n")
+    if limit is not None:
+        (path / "memory.max").write_text(f"{limit}\n")
+    return path
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> Hierarchy:
+    root = _fake_v2(
+        tmp_path / "cg", {"anon": 300 * MI, "file": 100 * MI, "inactive_file": 40 * MI, "active_file": 7 * MI}
+    )
+    return Hierarchy(2, root)
+
+
+@pytest.fixture
+def real() -> Iterator[tuple[Hierarchy, Path]]:
+    """An empty cgroup of our own in the machine's memory hierarchy."""
+    hierarchy = cgroupfs.detect()
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    path = cgroupfs.make(hierarchy.root / f"outrace-test-cgroupfs-{os.getpid()}")
+    yield hierarchy, path
+    if path.exists():
+        cgroupfs.remove(path)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits on its standard input."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stdin
+    process.stdin.close()
+
+
+# --- where the hierarchy is ----------------------------------------------------------------------------------------
+
+
+def _mounts(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "mounts").write_text(text)
+    return tmp_path / "mounts"
+
+
+def test_detect_v1_beside_v2(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("")  # hybrid: v2 is mounted, memory is not on it
+    table = f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup /cg/cpu cgroup rw,cpu 0 0\n"
+    table += "cgroup /cg/my\\040memory cgroup rw,memory 0 0\n"
+    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(1, Path("/cg/my memory"))
+
+
+def test_detect_v1_alone_takes_the_first_of_two_mounts(tmp_path: Path) -> None:
+    table = "cgroup /cg/memory cgroup rw,memory 0 0\ncgroup /host/memory cgroup rw,memory 0 0\n"
+    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(1, Path("/cg/memory"))
+
+
+def test_detect_v2(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    table = f"proc /proc proc rw 0 0\ncgroup2 {tmp_path} cgroup2 rw,nsdelegate 0 0\n"
+    assert cgroupfs.detect(_mounts(tmp_path, table)) == Hierarchy(2, tmp_path)
+
+
+def test_a_cpu_mount_called_memory_is_not_the_memory_controller(tmp_path: Path) -> None:
+    with pytest.raises(
+        CannotError, match="no cgroup hierarchy with the memory controller is mounted; mount -t cgroup2"
+    ):
+        cgroupfs.detect(_mounts(tmp_path, "cgroup /cg/memory cgroup rw,cpu 0 0\nshort line\n"))
+
+
+def test_v2_without_memory_says_which_boot_option(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu\n")
+    with pytest.raises(CannotError, match="has no memory controller; boot without cgroup_disable=memory") as e:
+        cgroupfs.detect(_mounts(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0\n"))
+    assert e.value.exit_code == 3
+
+
+def test_detect_says_what_it_cannot_read(tmp_path: Path) -> None:
+    with pytest.raises(CannotError, match="nowhere: No such file"):
+        cgroupfs.detect(tmp_path / "nowhere")
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_resolve(v2: Hierarchy) -> None:
+    child = _fake_v2(v2.root / "a/b", {}, 0, "max")
+    for text in ("a/b", "/a/b", "a/b/", str(child)):
+        assert cgroupfs.resolve(v2, text) == child
+    assert cgroupfs.resolve(v2, "/") == v2.root
+    assert cgroupfs.exists(child)
+    assert not cgroupfs.exists(child / "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("absent", "no cgroup 'absent': .*/absent does not exist; create it"),
+        ("/etc", "no cgroup '/etc'"),
+        ("a/../../etc", "cgroup 'a/../../etc' leads outside the hierarchy"),
+        ("..", "leads outside"),
+        ("plain", "'plain' is not a cgroup: .* has no cgroup.procs"),
+        ("", "'' is not the name of a cgroup"),
+        ("a\0b", "is not the name of a cgroup"),
+        ("x" * 300, "no cgroup 'xxx"),
+    ],
+)
+def test_resolve_names_what_is_wrong(v2: Hierarchy, text: str, says: str) -> None:
+    (v2.root / "plain").mkdir()
+    with pytest.raises(ConfigError, match=says) as e:
+        cgroupfs.resolve(v2, text)
+    assert "\n" not in str(e.value)
+    assert e.value.exit_code == 2
+
+
+@given(st.text(max_size=40))
+def test_resolve_stays_inside_or_refuses(text: str) -> None:
+    hierarchy = Hierarchy(2, Path("/nonexistent-root"))
+    try:
+        path = cgroupfs.locate(hierarchy, text)
+    except ConfigError:
+        return
+    assert Path(os.path.normpath(path)).is_relative_to(hierarchy.root)
+
+
+# --- formulas ------------------------------------------------------------------------------------------------------
+
+
+def test_v2_root_usage_is_anon_plus_file(v2: Hierarchy) -> None:
+    assert cgroupfs.read_node(v2, 1024 * MI) == MemoryReading(
+        usage=400 * MI,
+        inactive_file=40 * MI,
+        active_file=7 * MI,
+        working_set=360 * MI,
+        capacity=1024 * MI,
+        available=664 * MI,
+    )
+
+
+def test_v2_cgroup(v2: Hierarchy) -> None:
+    pod = _fake_v2(v2.root / "pod", {"inactive_file": 3 * MI, "active_file": MI}, 10 * MI, str(64 * MI))
+    assert cgroupfs.read_cgroup(v2, pod) == MemoryReading(10 * MI, 3 * MI, MI, 7 * MI, 64 * MI, 57 * MI)
+    assert cgroupfs.limit(pod) == 64 * MI
+
+
+def test_unlimited_has_no_available_unless_a_capacity_is_given(v2: Hierarchy) -> None:
+    pod = _fake_v2(v2.root / "pod", {}, 10 * MI, "max")
+    reading = cgroupfs.read_cgroup(v2, pod)
+    assert (reading.capacity, reading.available, reading.working_set) == (None, None, 10 * MI)
+    assert cgroupfs.read_cgroup(v2, pod, capacity=100 * MI).available == 90 * MI
+
+
+def test_working_set_saturates_and_available_may_be_negative(v2: Hierarchy) -> None:
+    cold = _fake_v2(v2.root / "cold", {"inactive_file": 20 * MI}, 10 * MI, str(64 * MI))
+    assert cgroupfs.read_cgroup(v2, cold).working_set == 0
+    over = _fake_v2(v2.root / "over", {}, 80 * MI, str(64 * MI))
+    assert cgroupfs.read_cgroup(v2, over).available == -16 * MI
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, cgroupfs.MAX_LIMIT))
+def test_available_is_the_kubelets_wrapped_subtraction_as_signed(usage: int, inactive: int, capacity: int) -> None:
+    reading = MemoryReading.of(usage, inactive, 0, capacity)
+    wrapped = (capacity - reading.working_set) % (1 << 64)  # as uint64 in Go
+    assert reading.available == (wrapped - (1 << 64) if wrapped >= 1 << 63 else wrapped)
+    assert 0 <= reading.working_set <= usage
+
+
+def test_v1_counts_the_subtree(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(1, tmp_path)
+    (tmp_path / "cgroup.procs").write_text("")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{50 * MI}\n")
+    (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "memory.stat").write_text(
+        f"inactive_file 1\nactive_file 2\ntotal_inactive_file {5 * MI}\ntotal_active_file {6 * MI}\n"
+    )
+    assert cgroupfs.limit(tmp_path) is None
+    assert cgroupfs.read_node(hierarchy, 100 * MI) == MemoryReading(50 * MI, 5 * MI, 6 * MI, 45 * MI, 100 * MI, 55 * MI)
+
+
+def test_a_vanished_cgroup_is_said_to_be_gone(v2: Hierarchy) -> None:
+    gone = v2.root / "gone"
+    for read in (cgroupfs.limit, cgroupfs.cgroup_id, lambda p: cgroupfs.read_cgroup(v2, p)):
+        with pytest.raises(cgroupfs.CgroupGone, match="gone"):
+            read(gone)
+    assert cgroupfs.processes(gone) == []
+    assert cgroupfs.descendants(gone) == []
+
+
+def test_a_file_that_is_no_number_is_named(v2: Hierarchy) -> None:
+    pod = _fake_v2(v2.root / "pod", {}, 0, "lots")
+    with pytest.raises(MonitorError, match="max is not a number: 'lots"):
+        cgroupfs.limit(pod)
+
+
+def test_v2_limit_and_controllers_write_the_right_files(v2: Hierarchy) -> None:
+    pod = _fake_v2(v2.root / "pod", {}, 0, "max")
+    cgroupfs.set_limit(pod, 64 * MI)
+    assert cgroupfs.limit(pod) == 64 * MI
+    cgroupfs.set_limit(pod, None)
+    assert (pod / "memory.max").read_text() == "max"
+    (pod / "cgroup.subtree_control").write_text("cpu\n")
+    cgroupfs.enable_controllers(pod)
+    assert (pod / "cgroup.subtree_control").read_text() == "+memory"
+    assert (v2.root / "cgroup.subtree_control").read_text() == "memory\n"  # had it already: not written
+
+
+# --- the real kernel -----------------------------------------------------------------------------------------------
+
+
+def test_make_limit_read_and_remove_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
+    hierarchy, path = real
+    child = cgroupfs.make(path / "a/b")
+    assert cgroupfs.make(child) == child
+    assert cgroupfs.resolve(hierarchy, f"{path.name}/a/b") == child
+    assert cgroupfs.cgroup_id(child) == os.stat(child).st_ino
+    assert cgroupfs.descendants(path) == [path / "a", child]
+    assert cgroupfs.limit(child) is None
+    cgroupfs.set_limit(child, 64 * MI)
+    reading = cgroupfs.read_cgroup(hierarchy, child)
+    assert (reading.capacity, cgroupfs.limit(child)) == (64 * MI, 64 * MI)
+    assert reading.available == 64 * MI - reading.working_set
+    cgroupfs.set_limit(child, None)
+    assert cgroupfs.limit(child) is None
+    cgroupfs.remove(path)
+    assert not path.exists()
+    cgroupfs.remove(path)  # gone already
+
+
+def test_processes_and_remove_refuses_while_there_are_any(
+    real: tuple[Hierarchy, Path], sleeper: subprocess.Popen[bytes]
+) -> None:
+    _, path = real
+    child = cgroupfs.make(path / "child")
+    (child / "cgroup.procs").write_text(str(sleeper.pid))
+    assert cgroupfs.processes(path) == [sleeper.pid]
+    assert cgroupfs.processes(path, recursive=False) == []
+    with pytest.raises(MonitorError, match=r"child is not empty \(1 processes\); end them first"):
+        cgroupfs.remove(path)
+    sleeper.kill()
+    sleeper.wait()
+    cgroupfs.remove(path)
+    assert not path.exists()
+
+
+def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
+    real: tuple[Hierarchy, Path], tmp_path: Path
+) -> None:
+    hierarchy, path = real
+    cgroupfs.set_limit(path, 128 * MI)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], check=True, capture_output=True, text=True).stdout
+    if kind.strip() in ("tmpfs", "ramfs"):
+        pytest.skip(f"{tmp_path} is on {kind.strip()}, whose pages are no page cache")
+    # 16 MiB of page cache, written once, which is what inactive_file is.
+    script = f"echo $$ > {path}/cgroup.procs && dd if=/dev/zero of={tmp_path}/cache bs=1M count=16 status=none"
+    subprocess.run(["sh", "-c", script], check=True)
+    reading = cgroupfs.read_cgroup(hierarchy, path)
+    assert reading.usage >= 15 * MI
+    assert reading.inactive_file + reading.active_file >= 12 * MI  # memory.stat may lag by 64 pages a CPU
+    assert reading.working_set == reading.usage - reading.inactive_file
+
+
+def test_the_machine() -> None:
+    total = meminfo.mem_total()
+    reading = cgroupfs.read_node(cgroupfs.detect(), total)
+    assert reading.capacity == total
+    assert 0 < reading.working_set < total
+    assert reading.available == total - reading.working_set
+
+
+# --- /proc/meminfo -------------------------------------------------------------------------------------------------
+
+
+def test_meminfo_is_bytes_and_skips_what_it_does_not_know() -> None:
+    text = "MemTotal:       24083008 kB\nHugePages_Total:       3\nOdd line\nNew: many kB\nPages: 5 furlongs\nEmpty:\n"
+    assert meminfo.parse(text) == {"MemTotal": 24083008 * 1024, "HugePages_Total": 3}
+
+
+@given(st.text())
+def test_meminfo_parses_anything(text: str) -> None:
+    assert all(isinstance(v, int) and v >= 0 for v in meminfo.parse(text).values())
+
+
+def test_meminfo_without_memtotal_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\n")
+    with pytest.raises(CannotError, match="meminfo has no MemTotal"):
+        meminfo.mem_total(tmp_path / "meminfo")

@@ -1,0 +1,78 @@
+"""Protection against the pressure we watch, applied for real in child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROTECT = """
+import dataclasses, gc, json, os
+from monitor.kernel import sched
+protection = sched.protect()
+locked = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmLck"))
+pid = os.fork()
+if pid == 0:
+    os._exit(os.sched_getscheduler(0))
+_, status = os.waitpid(pid, 0)
+print(json.dumps({
+    **dataclasses.asdict(protection),
+    "policy": os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK,
+    "child_policy": os.waitstatus_to_exitcode(status),
+    "nice": os.getpriority(os.PRIO_PROCESS, 0),
+    "locked_kb": locked,
+    "adj": int(open("/proc/self/oom_score_adj").read()),
+    "frozen": gc.get_freeze_count(),
+}))
+"""
+
+
+def protect(*wrapper: str) -> dict:
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", PROTECT],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_what_it_says_is_true(got: dict) -> None:
+    expected = {"SCHED_FIFO 1": (os.SCHED_FIFO, 0), "nice -20": (os.SCHED_OTHER, -20)}
+    policy, nice = expected.get(got["scheduler"], (os.SCHED_OTHER, got["nice"]))
+    assert (got["policy"], got["nice"]) == (policy, nice)
+    assert got["child_policy"] == os.SCHED_OTHER, "real-time scheduling must not be inherited"
+    assert got["mlocked"] == (got["locked_kb"] > 0)
+    assert got["oom_score_adj"] == got["adj"]
+    assert got["frozen"] > 0
+    missed = [got["scheduler"] != "SCHED_FIFO 1", not got["mlocked"], got["oom_score_adj"] != -999]
+    assert len(got["notes"]) == sum(missed)
+
+
+def test_what_protect_reports_is_what_the_kernel_says() -> None:
+    check_what_it_says_is_true(protect())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to drop")
+def test_without_privileges_each_refusal_is_explained() -> None:
+    setpriv = shutil.which("setpriv")
+    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
+    got = protect(
+        setpriv, "--bounding-set=-sys_nice,-sys_resource,-ipc_lock", "--inh-caps=-all", "prlimit", "--memlock=0:0"
+    )
+    check_what_it_says_is_true(got)
+    assert got["scheduler"] == "default"
+    assert not got["mlocked"]
+    assert [
+        remedy for remedy in ("CAP_SYS_NICE", "CAP_IPC_LOCK") if not any(remedy in note for note in got["notes"])
+    ] == []

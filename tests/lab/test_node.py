@@ -1,0 +1,189 @@
+"""The lab node on the live kernel: what it makes, what its hogs do, and that it disappears however its owner ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.lab.node import MIB, Hog, LabNode
+
+pytestmark = pytest.mark.kernel
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-lab", 96 * MIB) as made:
+        yield made
+    assert not made.cgroup.exists()
+
+
+def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
+    pod = node.add_pod("web", "Burstable", request=32 * MIB, limit=64 * MIB, containers=2, priority=7, grace_s=3)
+    assert cgroupfs.limit(node.cgroup) == 96 * MIB
+    assert cgroupfs.limit(pod.cgroup) == 64 * MIB
+    manifest = json.loads(pod.manifest.read_text())
+    annotations = manifest["metadata"]["annotations"]
+    assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup"]) == pod.cgroup
+    assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup.c1"]) == pod.containers["c1"]
+    assert [c["resources"]["requests"]["memory"] for c in manifest["spec"]["containers"]] == [str(16 * MIB)] * 2
+    assert manifest["spec"]["priority"] == 7
+    assert manifest["spec"]["terminationGracePeriodSeconds"] == 3
+    assert os.listdir(node.manifests) == [pod.manifest.name]
+    node.remove_pod(pod)
+    assert not pod.cgroup.exists()
+    assert not pod.manifest.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"pages": "thp"}, {"kind": "shmem"}, {"kind": "file"}, {"rate": 400}])
+def test_a_hog_takes_what_it_was_told_and_gives_it_back(node: LabNode, options: dict[str, str | int]) -> None:
+    hog = node.start_hog(node.add_pod("hog"), mib=24, **options)
+    before = node.usage()
+    assert before < 8 * MIB, "a hog that waits should hold next to nothing"
+    hog.go()
+    hog.expect("grown")
+    assert node.usage() - before >= 23 * MIB
+    hog.free()
+    # Per-CPU batches keep a few hundred KiB charged.
+    assert node.usage() - before < 4 * MIB
+    hog.process.stdin.close()
+    assert hog.wait() == 0
+
+
+def test_a_hog_that_cycles_peaks_once_per_turn(node: LabNode) -> None:
+    hog = node.start_hog(node.add_pod("hog"), mib=32, cycles=5)
+    node.reset_peak()
+    hog.go()
+    hog.expect("grown")
+    assert 32 * MIB <= node.usage() <= node.peak() < 48 * MIB
+
+
+def test_more_than_the_node_has_is_killed_by_the_kernel_and_counted(node: LabNode) -> None:
+    bystander = node.start_hog(node.add_pod("calm"), mib=8)
+    assert node.oom_kills() == 0
+    hog = node.start_hog(node.add_pod("hog"), mib=256)
+    hog.go()
+    assert hog.wait() == -signal.SIGKILL
+    assert hog.answer() == ""
+    assert node.oom_kills() == 1
+    bystander.go()
+    bystander.expect("grown")
+
+
+def test_a_hog_may_ignore_sigterm(node: LabNode) -> None:
+    pod = node.add_pod("stubborn")
+    stubborn = node.start_hog(pod, mib=1, ignore_term=1)
+    obedient = node.start_hog(pod, mib=1)
+    for hog in (stubborn, obedient):
+        hog.process.send_signal(signal.SIGTERM)
+    assert obedient.wait() == -signal.SIGTERM
+    stubborn.go()
+    stubborn.expect("grown")
+
+
+def test_a_hog_ends_with_its_stdin_even_while_it_grows(node: LabNode) -> None:
+    hog = node.start_hog(node.add_pod("slow"), mib=64, rate=1)
+    hog.go()
+    hog.process.stdin.close()
+    assert hog.wait() == 0
+
+
+def test_a_bad_option_is_explained() -> None:
+    with pytest.raises(MonitorError, match="'mb=3' is not one of cgroup="):
+        Hog(None, mb=3)
+    with pytest.raises(MonitorError, match="kind=gpu is not one of anon, file, shmem"):
+        Hog(None, kind="gpu")
+
+
+def test_an_exception_inside_leaves_nothing() -> None:
+    try:
+        with LabNode("test-lab", 64 * MIB) as node:
+            hog = node.start_hog(node.add_pod("hog"), mib=4)
+            cgroup, manifests = node.cgroup, node.manifests
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert not cgroup.exists()
+    assert not manifests.exists()
+    assert hog.process.poll() is not None
+
+
+def test_two_nodes_of_one_name_do_not_meet() -> None:
+    with LabNode("test-lab", 64 * MIB) as one, LabNode("test-lab", 64 * MIB) as two:
+        assert one.cgroup != two.cgroup
+
+
+OWNER = """
+import os, signal, subprocess, sys, tempfile
+from pathlib import Path
+from monitor.lab.node import LabNode
+def main():
+    with LabNode("test-lab-owner", 64 << 20) as node:
+        pod = node.add_pod("hog")
+        hog = node.start_hog(pod, mib=16, ignore_term=1)
+        hog.go(); hog.expect("grown")
+        # One that would survive its parent: no PDEATHSIG, stdin not ours, in the pod's cgroup.
+        stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (pod.containers["c0"] / "cgroup.procs").write_text(str(stray.pid))
+        helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        node.also_end(helper.pid)
+        extra = Path(tempfile.mkdtemp(prefix="outrace-test-extra-"))
+        node.also_remove(extra)
+        pids = os.getpid(), node._janitor.pid, hog.pid, stray.pid, helper.pid
+        print(*pids, node.cgroup, node.manifests, extra, flush=True)
+        signal.pause()
+try:
+    main()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert owner.stdout is not None
+    words = owner.stdout.readline().decode().split()
+    pids, paths = [int(word) for word in words[1:5]], [Path(word) for word in words[5:]]
+    assert all(path.exists() for path in paths)
+    watched = [os.pidfd_open(pid) for pid in pids]
+    owner.send_signal(sig)
+    assert owner.wait(30) == (130 if sig == signal.SIGINT else -sig)
+    try:
+        for fd, who in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
+            assert select.select([fd], [], [], 30)[0], f"the {who} is still there"
+    finally:
+        for fd in watched:
+            os.close(fd)
+        owner.stdout.close()
+    assert [path for path in paths if path.exists()] == []
+
+
+def test_a_process_outside_the_node_is_left_alone() -> None:
+    bystander = subprocess.Popen(["sleep", "1000"])
+    try:
+        with LabNode("test-lab", 64 * MIB) as node:
+            node.start_hog(node.add_pod("hog"), mib=4)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_nothing_of_an_earlier_test_is_left() -> None:
+    hierarchy = cgroupfs.detect()
+    own = re.compile(rf"outrace-test-lab(-owner)?-{os.getpid()}\b")
+    assert [path.name for path in hierarchy.root.iterdir() if own.match(path.name)] == []

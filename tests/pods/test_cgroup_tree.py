@@ -1,0 +1,342 @@
+"""The kubepods tree: the path parser, both drivers on v1 and v2 layouts, and pods made of cgroups alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import cgroup_tree
+from monitor.pods.cgroup_tree import KubePath, TreeSource, parse
+from monitor.pods.source import pod_message
+from monitor.policy.oom_score import oom_score_adj
+
+DATA = Path(__file__).parent.parent / "data" / "pods"
+GI = 1 << 30
+UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
+
+
+def _cgroup(path: Path, **files: object) -> Path:
+    """A literal cgroup; keys are file names with _ for the dot."""
+    path.mkdir(parents=True, exist_ok=True)
+    for parent in (path, *path.parents):
+        if parent == Path("/tmp") or (parent / ".stop").exists():
+            break
+        (parent / "cgroup.procs").touch()
+    for name, value in files.items():
+        (path / name.replace("_", ".", 1)).write_text(f"{value}\n")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / ".stop").touch()
+    return _cgroup(tmp_path / "cg")
+
+
+# --- paths ---------------------------------------------------------------------------------------------------------
+
+PATHS = [
+    ("kubepods", KubePath("kubepods", "cgroupfs")),
+    ("/kubepods/burstable", KubePath("kubepods", "cgroupfs", "Burstable")),
+    (f"/kubepods/besteffort/pod{UID}", KubePath("kubepods", "cgroupfs", "BestEffort", UID)),
+    (f"/kubepods/pod{UID}/{CID}", KubePath("kubepods", "cgroupfs", "Guaranteed", UID, CID)),
+    (f"/kubepods/burstable/pod{UID}/crio-{CID}", KubePath("kubepods", "cgroupfs", "Burstable", UID, CID)),
+    (f"/kubepods/burstable/pod{UID}/crio-conmon-{CID}", KubePath("kubepods", "cgroupfs", "Burstable", UID)),
+    # --cgroup-root=/lab/k8s, and a process below the container's own cgroup
+    (f"/lab/k8s/kubepods/pod{UID}/{CID}/init.scope", KubePath("lab/k8s/kubepods", "cgroupfs", "Guaranteed", UID, CID)),
+    (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/"
+        f"cri-containerd-{CID}.scope",
+        KubePath("kubepods.slice", "systemd", "Burstable", UID, CID),
+    ),
+    (
+        f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/crio-{CID}.scope/container",
+        KubePath("kubepods.slice", "systemd", "Guaranteed", UID, CID),
+    ),
+    (
+        f"/docker/{CID}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+        f"kubelet-kubepods-besteffort-pod{UID.replace('-', '_')}.slice/docker-{CID}.scope",
+        KubePath(f"docker/{CID}/kubelet.slice/kubelet-kubepods.slice", "systemd", "BestEffort", UID, CID),
+    ),
+    # A cluster inside a pod belongs to the pod outside.
+    (
+        f"/kubepods/burstable/pod{UID}/{CID}/kubelet/kubepods/podinner",
+        KubePath("kubepods", "cgroupfs", "Burstable", UID, CID),
+    ),
+]
+NOT_PATHS = [
+    "",
+    "/",
+    "/system.slice/ssh.service",
+    "/kubepods/burstable/other",
+    "/kubepods.slice/kubepods-burstable/podx",
+    "/kubepods.slice/other-podx.slice",
+    "/mykubepods/podx",
+    "/kubepods/pod",
+]
+
+
+@pytest.mark.parametrize(("path", "says"), PATHS)
+def test_parse(path: str, says: KubePath) -> None:
+    assert parse(path) == says
+
+
+@pytest.mark.parametrize("path", NOT_PATHS)
+def test_paths_of_no_pod(path: str) -> None:
+    assert parse(path) is None
+
+
+_uids = st.uuids().map(str) | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
+_cids = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+_classes = st.sampled_from(["Guaranteed", "Burstable", "BestEffort"])
+
+
+@given(_uids, _cids, _classes, st.sampled_from(["", "a/", "a/b.slice/"]))
+def test_cgroupfs_paths_round_trip(uid: str, cid: str, qos: str, prefix: str) -> None:
+    middle = "" if qos == "Guaranteed" else f"{qos.lower()}/"
+    assert parse(f"/{prefix}kubepods/{middle}pod{uid}/{cid}") == KubePath(
+        f"{prefix}kubepods", "cgroupfs", qos, uid, cid
+    )
+
+
+@given(
+    _uids,
+    _cids,
+    _classes,
+    st.sampled_from(["", "kubelet-", "a-b-"]),
+    st.sampled_from(["cri-containerd", "crio", "docker"]),
+)
+def test_systemd_paths_round_trip(uid: str, cid: str, qos: str, prefix: str, runtime: str) -> None:
+    stem = f"{prefix}kubepods"
+    path = f"/{stem}.slice"
+    if qos != "Guaranteed":
+        stem += f"-{qos.lower()}"
+        path += f"/{stem}.slice"
+    path += f"/{stem}-pod{uid.replace('-', '_')}.slice/{runtime}-{cid}.scope"
+    assert parse(path) == KubePath(f"{prefix}kubepods.slice", "systemd", qos, uid, cid)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["kubepods", "kubepods.slice", "burstable", "kubepods-burstable.slice", "podx", "pod", "crio-", ".scope"]
+        )
+        | st.text(max_size=8)
+    ).map("/".join)
+)
+def test_parse_takes_any_text(path: str) -> None:
+    kube = parse(path)
+    assert kube is None or (kube.container is None or kube.uid is not None)
+    assert kube is None or (kube.uid is None or kube.qos is not None)
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+
+def _recorded(root: Path) -> Path:
+    """The recorded v1 tree as literal files; returns kubepods."""
+    for line in (DATA / "cgroup-tree-v1.txt").read_text().splitlines():
+        path, limit, usage = line.split()[:3]
+        amount = limit.partition("=")[2]
+        _cgroup(
+            root / path.lstrip("/"),
+            memory_limit_in_bytes=9223372036854771712 if amount == "max" else int(amount.removesuffix("M")) << 20,
+            memory_usage_in_bytes=int(re.sub(r"\D", "", usage)) << 10,
+            memory_stat="total_inactive_file 0",
+        )
+    return root / "kubepods"
+
+
+def test_the_recorded_tree(root: Path) -> None:
+    kubepods = _recorded(root)
+    hierarchy = Hierarchy(1, root)
+    assert cgroup_tree.find_kubepods(hierarchy) == kubepods
+    pods = {p.uid: p for p in cgroup_tree.pods_in(kubepods)}
+    assert {uid: p.qos for uid, p in pods.items()} == {
+        "1c2e6a18241d3342ab39dcbb00ab6a02": "BestEffort",
+        "e228a63249ca746e753e7532f763b21a": "Burstable",
+        "1b4c0ccffb4472113a8c14e310e7f2bd": "Guaranteed",
+    }
+    assert all(len(p.containers) == 2 for p in pods.values())  # the container and its sandbox
+    for uid, pod in pods.items():
+        assert cgroup_tree.find_pod(kubepods, uid) == pod.path
+    assert cgroup_tree.find_pod(kubepods, "0" * 32) is None
+
+
+def test_the_systemd_tree(root: Path) -> None:
+    base = root / "kubelet.slice/kubelet-kubepods.slice"
+    burstable = base / "kubelet-kubepods-burstable.slice"
+    pod = burstable / f"kubelet-kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+    scope = _cgroup(pod / f"cri-containerd-{CID}.scope", memory_max="max")
+    _cgroup(pod / f"crio-conmon-{CID}.scope")
+    assert cgroup_tree.find_kubepods(Hierarchy(2, root)) == base
+    assert cgroup_tree.class_dirs(base) == [base, burstable]
+    assert list(cgroup_tree.pods_in(base)) == [cgroup_tree.PodDir(UID, "Burstable", pod, {CID: scope})]
+    assert cgroup_tree.find_pod(base, UID) == pod
+
+
+def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
+    _cgroup(root / "kubepods/burstable")
+    pod = _cgroup(root / "kubepods.slice/kubepods-podabc.slice")
+    assert cgroup_tree.find_kubepods(Hierarchy(2, root)) == pod.parent
+
+
+def test_no_kubepods_is_told_and_waited_for(root: Path) -> None:
+    source = TreeSource(Hierarchy(2, root), 16 * GI)
+    change = source.poll()
+    assert (change.updated, change.removed) == ([], [])
+    assert len(change.problems) == 1
+    assert "no kubepods cgroup" in change.problems[0]
+    assert "--pods manifests:DIR" in change.problems[0]
+    assert source.poll().problems == []  # told once
+    pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=64 << 20)
+    [found] = source.poll().updated
+    assert found.cgroup == pod
+    source.close()
+
+
+def test_pods_made_of_cgroups(root: Path) -> None:
+    pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=96 << 20)
+    a = _cgroup(pod / "aaa", memory_max=64 << 20)
+    b = _cgroup(pod / "bbb", memory_max=32 << 20)
+    source = TreeSource(Hierarchy(2, root), 16 * GI)
+    [found] = source.poll().updated
+    assert (found.pod.namespace, found.pod.name, found.pod.uid) == ("", UID, UID)
+    assert pod_message(found) == {
+        "t": "pod+",
+        "uid": UID,
+        "namespace": "",
+        "name": UID,
+        "priority": 0,
+        "request": 96 << 20,
+        "qos": "Guaranteed",
+        "critical": False,
+        "grace_s": 30,
+        "cgroup": str(pod),
+        "containers": {"aaa": str(a), "bbb": str(b)},
+    }
+    # A container more: the pod's limit grows, and it is told again.
+    _cgroup(pod / "ccc", memory_max="max")
+    (pod / "memory.max").write_text(str(128 << 20))
+    [found] = source.poll().updated
+    assert sorted(found.containers) == ["aaa", "bbb", "ccc"]
+    assert pod_message(found)["request"] == 128 << 20
+    source.close()
+
+
+@given(st.integers(3, 999), st.integers(1 << 28, 1 << 45))
+def test_a_recovered_request_gives_the_same_oom_score_adj(adj: int, capacity: int) -> None:
+    request = cgroup_tree.request_from_adj(adj, capacity)
+    assert 1000 - 1000 * request // capacity == adj
+    assert 1000 - 1000 * (request - 1) // capacity == adj + 1  # the smallest one that does
+
+
+# --- the real kernel -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real() -> Iterator[tuple[Hierarchy, Path]]:
+    hierarchy = cgroupfs.detect()
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    path = cgroupfs.make(hierarchy.root / f"outrace-test-tree-{os.getpid()}")
+    yield Hierarchy(hierarchy.version, path), path
+    for pid in cgroupfs.processes(path):
+        os.kill(pid, 9)
+    cgroupfs.remove(path)
+
+
+def _process(cgroup: Path, adj: int) -> subprocess.Popen[bytes]:
+    """A process in ``cgroup`` with an oom_score_adj, that waits on its standard input."""
+    process = subprocess.Popen(
+        ["sh", "-c", f"echo {adj} > /proc/$$/oom_score_adj; echo $$ > {cgroup}/cgroup.procs; echo; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout
+    process.stdout.readline()
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin
+    assert process.stdout
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
+    hierarchy, path = real
+    cgroupfs.make(path / "kubepods/burstable")
+    source = TreeSource(hierarchy, 16 * GI)
+    assert source.poll().updated == []
+
+    pod = cgroupfs.make(path / f"kubepods/burstable/pod{UID}")
+    container = cgroupfs.make(pod / CID)
+    [found] = source.poll().updated  # inotify tells of mkdir in a cgroup file system
+    assert pod_message(found)["request"] == 0
+
+    process = _process(container, 937)
+    try:
+        [found] = source.poll().updated  # a process entering is no event; an empty container is looked at in each poll
+        assert pod_message(found)["request"] == -(-63 * 16 * GI // 1000)
+        assert oom_score_adj(found.pod, CID, 16 * GI) == 937
+        assert source.poll().updated == []
+    finally:
+        _end(process)
+    cgroupfs.remove(pod)
+    change = source.poll()
+    assert (change.updated, change.removed) == ([], [UID])
+
+    cgroupfs.make(pod)
+    [again] = source.poll().updated
+    assert again.cgroup_ids != found.cgroup_ids
+    cgroupfs.remove(path / "kubepods")
+    change = source.poll()
+    assert change.removed == [UID]
+    assert len(change.problems) == 1
+    source.close()
+
+
+def test_the_pause_process_is_no_container(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
+    hierarchy, path = real
+    pod = cgroupfs.make(path / f"kubepods/burstable/pod{UID}")
+    pause = tmp_path / "pause"
+    pause.symlink_to("/bin/cat")
+    sandbox, container = cgroupfs.make(pod / "sandbox"), cgroupfs.make(pod / "main")
+    processes = [_process(container, 500)]
+    processes.append(
+        subprocess.Popen(
+            ["sh", "-c", f"echo $$ > {sandbox}/cgroup.procs; echo; exec {pause}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    )
+    stdin, stdout = processes[1].stdin, processes[1].stdout
+    assert stdin
+    assert stdout
+    stdout.readline()
+    stdin.write(b"x\n")
+    stdin.flush()
+    assert stdout.readline() == b"x\n"  # cat, under the name of pause, is running
+    source = TreeSource(hierarchy, 16 * GI)
+    try:
+        [found] = source.poll().updated
+        assert list(found.containers) == ["main"]
+        assert found.pod.containers[0].requests["memory"].value == 8 * GI
+    finally:
+        for process in processes:
+            _end(process)
+        source.close()

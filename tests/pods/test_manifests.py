@@ -1,0 +1,557 @@
+"""Pods from manifests: files read, problems told, cgroups matched, awaited and lost, changes seen by inotify."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.errors import ConfigError
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import manifest_files, source
+from monitor.pods.inotify import FILES, Watcher
+from monitor.pods.model import PodSource
+from monitor.pods.source import Change, open_source, pod_message
+
+DATA = Path(__file__).parent.parent / "data" / "pods"
+GI = 1 << 30
+
+
+def _pod(name: str, cgroup: str | None = None, memory: object = "64Mi", **annotations: str) -> dict[str, object]:
+    """A Pod with one container ``main``; further annotations are container cgroups."""
+    notes = {f"outrace/cgroup.{k}": v for k, v in annotations.items()}
+    if cgroup is not None:
+        notes["outrace/cgroup"] = cgroup
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": notes},
+        "spec": {"priority": 7, "containers": [{"name": "main", "resources": {"requests": {"memory": memory}}}]},
+    }
+
+
+def _write(path: Path, *documents: object) -> None:
+    """Write a manifest the way a careful tool does: complete under another name, then renamed."""
+    text = json.dumps(documents[0]) if path.suffix == ".json" else yaml.safe_dump_all(documents)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Hierarchy:
+    root = tmp_path / "cg"
+    root.mkdir()
+    (root / "cgroup.procs").touch()
+    return Hierarchy(2, root)
+
+
+def _cgroup(hierarchy: Hierarchy, name: str) -> Path:
+    """A literal cgroup, and those above it."""
+    path = hierarchy.root
+    for part in Path(name).parts:
+        path = path / part
+        if not path.exists():
+            # Made complete elsewhere and moved in: the kernel's mkdir gives a complete cgroup at once, too.
+            new = hierarchy.root.parent / "new"
+            new.mkdir()
+            (new / "cgroup.procs").touch()
+            new.rename(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def pods(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
+    opened = open_source(f"manifests:{folder}", hierarchy, 16 * GI)
+    yield opened
+    opened.close()
+
+
+def _names(change: Change) -> list[str]:
+    return [found.pod.name for found in change.updated]
+
+
+def _wait(pods: PodSource) -> Change:
+    """The next change, announced by the descriptor."""
+    fd = pods.fileno()
+    assert fd is not None
+    assert select.select([fd], [], [], 10)[0], "nothing announced in 10 s"
+    return pods.poll()
+
+
+# --- specs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            "kubelet:https://localhost:10250",
+            "pods from the kubelet are not in this version; give manifests:DIR or cgroups",
+        ),
+        ("apiserver", "pods from the apiserver are not in this version"),
+        ("manifests:", "names no directory; give manifests:DIR"),
+        ("manifests:/nonexistent", "/nonexistent does not exist; create it"),
+        ("manifests:/etc/passwd", "/etc/passwd is not a directory"),
+        ("docker", "no such source of pods; give manifests:DIR or cgroups"),
+        ("cgroups:x", "no such source of pods"),
+        ("", "no such source of pods"),
+    ],
+)
+def test_bad_specs(hierarchy: Hierarchy, spec: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as e:
+        open_source(spec, hierarchy, GI)
+    assert "--pods" in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+# --- finding -------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    cgroup = _cgroup(hierarchy, "lab/web")
+    _write(folder / "web.yaml", _pod("web", "lab/web"))
+    change = pods.poll()
+    assert (change.removed, change.problems) == ([], [])
+    [found] = change.updated
+    assert pod_message(found) == {
+        "t": "pod+",
+        "uid": "uid-web",
+        "namespace": "default",
+        "name": "web",
+        "priority": 7,
+        "request": 64 << 20,
+        "qos": "Burstable",
+        "critical": False,
+        "grace_s": 30,
+        "cgroup": str(cgroup),
+        "containers": {"main": str(cgroup)},  # the only container: the pod's cgroup is its own
+    }
+    assert pods.poll() == Change()
+
+
+def test_container_annotations_and_their_cgroups_appearing(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    cgroup = _cgroup(hierarchy, "web")
+    _write(folder / "web.yaml", _pod("web", "/web", main="web/main"))
+    change = pods.poll()
+    assert change.updated[0].containers == {}
+    assert len(change.problems) == 1
+    assert (
+        f"metadata.annotations[outrace/cgroup.main]: no cgroup {cgroup}/main yet, waiting for it" in change.problems[0]
+    )
+    main = _cgroup(hierarchy, "web/main")
+    [found] = _wait(pods).updated
+    assert found.containers == {"main": main}
+
+
+def test_yaml_documents_json_and_lists(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    for name in "abcdef":
+        _cgroup(hierarchy, name)
+    _write(folder / "1.yaml", _pod("a", "a"), None, _pod("b", "b"))
+    _write(folder / "2.json", _pod("c", "c"))
+    items = [_pod("d", "d"), {k: v for k, v in _pod("e", "e").items() if k == "metadata"}]
+    _write(folder / "3.yml", {"apiVersion": "v1", "kind": "List", "items": items}, _pod("f", "f"))
+    for name in (".hidden.yaml", "a.yaml~", "#a.yaml#", ".a.yaml.swp", "notes.txt", "4913"):
+        (folder / name).write_text("not: a pod")
+    (folder / "directory.yaml").mkdir()
+    (folder / "dangling.yaml").symlink_to("nowhere")
+    change = pods.poll()
+    assert sorted(_names(change)) == list("abcdef")
+    assert change.problems == []
+
+
+def _notes(text: str) -> str:
+    return f"kind: Pod\nmetadata: {{name: a, annotations: {{{text}}}}}"
+
+
+BAD = {
+    "kind: [": "document 1: not YAML at line 2: .*; correct the syntax",
+    "a: b: c": "document 1: not YAML at line 1: mapping values are not allowed",
+    "a: !!int x": "document 1: not YAML: .*; correct it",
+    "a: !!bool x": "document 1: not YAML",
+    "a: \x01": "document 1: not YAML: .*control characters|special characters",
+    "": "holds no Pod; write one, or remove the file",
+    "---\n---\n": "holds no Pod",
+    "kind: List\nitems: []": "holds no Pod",
+    "text": "document 1: not a Pod but 'text'",
+    "[1, 2]": r"document 1: not a Pod but list \[1, 2\]; a manifest is a mapping with kind: Pod",
+    "kind: Deployment\napiVersion: apps/v1": "1: kind: not a v1 Pod but apiVersion 'apps/v1', kind 'Deployment'; give a Pod",
+    "metadata: {name: x}": "document 1: kind: not a v1 Pod but apiVersion 'v1', kind nothing",
+    "kind: Pod": "document 1: metadata.name: missing; correct the key",
+    "kind: Pod\nmetadata: {name: A_b}": "document 1: metadata.name: 'A_b' is not one that Kubernetes allows",
+    "kind: Pod\nmetadata: {name: a, uid: ../x}": "document 1: metadata.uid: '../x' is not",
+    "kind: Pod\nmetadata: {name: a, uid: abc}": "metadata.uid: no cgroup of pod abc under any kubepods yet",
+    _notes("outrace/cgroup: 1"): r"document 1: metadata.annotations.outrace/cgroup: .*quotes",
+    _notes("outrace/cgroup: ../.."): r"annotations\[outrace/cgroup\]: cgroup '../..' leads outside",
+    _notes("outrace/cgroup: /"): r"annotations\[outrace/cgroup\]: cgroup '/' is not below",
+    _notes("outrace/cgroup: ''"): r"annotations\[outrace/cgroup\]: '' is not the name",
+    _notes("outrace/cgroup: absent"): r"no cgroup .*/absent yet, waiting for it; create it, or correct",
+    json.dumps(_pod("a", "good", nosuch="x")): r"annotations\['outrace/cgroup.nosuch'\]: the pod has no such container",
+    json.dumps(_pod("a", "good", "64Mb")): r"spec.containers\[0\].resources.requests.memory: .*; correct the key",
+    json.dumps(_pod("a", "good", main="elsewhere")): r"cgroup 'elsewhere' is not below .*/good; name a cgroup",
+    json.dumps(_pod("a", "good", main="good")): "cgroup 'good' is not below",
+    "[" * 2000: "document 1: (nested too deeply|not YAML)",
+    "&a [*a]": "document 1: not a Pod",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_bad_manifests_are_one_line_each_and_the_others_still_count(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource, text: str
+) -> None:
+    _cgroup(hierarchy, "good")
+    _cgroup(hierarchy, "other")
+    _cgroup(hierarchy, "elsewhere")
+    _write(folder / "z-other.yaml", _pod("other", "other"))
+    (folder / "bad.yaml").write_text(text)
+    change = pods.poll()
+    assert _names(change) == ["other"]
+    assert len(change.problems) == 1
+    [problem] = change.problems
+    assert problem.startswith(f"{folder}/bad.yaml: ")
+    assert "\n" not in problem
+    assert len(problem) < 400
+    assert re.search(BAD[text], problem), problem
+    assert pods.poll().problems == []  # told once
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "document 1: not JSON: Expecting property name"),
+        ("", "holds no Pod"),
+        ("[" * 100_000, "document 1: nested too deeply"),
+        ("1" * 5000, "document 1: not JSON: Exceeds the limit"),
+        ('{"kind": "Pod", "metadata": {"name": "\\ud800"}}', "document 1: .*surrogates not allowed"),
+    ],
+)
+def test_bad_json(text: str, says: str) -> None:
+    parsed = manifest_files.parse("x.json", text.encode())
+    assert parsed.manifests == ()
+    [problem] = parsed.problems
+    assert re.search(says, problem), problem
+
+
+def test_a_pod_that_ended_is_not_waited_for(folder: Path, pods: PodSource) -> None:
+    _write(folder / "a.yaml", {**_pod("a", "a"), "status": {"phase": "Failed", "reason": "Evicted"}})
+    assert pods.poll() == Change()
+
+
+def test_a_bad_document_leaves_the_good_ones_of_its_file(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a")
+    _cgroup(hierarchy, "c")
+    _write(folder / "all.yaml", _pod("a", "a"), {"kind": "Service"}, _pod("c", "c"))
+    change = pods.poll()
+    assert _names(change) == ["a", "c"]
+    assert len(change.problems) == 1
+    assert ": document 2: kind: not a v1 Pod" in change.problems[0]
+
+
+def test_not_text_and_too_large(tmp_path: Path) -> None:
+    assert manifest_files.parse("x.yaml", b"a: \xff").problems == ("x.yaml: not UTF-8 at byte 3; save it as UTF-8",)
+    (tmp_path / "big.yaml").write_bytes(b"#" * (manifest_files.MAX_BYTES + 1))
+    assert manifest_files.read(tmp_path / "big.yaml").problems == (f"{tmp_path}/big.yaml: larger than 8 MiB; split it",)
+    [problem] = manifest_files.read(tmp_path / "absent.yaml").problems
+    assert "cannot be read: No such file" in problem
+
+
+def test_two_pods_may_not_share(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a/inner")
+    _cgroup(hierarchy, "b")
+    _write(folder / "1.yaml", _pod("a", "a"))
+    _write(folder / "2.yaml", _pod("a", "b"))  # the same uid
+    _write(folder / "3.yaml", _pod("c", "a/inner"))  # inside
+    _write(folder / "4.yaml", _pod("d", "a"))  # the same
+    change = pods.poll()
+    assert _names(change) == ["a"]
+    assert len(change.problems) == 3
+    assert f"metadata.uid: uid-a is also the pod of {folder}/1.yaml: document 1; remove one" in change.problems[0]
+    assert all("is shared with the pod of" in p for p in change.problems[1:])
+
+
+# --- the kubepods tree ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
+def test_without_annotation_the_kubepods_tree_is_searched(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource, driver: str
+) -> None:
+    manifest = _pod("web")
+    manifest["metadata"]["uid"] = "11-22"  # type: ignore[index]
+    _write(folder / "web.yaml", manifest)
+    assert "no cgroup of pod 11-22 under any kubepods yet" in pods.poll().problems[0]
+    name = "kubepods/burstable/pod11-22"
+    if driver == "systemd":
+        name = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod11_22.slice"
+    path = _cgroup(hierarchy, name)
+    [found] = _wait(pods).updated
+    assert found.cgroup == path
+    assert found.containers == {"main": path}
+
+
+def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    for line in (DATA / "cgroup-tree-v1.txt").read_text().splitlines():
+        _cgroup(hierarchy, line.split()[0].lstrip("/"))
+    (folder / "pods.json").write_bytes((DATA / "pods.json").read_bytes())
+    change = pods.poll()
+    assert change.problems == []
+    found = {f.pod.name: f for f in change.updated}
+    assert {n: pod_message(f)["qos"] for n, f in found.items()} == {
+        "besteffort-node1": "BestEffort",
+        "burstable-node1": "Burstable",
+        "guaranteed-node1": "Guaranteed",
+    }
+    main = found["burstable-node1"].containers["main"]  # by the container id in its status
+    assert main.name == "3eaf95a1e79615591cdd86c0cd4bf8bc992398d8bdc3adc16272dd15036aaed5"
+    assert main.parent == found["burstable-node1"].cgroup
+    assert pod_message(found["guaranteed-node1"])["request"] == 128 << 20
+    assert pod_message(found["guaranteed-node1"])["critical"]  # a static pod
+    assert pod_message(found["guaranteed-node1"])["grace_s"] == 1
+
+
+def test_the_api_servers_pods_wait_for_their_cgroups(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "kubepods/besteffort")
+    (folder / "api.json").write_bytes((DATA / "api-pods.json").read_bytes())
+    change = pods.poll()
+    assert len(change.problems) == 1  # the two others were evicted
+    assert "items[0]: metadata.uid: no cgroup of pod 5c2b2da2-119f-4fa8-8801-c79f0fa869aa" in change.problems[0]
+    _cgroup(hierarchy, "kubepods/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa")
+    [found] = _wait(pods).updated
+    assert found.pod.name == "guard"
+
+
+# --- changes -------------------------------------------------------------------------------------------------------
+
+
+def test_manifests_appear_change_and_vanish(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a")
+    _cgroup(hierarchy, "b")
+    assert pods.poll() == Change()
+    _write(folder / "a.yaml", _pod("a", "a"))
+    assert _names(_wait(pods)) == ["a"]
+    _write(folder / "b.json", _pod("b", "b"))
+    assert _names(_wait(pods)) == ["b"]
+    _write(folder / "a.yaml", _pod("a", "a", "96Mi"))
+    [found] = _wait(pods).updated
+    assert pod_message(found)["request"] == 96 << 20
+    (folder / "a.yaml").rename(folder / "c.yaml")
+    assert _wait(pods) == Change()  # the same pod in another file
+    (folder / "c.yaml").unlink()
+    assert _wait(pods).removed == ["uid-a"]
+
+
+def test_a_change_in_place_of_the_same_size_is_seen(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a")
+    path = folder / "a.yaml"
+    path.write_text(json.dumps(_pod("a", "a", "11Mi")))
+    stat = path.stat()
+    pods.poll()
+    path.write_text(json.dumps(_pod("a", "a", "22Mi")))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    [found] = _wait(pods).updated
+    assert pod_message(found)["request"] == 22 << 20
+
+
+def test_unchanged_files_are_not_parsed_again(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    real = manifest_files.read
+    monkeypatch.setattr(manifest_files, "read", lambda path: parsed.append(path.name) or real(path))
+    for name in "abc":
+        _cgroup(hierarchy, name)
+        _write(folder / f"{name}.yaml", _pod(name, name))
+        os.utime(folder / f"{name}.yaml", (1_700_000_000, 1_700_000_000))
+    pods.poll()
+    assert sorted(parsed) == ["a.yaml", "b.yaml", "c.yaml"]
+    parsed.clear()
+    _write(folder / "b.yaml", _pod("b", "b", "1Gi"))
+    assert _names(_wait(pods)) == ["b"]
+    assert parsed == ["b.yaml"]
+
+
+def test_a_file_that_breaks_keeps_its_pod_until_it_is_mended_or_removed(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource
+) -> None:
+    _cgroup(hierarchy, "a")
+    _write(folder / "a.yaml", _pod("a", "a"))
+    assert _names(pods.poll()) == ["a"]
+    (folder / "a.yaml").write_text("kind: [")
+    change = _wait(pods)
+    assert (change.updated, change.removed) == ([], [])
+    assert "correct the syntax (still used as it was: default/a)" in change.problems[0]
+    _write(folder / "a.yaml", _pod("a", "a", "1Gi"))
+    assert _names(_wait(pods)) == ["a"]
+    (folder / "a.yaml").write_text("")
+    _wait(pods)
+    (folder / "a.yaml").unlink()
+    assert _wait(pods).removed == ["uid-a"]
+
+
+def test_a_cgroup_is_awaited_lost_and_found_again(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _write(folder / "a.yaml", _pod("a", "deep/down/a"))
+    assert len(pods.poll().problems) == 1
+    cgroup = _cgroup(hierarchy, "deep/down/a")
+    [found] = _wait(pods).updated
+    assert found.cgroup == cgroup
+    cgroup.rename(hierarchy.root.parent / "gone")
+    change = _wait(pods)
+    assert change.removed == ["uid-a"]
+    assert "no cgroup" in change.problems[0]
+    _cgroup(hierarchy, "deep/down/a")
+    [again] = _wait(pods).updated
+    assert again.cgroup_ids != found.cgroup_ids
+
+
+def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a")
+    for version, memory in (("..v1", "1Gi"), ("..v2", "2Gi")):
+        (folder / version).mkdir()
+        _write(folder / version / "a.yaml", _pod("a", "a", memory))
+    (folder / "..data").symlink_to("..v1")
+    (folder / "a.yaml").symlink_to("..data/a.yaml")
+    assert pod_message(pods.poll().updated[0])["request"] == GI
+    (folder / "..new").symlink_to("..v2")
+    (folder / "..new").rename(folder / "..data")
+    assert pod_message(_wait(pods).updated[0])["request"] == 2 * GI
+
+
+def test_the_directory_itself_goes_and_comes_back(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+    _cgroup(hierarchy, "a")
+    _write(folder / "a.yaml", _pod("a", "a"))
+    pods.poll()
+    folder.rename(folder.with_name("away"))
+    change = _wait(pods)
+    assert change.removed == []
+    assert "its last manifests stay in use until it is back" in change.problems[0]
+    folder.mkdir()
+    assert pods.poll().removed == ["uid-a"]  # no event announces it: polls look
+    _write(folder / "b.yaml", _pod("a", "a"))
+    assert _names(_wait(pods)) == ["a"]
+
+
+def test_without_inotify_polls_alone_see_everything(
+    folder: Path, hierarchy: Hierarchy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watcher, "open", lambda: None)
+    blind = source.open_source(f"manifests:{folder}", hierarchy, GI)
+    assert blind.fileno() is None
+    assert blind.poll() == Change()
+    _write(folder / "a.yaml", _pod("a", "a"))
+    assert len(blind.poll().problems) == 1
+    cgroup = _cgroup(hierarchy, "a")
+    assert _names(blind.poll()) == ["a"]
+    cgroup.rename(hierarchy.root.parent / "gone")
+    assert blind.poll().removed == ["uid-a"]
+    blind.close()
+
+
+def test_watcher_drops_and_renews_watches(tmp_path: Path) -> None:
+    watcher = Watcher.open()
+    assert watcher is not None
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    assert watcher.watch_only({a: FILES, b: FILES})
+    assert not watcher.watch_only({a: FILES, b: FILES})
+    (a / "x").write_text("")
+    assert {(e.directory, e.name) for e in watcher.drain()} == {(a, "x")}
+    b.mkdir()
+    assert watcher.watch_only({b: FILES})
+    (a / "y").write_text("")
+    assert watcher.drain() == []
+    b.rmdir()
+    b.mkdir()
+    assert b in {e.directory for e in watcher.drain()}
+    assert watcher.watch_only({b: FILES})
+    (b / "z").write_text("")
+    assert {(e.directory, e.name) for e in watcher.drain()} == {(b, "z")}
+    watcher.close()
+
+
+# --- any input -----------------------------------------------------------------------------------------------------
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_keys = st.sampled_from(
+    ["name", "uid", "namespace", "annotations", "containers", "resources", "requests", "memory", "priority"]
+)
+_shaped = st.fixed_dictionaries(
+    {"kind": st.just("Pod") | _json},
+    optional={
+        "apiVersion": st.just("v1") | _json,
+        "metadata": st.dictionaries(_keys, st.just("a") | _json, max_size=4) | _json,
+        "spec": st.dictionaries(_keys, _json | st.lists(st.dictionaries(_keys, _json)), max_size=3) | _json,
+        "status": _json | st.fixed_dictionaries({"containerStatuses": _json | st.lists(st.dictionaries(_keys, _json))}),
+        "items": _json,
+    },
+)
+
+
+def _check(parsed: manifest_files.Parsed) -> None:
+    assert parsed.manifests or parsed.problems
+    for problem in parsed.problems:
+        assert problem.startswith("x.")
+        assert len(problem.splitlines()) == 1
+        problem.encode()
+
+
+@given(_shaped | _json | st.fixed_dictionaries({"kind": st.just("List"), "items": st.lists(_shaped | _json)}))
+def test_any_json_is_pods_or_problems(value: object) -> None:
+    _check(manifest_files.parse("x.json", json.dumps(value).encode()))
+
+
+@given(_shaped)
+def test_any_object_in_yaml_is_pods_or_problems(value: object) -> None:
+    _check(manifest_files.parse("x.yaml", yaml.safe_dump(value).encode()))
+
+
+@given(st.text() | st.text("[]{}:,-&*!|>'\"#%@` \nab~1.\t?=<", max_size=30))
+def test_any_text_is_pods_or_problems(text: str) -> None:
+    _check(manifest_files.parse("x.yaml", text.encode(errors="surrogatepass")))
+    if text.strip():
+        _check(manifest_files.parse("x.json", text.encode(errors="surrogatepass")))
+
+
+@given(st.binary())
+def test_any_bytes_are_pods_or_problems(data: bytes) -> None:
+    _check(manifest_files.parse("x.yaml", data))
+
+
+def test_pods_on_the_real_hierarchy(folder: Path) -> None:
+    """A manifest's cgroup appears and vanishes in the machine's own memory hierarchy."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    hierarchy = cgroupfs.detect()
+    base = cgroupfs.make(hierarchy.root / f"outrace-test-manifests-{os.getpid()}")
+    pods = open_source(f"manifests:{folder}", hierarchy, GI)
+    try:
+        _write(folder / "a.yaml", _pod("a", f"{base.name}/a"))
+        assert len(pods.poll().problems) == 1
+        cgroup = cgroupfs.make(base / "a")
+        [found] = _wait(pods).updated
+        assert (found.cgroup, found.cgroup_ids[0]) == (cgroup, cgroupfs.cgroup_id(cgroup))
+        cgroupfs.remove(cgroup)
+        assert _wait(pods).removed == ["uid-a"]
+    finally:
+        pods.close()
+        cgroupfs.remove(base)
