@@ -50,7 +50,8 @@ update() {
 }
 
 available() { # whether apt could install the package
-  apt-cache policy "$1" 2>/dev/null | grep -q 'Candidate: [^(]'
+  # Not through a pipe to `grep -q`: grep would leave early, and pipefail call apt-cache's SIGPIPE a failure.
+  [[ $(apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]
 }
 
 first_available() {

@@ -26,6 +26,7 @@ class Victim:
         self.cgroup = cgroup
         self.prepared_ns = 0
         self.pidfds: dict[int, int] = {}
+        self._told: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
         self._kill_fd = -1
         self._version = version
         if version == 2:
@@ -66,9 +67,12 @@ class Victim:
         return self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> int:
-        """Signal every prepared process; how many got it."""
+        """Signal every prepared process that was not sent this already; how many got it."""
         sent = 0
-        for fd in self.pidfds.values():
+        for pid, fd in self.pidfds.items():
+            if self._told.get(pid) == number:
+                continue
+            self._told[pid] = number
             try:
                 signal.pidfd_send_signal(fd, number)
                 sent += 1

@@ -76,7 +76,7 @@ def event_object(eviction: Eviction) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{pod.name}.{eviction.id}",
+            "name": f"{pod.name}.{int(eviction.decided * 1e9):x}",
             "namespace": pod.namespace,
             "creationTimestamp": when,
             "annotations": dict(eviction.annotations),

@@ -1,15 +1,16 @@
 """`outrace bench overhead`: what a page fault costs with the programs attached, against without.
 
-Rounds of some 50 ms alternate between nothing attached and one of two states, so that every round is compared with the two beside
-it and a machine that gets slower or faster in between does not matter:
+Rounds of some 50 ms alternate between nothing attached and one of two states, so that every round is compared with
+the two beside it and a machine that gets slower or faster in between does not matter:
 
-* ``armed``: everything attached, the fine-grained programs included, with the lab node, its pod and its container watched
-  as the daemon watches them;
+* ``armed``: everything attached, the fine-grained programs included, with the lab node, its pod and its container
+  watched as the daemon watches them;
 * ``disarmed``: what stays attached far from every threshold, the OOM chain and the process events.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -28,7 +29,7 @@ from monitor.lab.node import MIB, Child, LabNode, LabPod
 
 FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"
 NODE_BYTES = 256 * MIB
-#: Far below what the loop takes, as on a node that is armed but not under pressure: nothing crosses, everything is compared.
+#: Not reached by the loop, as on a node that is armed but not under pressure: nothing crosses, everything is compared.
 THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
@@ -49,7 +50,7 @@ def attached(pins: Pins, names: tuple[str, ...]) -> Iterator[None]:
 
 
 def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
-    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, the container as it is."""
+    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container."""
     table = DomainTable(pins)
     table.reset()
     at = table.add(cgroupfs.cgroup_id(node.cgroup))
@@ -78,7 +79,7 @@ def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], 
 def summarise(name: str, values: list[float]) -> dict[str, object]:
     """One row of the result: ratios, so 1.0 is no cost."""
     ordered = sorted(values)
-    at_99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    at_99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
     return {
         "name": name,
         "unit": "ratio",
@@ -90,7 +91,7 @@ def summarise(name: str, values: list[float]) -> dict[str, object]:
 
 
 def run(triples: int) -> list[dict[str, object]]:
-    """Measure on this machine; rows for ``armed`` and ``disarmed``. Needs root; CannotError where BPF is not to be had."""
+    """Measure on this machine; rows for ``armed`` and ``disarmed``. CannotError if not root or without BPF."""
     if os.geteuid() != 0:
         raise CannotError("bench overhead loads BPF programs", "run as root: sudo outrace bench overhead")
     mounts.ensure()
@@ -112,9 +113,8 @@ def run(triples: int) -> list[dict[str, object]]:
         child.expect("ready")
         try:
             passes = max(1, ROUND_NS // _took(child, 1))
-            return [
-                summarise(*item) for item in ratios(lambda: _took(child, passes), pins, ring.consume, triples).items()
-            ]
+            found = ratios(lambda: _took(child, passes), pins, ring.consume, triples)
+            return [summarise(state, values) for state, values in found.items()]
         finally:
             ring.close()
             table.close()

@@ -242,7 +242,8 @@ def _swap() -> list[Check]:
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi, _lockdown, _scheduler, _thp, _swap,
+    _root, _capabilities, _kernel, _btf, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi, _lockdown, _scheduler, _thp,
+    _swap,
 )  # fmt: skip
 
 

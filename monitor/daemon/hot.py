@@ -551,7 +551,7 @@ class Hot:
                 elif fd == self.wake_fd:
                     os.read(fd, 64)
                 elif self.eviction is not None and fd in self.eviction.pidfds():
-                    self.epoll.modify(fd, 0)  # reported once is enough; the step below sees who is left
+                    self.epoll.unregister(fd)  # gone, and would be reported for ever; the step below sees who is left
             now = monotonic_ns()
             self.stats.add("loops")
             if self.moved:

@@ -31,6 +31,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.pods.cgroup_tree import find_kubepods
 from monitor.pods.source import Change, FoundPod, PodSource, open_source, pod_message
 from monitor.policy.messages import eviction_message
+from monitor.policy.pods import Pod
 from monitor.policy.qos import qos_class
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import RESOURCE
@@ -270,9 +271,10 @@ class Side:
     def _on_decision(self, message: Mapping[str, Any]) -> None:
         self.view.decisions[message["signal"]] += 1
         found = self.view.pods.get(message["pod"])
-        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "signal")}
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name")}
+        fields["uid"] = message["pod"]
         if found is None:
-            self.log.error("decided on a pod unknown here", uid=message["pod"], signal=message["signal"], **fields)
+            self.log.error("decided on a pod unknown here", **fields)
             return
         text, annotations = eviction_message(
             found.pod,
@@ -282,14 +284,8 @@ class Side:
             message["containers"],
             message["working_set"],
         )
-        self.log.warning(
-            "would evict" if message["observed"] else "evicting",
-            pod=_label(found),
-            uid=found.pod.uid,
-            signal=message["signal"],
-            message=text,
-            **fields,
-        )
+        fields |= {"pod": _label(found), "message": text}
+        self.log.warning("would evict" if message["observed"] else "evicting", **fields)
         if message["observed"]:
             return
         eviction = Eviction(
@@ -317,7 +313,9 @@ class Side:
 
     def _on_evicted(self, message: Mapping[str, Any]) -> None:
         eviction = self._evictions.pop(str(message["id"]), None)
-        self.log.info("evicted", **{key: value for key, value in message.items() if key != "t"})
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod")}
+        fields |= {"uid": message["pod"], "pod": _label_of(eviction.pod) if eviction is not None else None}
+        self.log.info("evicted", **fields)
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message))
 
@@ -345,20 +343,19 @@ class Side:
                 )
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
-        fields = {key: value for key, value in message.items() if key not in ("t", "kind")}
-        kind = message.get("kind")
-        if kind not in (None, "mark"):
-            self.log.info(f"OOM victim: {kind}", **fields)
-            return
+        """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         scope = "memcg" if message["oom_cgroup"] else "global"
-        uid = self._by_cgroup.get(message["victim_cgroup"])
+        uid = message["pod"] or self._by_cgroup.get(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
-        pod = _label(found) if found is not None else None
-        if message.get("exiting"):
-            self.log.info("OOM killer chose a process that was exiting anyway", scope=scope, pod=pod, **fields)
-            return
-        self.view.oom_kills[scope] += 1
-        self.log.warning("the kernel's OOM killer killed a process", scope=scope, pod=pod, **fields)
+        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
+        fields |= {"scope": scope, "pod": _label(found) if found is not None else message["pod_name"]}
+        if message["kind"] != "mark":
+            self.log.info(f"OOM kill: {message['kind']}", **fields)
+        elif message["exiting"]:
+            self.log.info("OOM killer chose a process that was exiting anyway", **fields)
+        else:
+            self.view.oom_kills[scope] += 1
+            self.log.warning("the kernel's OOM killer killed a process", **fields)
 
     # HTTP
 
@@ -380,7 +377,11 @@ class Side:
 
 
 def _label(found: FoundPod) -> str:
-    return f"{found.pod.namespace}/{found.pod.name}"
+    return _label_of(found.pod)
+
+
+def _label_of(pod: Pod) -> str:
+    return f"{pod.namespace}/{pod.name}"
 
 
 def main() -> int:

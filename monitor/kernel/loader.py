@@ -30,6 +30,8 @@ SOURCES = ("wire.h", "memcg.h", "pressure.c", "oom.c", "procs.c")
 SWEEP_CHUNK = 1
 COMMIT_CHUNK = 64
 _TRACEFS = Path("/sys/kernel/tracing/events")
+#: Which state dir an instance belongs to: bpffs holds nothing but BPF objects. Gone after a reboot, as the pins are.
+_RUN = Path("/run/outrace")
 
 
 def bpf_directory() -> Path:
@@ -60,6 +62,14 @@ def compile_flags() -> list[str]:
 def instance_directory(state_dir: Path) -> Path:
     """Pins of one state dir; the name may not contain dots (bpffs reserves them)."""
     return pins.ROOT / hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+
+
+def state_directory(instance: Path) -> Path | None:
+    """The state dir that an instance belongs to, None when it is not known any more."""
+    try:
+        return Path((_RUN / instance.name).read_text())
+    except OSError:
+        return None
 
 
 def stamp() -> str:
@@ -95,7 +105,10 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
             f"this kernel has no tracepoint {missing[0]}",
             "memory cgroup tracepoints came with Linux 6.13; other hooks for older kernels are not in this version",
         )
-    directory = instance_directory(state_dir) / stamp()
+    instance = instance_directory(state_dir)
+    directory = instance / stamp()
+    _RUN.mkdir(exist_ok=True)
+    (_RUN / instance.name).write_text(str(state_dir.resolve()))
     if directory.is_dir():
         return directory, False
     done = subprocess.run(
@@ -125,6 +138,7 @@ def package_path() -> str:
 def unload(instance: Path) -> int:
     """Remove every pin below ``instance``, which detaches what was attached by them; how many there were."""
     removed = 0
+    (_RUN / instance.name).unlink(missing_ok=True)
     for directory, _, files in os.walk(instance, topdown=False):
         for name in files:
             os.unlink(os.path.join(directory, name))

@@ -1,8 +1,9 @@
-"""A page-fault loop for `outrace bench overhead`. Run as a file: `python3 -S -E faults.py mib=8 cpu=1 cgroup=DIR parent=PID`.
+"""A page-fault loop for `outrace bench overhead`. Run as a file, `python3 -S -E faults.py mib=8 cpu=1 cgroup= parent=`.
 
-It maps `mib` MiB of 4K pages, prints `ready`, and for each line `N` on stdin touches all of them N times, giving them back in
-between; answers `took NS`, the CPU time in nanoseconds. The touching is one extended slice assignment, a loop in C: a byte per
-page, so nearly all of the time is the kernel's page-fault path. Ends when stdin is closed or its parent dies.
+It maps `mib` MiB of 4K pages, prints `ready`, and for each line `N` on stdin touches all of them N times, giving them
+back in between; answers `took NS`, the CPU time in nanoseconds. The touching is one extended slice assignment, a loop
+in C: a byte per page, so nearly all of the time is the kernel's page-fault path. Ends when stdin is closed or its
+parent dies.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
     print("ready", flush=True)
     for line in sys.stdin:
-        # One pass before the clock starts: what attaching a program changed (patched kernel text, caches) is not its cost.
+        # One pass before the clock starts: what attaching itself disturbs (patched kernel text, caches) is not counted.
         touch(1)
         began = time.process_time_ns()
         touch(int(line))

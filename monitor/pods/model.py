@@ -64,13 +64,23 @@ class PodSource(ABC):
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.hierarchy = hierarchy
         self._known: dict[str, FoundPod] = {}
-        self._told: set[str] = set()
+        self._problems: tuple[str, ...] = ()
         self._watcher = Watcher.open()
         self._next_scan = 0.0  # time.monotonic(); 0 = at once
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when something changed; None without inotify (then only polls tell)."""
         return self._watcher.fileno() if self._watcher else None
+
+    @property
+    def pods(self) -> Mapping[str, FoundPod]:
+        """Every pod known at the last poll, by uid."""
+        return self._known
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every problem that stood at the last poll, also those told before."""
+        return self._problems
 
     def poll(self) -> Change:
         """What changed since the last poll; the first gives everything. Bad input never raises: see ``problems``."""
@@ -103,9 +113,10 @@ class PodSource(ABC):
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
         removed = [uid for uid in self._known if uid not in scan.pods]
-        problems = [p for p in dict.fromkeys(scan.problems) if p not in self._told]
+        told = set(self._problems)
         self._known = scan.pods
-        self._told = set(scan.problems)
+        self._problems = tuple(dict.fromkeys(scan.problems))
+        problems = [p for p in self._problems if p not in told]
         return Change(updated, removed, problems)
 
 

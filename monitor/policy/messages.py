@@ -1,4 +1,4 @@
-"""What an evicted pod is told: the sentences in its status and the annotations of its event, word for word the kubelet's."""
+"""What an evicted pod is told: the message of its status and the annotations of its event, in the kubelet's words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def eviction_message(
     """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
 
     ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
-    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the pod
-    has no stats (then nothing is said about containers and no annotation is made). ``pod_usage`` is the pod's own bytes
-    (0 if its memory stats exist without a working set).
+    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the
+    pod has no stats (then nothing is said about containers and no annotation is made). ``pod_usage`` is the pod's own
+    bytes (0 if its memory stats exist without a working set).
     """
     message = f"The node was low on resource: {resource}. "
     in_bytes = resource in ("memory", "ephemeral-storage")
@@ -64,4 +64,3 @@ def eviction_message(
 
 def _shown(n: int, in_bytes: bool) -> Quantity:
     return Quantity.of_bytes(n) if in_bytes else Quantity.of_count(n)
-

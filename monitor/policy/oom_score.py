@@ -19,8 +19,9 @@ BURSTABLE_MAX = 999
 def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, pod_level: bool = True) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
-    Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel refuses
-    such a write: clamp before writing). Raises PolicyError for an unknown container or a capacity that is not positive.
+    Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel
+    refuses such a write: clamp before writing). Where the kubelet's arithmetic overflows (requests above 9.2e15 bytes)
+    ours does not. Raises PolicyError for an unknown container or a capacity that is not positive.
     """
     container, is_init = _find(pod, container_name)
     if memory_capacity <= 0:

@@ -160,9 +160,7 @@ def _strings(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, str
 
 
 def _quantities(parent: Mapping[str, Any], key: str, path: str) -> Quantities:
-    return {
-        str(name): _quantity(value, f"{path}.{name}") for name, value in _mapping(parent, key, path).items()
-    }
+    return {str(name): _quantity(value, f"{path}.{name}") for name, value in _mapping(parent, key, path).items()}
 
 
 def _quantity(value: object, path: str) -> Quantity:

@@ -30,6 +30,7 @@ _BINARY_SUFFIX = ("", *_BINARY)
 
 _NANO = 10**9
 _INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
 # A 64-bit mantissa always holds 18 decimal digits; more and the kubelet changes to big decimals.
 _INT64_DIGITS = 18
 # The real parser allocates 10^exponent: `1e2147483647` asks it for tens of GB. No machine has 10^512 of anything.
@@ -41,8 +42,9 @@ MAX_LENGTH = 512
 class Quantity:
     """An exact amount. Compares, adds and subtracts exactly; ``str()`` is the canonical text.
 
-    ``nanos`` is the amount in units of 1e-9; ``format`` the family of suffixes it is written in; ``scale`` and ``big`` say
-    how the kubelet holds the number (mantissa * 10^scale, in 64 bits or not); ``text`` is the spelling kept from parsing.
+    ``nanos`` is the amount in units of 1e-9; ``format`` the family of suffixes it is written in; ``scale`` and ``big``
+    say how the kubelet holds the number (mantissa * 10^scale, in 64 bits or not); ``text`` is the spelling kept from
+    parsing.
     """
 
     nanos: int
@@ -68,7 +70,7 @@ class Quantity:
 
     @property
     def value(self) -> int:
-        """The amount in whole units, rounded up. Never overflows (see `int64` for the kubelet's answer when it does)."""
+        """The amount in whole units, rounded up. Never overflows (see `int64` for the kubelet's answers)."""
         return -(-self.nanos // _NANO)
 
     @property
@@ -84,7 +86,7 @@ class Quantity:
     def mantissa(self) -> int:
         """The integer m with amount = m * 10^scale."""
         power = 9 + self.scale
-        return self.nanos // 10**power if power >= 0 else self.nanos * 10**-power
+        return self.nanos // _pow10(power) if power >= 0 else self.nanos * _pow10(-power)
 
     def __eq__(self, other: object) -> bool:
         return self.nanos == other.nanos if isinstance(other, Quantity) else NotImplemented
@@ -122,12 +124,12 @@ class Quantity:
         scale = min(self.scale, other.scale)
         big = self.big or other.big
         if not big:
-            unit = 10 ** (9 + scale)
+            unit = _pow10(9 + scale)
             big = any(not _is_int64(part // unit) for part in (self.nanos, other.nanos, nanos))
         return Quantity(nanos, fmt, scale, big)
 
     def int64(self, digits: int = 0) -> int:
-        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3): 64 bits wide, wrong when that is too narrow.
+        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3), 64 bits wide, garbage beyond.
 
         Inside the range of 64 bits it differs from `value` only for negative fractions. Kept for conformance; decide
         with `value`.
@@ -137,18 +139,18 @@ class Quantity:
         if not self.big:
             if shift >= 0:
                 # One multiplication wraps, a loop of them notices the overflow and gives up.
-                scaled = mantissa * 10**shift
+                scaled = mantissa * _pow10(shift)
                 return scaled if _is_int64(scaled) else _wrap64(scaled) if shift in (1, 2, 3, 6, 9) else 0
-            whole, rest = divmod(abs(mantissa), 10**-shift)
+            whole, rest = divmod(abs(mantissa), _pow10(-shift))
             away = whole + (1 if rest else 0)
             return away if mantissa >= 0 else -away
         if shift >= 0:
-            return _wrap64(_wrap64(mantissa) * 10**shift)
+            return _wrap64(_wrap64(mantissa) * _pow10(shift))
         if mantissa < _INT64_MAX and -shift < 19:
             low = _wrap64(mantissa)
-            whole, rest = divmod(abs(low), 10**-shift)
+            whole, rest = divmod(abs(low), _pow10(-shift))
             return (whole if low >= 0 else -whole) + (1 if rest else 0)
-        whole, rest = divmod(mantissa, 10**-shift)
+        whole, rest = divmod(mantissa, _pow10(-shift))
         return _wrap64(_wrap64(whole) + (1 if rest else 0))
 
     def __str__(self) -> str:
@@ -168,7 +170,8 @@ class Quantity:
                 fmt = DECIMAL_SI
             else:
                 power = 0
-                while power < 6 and whole % 1024 == 0:
+                # The smallest 64-bit integer has no positive twin, so the kubelet cannot shorten it.
+                while power < 6 and whole % 1024 == 0 and (self.big or whole != _INT64_MIN):
                     whole //= 1024
                     power += 1
                 return f"{whole}{_BINARY_SUFFIX[power]}"
@@ -184,8 +187,12 @@ class Quantity:
 ZERO = Quantity(0)
 
 
+def _pow10(exponent: int) -> int:
+    return int(10**exponent)
+
+
 def _is_int64(n: int) -> bool:
-    return -_INT64_MAX - 1 <= n <= _INT64_MAX
+    return _INT64_MIN <= n <= _INT64_MAX
 
 
 def _wrap64(n: int) -> int:
@@ -251,14 +258,14 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
         if len(digits) <= _INT64_DIGITS and scale >= -9:
             # A spelling already canonical is kept, also one that only looks so (`1.M`, `007k`).
             keep = text == "0" or (scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0")
-            return Quantity(sign * number * 10 ** (9 + scale), fmt, scale, False, text if keep else "")
+            return Quantity(sign * number * _pow10(9 + scale), fmt, scale, False, text if keep else "")
     if not has_digits:
         raise PolicyError(_WRONG_NUMBER)
     # Amounts too fine for nano units round away from zero: whoever asks for something gets something.
     power = 9 - len(fraction) + (exponent if fmt != BINARY_SI else 0)
     if fmt == BINARY_SI:
         number <<= exponent
-    nanos = number * 10**power if power >= 0 else -(-number // 10**-power)
+    nanos = number * _pow10(power) if power >= 0 else -(-number // _pow10(-power))
     if fmt == BINARY_SI and nanos > _INT64_MAX * _NANO:
         return Quantity(sign * _INT64_MAX * _NANO, fmt, 0, True)
     if fmt == BINARY_SI and 0 < nanos < _NANO:

@@ -1,7 +1,7 @@
 """Who is evicted first for memory.
 
-1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority; 3. more usage above (or less
-below) the request. Where the kubelet's order is left to chance, ours is namespace, name, uid.
+1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority; 3. more usage above
+(or less below) the request. Where the kubelet's order is left to chance, ours is namespace, name, uid.
 """
 
 from __future__ import annotations

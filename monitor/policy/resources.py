@@ -1,15 +1,18 @@
-"""How much of a resource a pod asked for, by the kubelet's rules for sidecars, init containers and pod-level resources."""
+"""How much of a resource a pod asked for: the rules for sidecars, init containers, pod-level resources and overhead."""
 
 from __future__ import annotations
 
-from monitor.policy.pods import Pod, Quantities
+from collections.abc import Iterable
+
+from monitor.policy.pods import Pod
 from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
 
 _IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
 
 
-def _pod_level(quantities: Quantities) -> bool:
-    return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in quantities)
+def _pod_level(resources: Iterable[str]) -> bool:
+    """One of these can be set for a whole pod (others in `spec.resources` are ignored)."""
+    return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in resources)
 
 
 def pod_level_requests_set(pod: Pod) -> bool:
@@ -26,12 +29,14 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     """The request of ``pod`` for ``resource`` as ranking uses it, overhead included.
 
     Pod-level resources, where set, hide those of the containers altogether, also for a resource they do not name.
-    ``pod_level`` False is the kubelet with the feature gate PodLevelResources off.
+    ``pod_level`` False is the kubelet with the feature gate PodLevelResources off: a pod-level request then still
+    replaces the containers' for the resource it names, and hides nothing else.
     """
-    if pod_level and pod.resources is not None and pod_level_resources_set(pod):
+    asked = pod.resources.requests.get(resource) if pod.resources is not None and _pod_level((resource,)) else None
+    if asked is not None:
+        total = _zero(resource) + asked
+    elif pod_level and pod_level_resources_set(pod):
         total = _zero(resource)
-        if resource in pod.resources.requests:
-            total += pod.resources.requests[resource]
     else:
         total = containers_request(pod, resource)
     # Overhead is only for pods that asked for something.

@@ -1,7 +1,7 @@
-"""The nine eviction signals: the resource each speaks of, the node condition it raises, and the memory figures behind two.
+"""The nine eviction signals: the resource each speaks of, the condition it raises, and the memory figures behind two.
 
-All sizes are bytes. Memory figures are 64 bits wide and signed, as a quantity is in the kubelet: a working set above the
-limit makes `available` negative, which meets every threshold.
+All sizes are bytes. Memory figures are 64 bits wide and signed, as a quantity is in the kubelet: a working set above
+the limit makes `available` negative, which meets every threshold.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ _UNLIMITED = 2**62
 class Observation(NamedTuple):
     """What one signal reads: `available` of `capacity` (bytes, inodes or pids), read at `stamp_ns` (0 = time unknown).
 
-    A pass acts only on an observation with a newer stamp than the one before (or stamp 0): stamp with the time of reading.
+    A pass acts only on an observation with a newer stamp than the one before (or stamp 0): stamp it with the time of
+    reading.
     """
 
     available: int

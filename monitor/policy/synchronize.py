@@ -1,11 +1,14 @@
 """One pass of the eviction manager: observations in, at most one victim and the node's conditions out.
 
-A pure function. It runs between a kernel event and a kill, so everything that depends on the configuration alone is worked
-out once in `EvictionConfig`, and what did not change is handed on, not copied.
+A pure function. It runs between a kernel event and a kill, so everything that depends on the configuration alone is
+worked out once in `EvictionConfig`, and what did not change is handed on, not copied.
 
-Where the kubelet picks at random among thresholds that may act (it iterates Go maps), this picks: memory before everything
-else (the kubelet does that much), then hard before soft, because a hard threshold cannot wait for a soft one's grace, then
-`memory.available` before `allocatableMemory.available`, then the order of `SIGNALS`. Each choice is one the kubelet could make.
+Where the kubelet picks at random among thresholds that may act (it iterates a Go map, then sorts by a comparison that
+is no order), this picks: memory before everything else (the kubelet does that much), then hard before soft, because a
+hard threshold cannot wait for a soft one's grace, then `allocatableMemory.available` before `memory.available`, then
+the order of `SIGNALS`. Each is a choice the kubelet can make. Allocatable first is the one recorded runs of it show
+most: its sort reverses the memory signals, and the allocatable copies stand last. Both give the same victim and, if
+both are hard, the same grace; only the numbers in the message differ.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
 __all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "first_observed", "synchronize"]
@@ -27,7 +30,7 @@ Rank = Callable[[str], Sequence[Candidate]]
 
 
 class _Rule(NamedTuple):
-    """A threshold prepared for comparing. `fixed` and `fixed_reclaimed` are whole units, None where the capacity matters."""
+    """A threshold prepared for comparing. The `fixed` values are whole units, None where the capacity matters."""
 
     threshold: Threshold
     signal: str
@@ -41,8 +44,10 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    """What a pass is told once. `transition_period_ns`: how long a condition outlives its threshold. `max_pod_grace_s`: the
-    most a pod evicted for a soft threshold gets (negative is passed through, as the kubelet does).
+    """What a pass is told once.
+
+    `transition_period_ns`: how long a condition outlives its threshold; at 0 none is ever in force. `max_pod_grace_s`:
+    the most a pod evicted for a soft threshold gets; negative is passed through, as the kubelet does.
     """
 
     thresholds: tuple[Threshold, ...]
@@ -79,11 +84,11 @@ class EvictionConfig:
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `initial` after a change of thresholds,
-    as a kubelet does after a restart (grace periods and conditions begin anew).
+    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `initial` after a change of
+    thresholds, as a kubelet does after a restart (grace periods and conditions begin anew).
 
-    Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass: one is made in
-    every pass, and a frozen dataclass takes five times as long to make.
+    Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass:
+    one is made in every pass, and a frozen dataclass takes several times as long to make.
     """
 
     first: tuple[int | None, ...]  # per rule: since when it is met without a break
@@ -101,9 +106,9 @@ class State(NamedTuple):
 class Outcome(NamedTuple):
     """What a pass decided.
 
-    `starved` is the threshold acted on (None: nothing to do), `victim` the pod to evict for it with `grace_s` seconds (None:
-    no pod, or only critical ones), `refused` the critical pods passed over on the way. `met` are the thresholds past
-    their grace, `observed` all that are met now or held by min reclaim. `next_deadline_ns`: when a pass is due
+    `starved` is the threshold acted on (None: nothing to do), `victim` the pod to evict for it with `grace_s` seconds
+    (None: no pod, or only critical ones), `refused` the critical pods passed over on the way. `met` are the thresholds
+    past their grace, `observed` all that are met now or held by min reclaim. `next_deadline_ns`: when a pass is due
     although nothing moved (a soft grace or a transition period ends); it needs observations stamped anew to act.
     """
 
@@ -128,7 +133,7 @@ def synchronize(
     now_ns: int,
     rank: Rank,
 ) -> tuple[State, Outcome]:
-    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first; it is called only if one is to be picked.
+    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first; called only if one is to be picked.
 
     Signals without an observation are not met. Raises ValueError for the state of another configuration.
     """
@@ -141,11 +146,7 @@ def synchronize(
         state = config._blank
 
     merged = _merged(rules, state.met, observations)
-    first = state.first
-    if merged or first is not config._blank.first:
-        first, met, deadline = _since(config, first, merged, now_ns)
-    else:
-        met, deadline = (), None
+    first, met, deadline = _since(config, state.first, merged, now_ns)
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
     seen = [observations.get(signal) for signal in config.signals]
     stamps = tuple([None if o is None else o.stamp_ns for o in seen])
@@ -156,7 +157,9 @@ def synchronize(
         return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
 
     starved = _fresh(rules, met, state.stamps, stamps)
-    victim, refused, grace_s = None, (), 0
+    victim: Candidate | None = None
+    refused: tuple[Candidate, ...] = ()
+    grace_s = 0
     if starved is not None:
         victim, refused = _pick(rank(starved.signal))
         if victim is not None:
@@ -257,8 +260,7 @@ def _conditions(
         force.append(condition)
         if when != now_ns and (deadline is None or when + period < deadline):
             deadline = when + period
-    conditions = state.conditions if len(force) == len(state.conditions) else frozenset(force)
-    return last, conditions if conditions.issuperset(force) else frozenset(force), deadline
+    return last, frozenset(force), deadline
 
 
 def _fresh(
@@ -282,7 +284,7 @@ def _pick(order: Sequence[Candidate]) -> tuple[Candidate | None, tuple[Candidate
 
 
 def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int:
-    """Seconds of grace. What reaches the runtime is at least 2 s with a real kubelet; that is its business, not the policy's."""
+    """Seconds of grace asked for. (A real kubelet's runtime layer then makes it 2 s at least.)"""
     if starved.hard:
         return HARD_GRACE_S
     if victim.grace_period_s is None:
@@ -290,8 +292,9 @@ def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int
     return min(config.max_pod_grace_s, victim.grace_period_s)
 
 
-def _preference(threshold: Threshold) -> tuple[bool, bool, int]:
-    return (threshold.signal not in MEMORY_SIGNALS, -SIGNALS.index(threshold.signal), not threshold.hard)
+def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
+    signal = threshold.signal
+    return (signal not in MEMORY_SIGNALS, not threshold.hard, signal != ALLOCATABLE_MEMORY, SIGNALS.index(signal))
 
 
 def _fixed(threshold: Threshold) -> int | None:
@@ -309,7 +312,7 @@ def _fixed_reclaimed(threshold: Threshold) -> int | None:
 
 
 def _reclaimed(rule: _Rule, capacity: int) -> int:
-    """Value + min reclaim in whole units. A part given as a percentage is whole already, so rounding the rest is exact."""
+    """Value + min reclaim in whole units. A part in percent is whole already, so rounding the other alone is exact."""
     if rule.fixed_reclaimed is not None:
         return rule.fixed_reclaimed
     reclaim = rule.threshold.min_reclaim

@@ -102,6 +102,15 @@ class Hot:
         finally:
             connection.close()
 
+    def get_refused(self) -> bool:
+        """Whether nobody answers: the socket still listens, because the hot process keeps it."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            connection.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+            try:
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return True
+
     def end(self) -> int:
         """Close the channel, as a hot process does that ends; the side's exit status."""
         assert self.sock is not None

@@ -191,7 +191,7 @@ BAD = {
     "kind: List\nitems: []": "holds no Pod",
     "text": "document 1: not a Pod but 'text'",
     "[1, 2]": r"document 1: not a Pod but list \[1, 2\]; a manifest is a mapping with kind: Pod",
-    "kind: Deployment\napiVersion: apps/v1": "1: kind: not a v1 Pod but apiVersion 'apps/v1', kind 'Deployment'; give a Pod",
+    "kind: Deployment\napiVersion: apps/v1": "kind: not a v1 Pod but apiVersion 'apps/v1', kind 'Deployment'; give a",
     "metadata: {name: x}": "document 1: kind: not a v1 Pod but apiVersion 'v1', kind nothing",
     "kind: Pod": "document 1: metadata.name: missing; correct the key",
     "kind: Pod\nmetadata: {name: A_b}": "document 1: metadata.name: 'A_b' is not one that Kubernetes allows",
@@ -229,6 +229,8 @@ def test_bad_manifests_are_one_line_each_and_the_others_still_count(
     assert len(problem) < 400
     assert re.search(BAD[text], problem), problem
     assert pods.poll().problems == []  # told once
+    assert pods.problems == (problem,)  # and it stands
+    assert list(pods.pods) == ["uid-other"]
 
 
 @pytest.mark.parametrize(

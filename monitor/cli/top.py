@@ -1,0 +1,172 @@
+"""`outrace top`: the node, kubepods and every pod, once or refreshed each second."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from monitor.cli.output import format_bytes, output_option, print_json, table_lines
+from monitor.cli.top_frame import Node
+from monitor.daemon.config import RunConfig
+from monitor.pods.source import open_source
+
+_REFRESH_S = 1.0
+_MEMORY = ("usage", "active_file", "inactive_file", "working_set")
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
+@click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR.")
+@click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
+@click.option("--eviction-soft", metavar="MAP", help="... and to soft thresholds.")
+@click.option("--listen", metavar="HOST:PORT", help="Where a daemon answers, for exact figures. [127.0.0.1:9469]")
+@click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
+@output_option
+def top(once: bool, output: str, **flags: Any) -> None:
+    """Show the node and its pods live, the next victim first; q or Ctrl-C ends.
+
+    Figures come from the daemon at --listen if one answers (exact), else from the cgroup files (memory.stat may lag by
+    up to 2 s); the frame says which.
+    """
+    node = Node(_config(flags))
+    source = open_source(node.config.pods, node.hierarchy, node.mem_total)
+    try:
+        if once:
+            frame = node.frame(source)
+            show(frame, output)
+            if output == "table":
+                for problem in frame["problems"]:
+                    click.echo(f"outrace: {problem}", err=True)
+            return
+        with _keys() as wait:
+            while True:
+                _refresh(node.frame(source), output)
+                if wait() == "q":
+                    return
+    except KeyboardInterrupt:
+        return  # Ctrl-C is how it is meant to end
+    finally:
+        source.close()
+
+
+def _config(flags: Mapping[str, str | None]) -> RunConfig:
+    """The flags, checked as `outrace run` checks them."""
+    from monitor.daemon.settings import build
+    from monitor.policy.errors import PolicyError
+    from monitor.policy.thresholds import parse_flag_map
+
+    given = {name.replace("_", "-"): value for name, value in flags.items()}
+    try:
+        soft = parse_flag_map(given.get("eviction-soft") or "")
+    except PolicyError:
+        soft = {}  # build() says what is wrong with it
+    if soft:
+        # A soft threshold needs a grace period to be one; nothing here waits for it, so its length does not matter.
+        given["eviction-soft-grace-period"] = ",".join(f"{signal}=1s" for signal in soft)
+    return build(given)
+
+
+def show(frame: Mapping[str, Any], output: str) -> None:
+    """Print one frame on stdout."""
+    if output == "json":
+        print_json(frame)
+    else:
+        for line in lines(frame):
+            click.echo(line)
+
+
+def lines(frame: Mapping[str, Any]) -> Iterator[str]:
+    """A frame as text."""
+    hierarchy = frame["hierarchy"]
+    yield f"{frame['time']}  {frame['source']}  cgroup v{hierarchy['version']} at {hierarchy['root']}"
+    yield ""
+    domains = [(name, frame[name]) for name in ("node", "kubepods") if frame[name] is not None]
+    columns = (*_MEMORY, "capacity", "available")
+    yield from table_lines(["domain", *columns], [[n, *(format_bytes(d[c]) for c in columns)] for n, d in domains])
+    if frame["thresholds"]:
+        yield ""
+        yield from table_lines(
+            ["signal", "kind", "value", "quantity", "available", "distance", "met"],
+            [
+                (
+                    t["signal"],
+                    t["kind"],
+                    t["value"],
+                    *(format_bytes(t[c]) for c in ("quantity", "available", "distance")),
+                    "yes" if t["met"] else "no",
+                )
+                for t in frame["thresholds"]
+            ],
+        )
+    yield ""
+    yield from _pod_lines(frame["pods"])
+    yield ""
+    for name, value in frame.items():
+        if name.startswith("memory_"):
+            # As the scripts print them: memory.available_in_kb 123
+            yield f"{name.replace('_', '.', 1)} {value}"
+    for pod in frame["evicted"]:
+        yield f"evicted {pod['namespace']}/{pod['name']}: {pod['message']}"
+
+
+def _pod_lines(pods: list[dict[str, Any]]) -> list[str]:
+    if not pods:
+        return ["no pods"]
+    columns = (*_MEMORY, "request", "over_request", "capacity", "available")
+    return table_lines(
+        ["pod", "qos", "priority", *columns],
+        [
+            [
+                f"{p['namespace']}/{p['name']}".lstrip("/"),
+                p["qos"],
+                p["priority"],
+                *(format_bytes(p[c]) for c in columns),
+            ]
+            for p in pods
+        ],
+    )
+
+
+def _refresh(frame: Mapping[str, Any], output: str) -> None:
+    """Show a frame in place of the last one on a terminal, and after it anywhere else."""
+    if output == "json":
+        print_json(frame)
+    elif sys.stdout.isatty():
+        # Home, each line and then the rest cleared: nothing flickers, and what was longer is gone.
+        text = [*lines(frame), "", *frame["problems"], "q ends"]
+        click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in text) + "\x1b[J", nl=False)
+    else:
+        show(frame, output)
+        click.echo()
+    sys.stdout.flush()
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], str]]:
+    """Gives a function that waits for the next refresh and returns the key pressed meanwhile, or ""."""
+    if not sys.stdin.isatty():
+
+        def wait() -> str:
+            time.sleep(_REFRESH_S)
+            return ""
+
+        yield wait
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        click.echo("\x1b[2J", nl=False)
+        yield lambda: sys.stdin.read(1) if select.select([fd], [], [], _REFRESH_S)[0] else ""
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

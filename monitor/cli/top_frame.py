@@ -1,0 +1,235 @@
+"""What `outrace top` shows, as data: the node, kubepods and the pods in memory order, from a daemon or from files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from monitor.daemon.config import RunConfig
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.pods.cgroup_tree import find_kubepods
+from monitor.pods.model import FoundPod, PodSource, pod_message
+from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.thresholds import Threshold
+
+#: The daemon is on this machine; one that does not answer by then is not waited for.
+_TIMEOUT_S = 2.0
+_FILES = "cgroup files"
+Readings = dict[str, MemoryReading]
+
+
+class Node:
+    """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.hierarchy = cgroupfs.detect()
+        self.mem_total = meminfo.mem_total()
+        self.path = self.hierarchy.root
+        self.capacity = self.mem_total
+        if config.node_cgroup is not None:
+            self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
+            self.capacity = cgroupfs.limit(self.path) or self.mem_total
+        self.thresholds = [t for t in config.thresholds() if t.signal.lower().endswith("memory.available")]
+
+    def frame(self, source: PodSource) -> dict[str, Any]:
+        """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
+        source.poll()
+        domains, pods, origin = self._read(source.pods)
+        node = domains["node"]
+        return {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "source": origin,
+            "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
+            "node": {"cgroup": str(self.path), **asdict(node)},
+            "kubepods": asdict(domains["kubepods"]) if "kubepods" in domains else None,
+            "thresholds": _distances(self.thresholds, domains),
+            "pods": _ordered(pods),
+            "evicted": evicted(Path(self.config.state_dir)),
+            **script_figures(node),
+            "problems": list(source.problems),
+        }
+
+    def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
+        """The domains, the pods, and where the figures come from."""
+        at = f"{self.config.listen_host}:{self.config.listen_port}"
+        origin = _FILES
+        try:
+            summary = fetch_summary(self.config.listen_host, self.config.listen_port)
+            if summary is not None:
+                domains, pods = from_summary(summary, found)
+                if domains["node"].capacity == self.capacity:
+                    return domains, pods, f"daemon at {at}"
+                origin = f"{_FILES} (the daemon at {at} watches another node)"
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            origin = f"{_FILES} (what answers at {at} is no outrace daemon: {type(e).__name__} {e})"
+        except OSError as e:
+            origin = f"{_FILES} (the daemon at {at} does not answer: {e})"
+        return *self._read_files(found), origin
+
+    def _read_files(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
+        if self.path == self.hierarchy.root:
+            domains = {"node": cgroupfs.read_node(self.hierarchy, self.capacity)}
+        else:
+            domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
+        kubepods = find_kubepods(Hierarchy(self.hierarchy.version, self.path))
+        if kubepods is not None:
+            # Without a limit of its own (pods not enforced) it may use what is not reserved.
+            capacity = self.capacity - self.config.reserved
+            domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, capacity)
+        pods = []
+        for pod in found.values():
+            try:
+                pods.append({**_identity(pod), **asdict(cgroupfs.read_cgroup(self.hierarchy, pod.cgroup))})
+            except cgroupfs.CgroupGone:
+                continue  # it ended since the poll; the next one knows
+        return domains, pods
+
+
+def fetch_summary(host: str, port: int) -> dict[str, Any] | None:
+    """GET /stats/summary; None if nobody listens. OSError if it hangs or breaks off, ValueError if it is no JSON."""
+    import http.client
+
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/stats/summary")
+        answer = connection.getresponse()
+        body = answer.read()
+    except ConnectionRefusedError:
+        return None
+    except http.client.HTTPException as e:
+        raise ValueError(f"not HTTP: {e}") from e
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise ValueError(f"HTTP status {answer.status}")
+    summary: dict[str, Any] = json.loads(body)
+    return summary
+
+
+def from_summary(summary: Mapping[str, Any], found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
+    """The domains and pods of a Summary; a pod not in ``found`` has no request. KeyError and the like if it is none."""
+    domains = {"node": _reading(summary["node"]["memory"])}
+    for container in summary["node"].get("systemContainers", ()):
+        if container["name"] == "pods":
+            domains.setdefault("kubepods", _reading(container["memory"]))
+    pods = []
+    for entry in summary["pods"]:
+        if "memory" not in entry:
+            continue
+        ref = entry["podRef"]
+        who = {"namespace": ref["namespace"], "name": ref["name"], "uid": ref["uid"]}
+        known = _identity(found[ref["uid"]]) if ref["uid"] in found else _unknown()
+        pods.append({**who, **known, **asdict(_reading(entry["memory"]))})
+    return domains, pods
+
+
+def _reading(memory: Mapping[str, Any]) -> MemoryReading:
+    """A Summary's memory. Its capacity is what the kubelet takes percentages of: available + working set."""
+    working_set, available = memory["workingSetBytes"], memory.get("availableBytes")
+    return MemoryReading(
+        usage=memory["usageBytes"],
+        inactive_file=memory["inactiveFileBytes"],
+        active_file=memory["activeFileBytes"],
+        working_set=working_set,
+        capacity=None if available is None else available + working_set,
+        available=available,
+    )
+
+
+def _identity(found: FoundPod) -> dict[str, Any]:
+    message = pod_message(found)
+    return {k: message[k] for k in ("namespace", "name", "uid", "cgroup", "qos", "priority", "critical", "request")}
+
+
+def _unknown() -> dict[str, Any]:
+    return dict.fromkeys(("cgroup", "qos", "priority", "critical", "request"))
+
+
+def _ordered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pods, the first victim first, each with how far it is above its request."""
+    by_uid = {pod["uid"]: pod for pod in pods}
+    candidates = [
+        Candidate(
+            uid=pod["uid"],
+            namespace=pod["namespace"],
+            name=pod["name"],
+            priority=pod["priority"] or 0,
+            request=pod["request"] or 0,
+            usage=pod["working_set"],
+            critical=bool(pod["critical"]),
+        )
+        for pod in by_uid.values()
+    ]
+    order = [by_uid[c.uid] for c in memory_order(candidates)]
+    for pod in order:
+        pod["over_request"] = None if pod["request"] is None else pod["working_set"] - pod["request"]
+    return order
+
+
+def _distances(thresholds: list[Threshold], domains: Readings) -> list[dict[str, Any]]:
+    """Each threshold with the bytes left until available is at it; it is met when available is strictly below."""
+    rows = []
+    for threshold in thresholds:
+        reading = domains.get("node" if threshold.signal == "memory.available" else "kubepods")
+        if reading is None or reading.capacity is None or reading.available is None:
+            continue  # not observed, so never met
+        quantity = threshold.quantity(reading.capacity)
+        rows.append(
+            {
+                "signal": threshold.signal,
+                "kind": "hard" if threshold.hard else "soft",
+                "value": str(threshold.value),
+                "quantity": quantity,
+                "available": reading.available,
+                "distance": reading.available - quantity,
+                "met": reading.available < quantity,
+            }
+        )
+    return rows
+
+
+def script_figures(node: MemoryReading) -> dict[str, int | None]:
+    """What the Kubernetes documentation's memory-available scripts print, under their variables' names.
+
+    The shell's division truncates toward zero, also below it.
+    """
+    in_kb = None if node.available is None else _truncated(node.available)
+    return {
+        "memory_capacity_in_bytes": node.capacity,
+        "memory_usage_in_bytes": node.usage,
+        "memory_total_inactive_file": node.inactive_file,
+        "memory_working_set": node.working_set,
+        "memory_available_in_bytes": node.available,
+        "memory_available_in_kb": in_kb,
+        "memory_available_in_mb": None if in_kb is None else _truncated(in_kb),
+    }
+
+
+def _truncated(value: int) -> int:
+    return value // 1024 if value >= 0 else -(-value // 1024)
+
+
+def evicted(state_dir: Path) -> list[dict[str, Any]]:
+    """The pods evicted by a daemon with this state directory: namespace, name, uid, message. Raises MonitorError."""
+    rows = []
+    try:
+        for path in sorted((state_dir / "pods").glob("*.json")):
+            pod = json.loads(path.read_bytes())
+            rows.append(
+                {
+                    **{key: pod["metadata"][key] for key in ("namespace", "name", "uid")},
+                    "message": pod["status"]["message"],
+                }
+            )
+    except OSError as e:
+        raise MonitorError(f"{e.filename}: {e.strerror}", "run as root, or name another --state-dir") from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise MonitorError(f"{path}: not the status of an evicted pod", "remove the file") from e
+    return rows

@@ -1,0 +1,182 @@
+"""A real `outrace run` on a lab node, and its JSON log as records: what demo, bench and tests look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from monitor.errors import MonitorError
+from monitor.kernel import loader
+from monitor.lab.node import LabNode
+
+Record = dict[str, Any]
+
+
+class LabDaemon:
+    """Context manager: the daemon, ready, watching ``node`` as its node and the node's manifests as its pods.
+
+    ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are removed when it ends.
+    """
+
+    def __init__(self, node: LabNode, *options: str, state_dir: Path | None = None, keep_pins: bool = False) -> None:
+        self.node = node
+        self.options = options
+        self._own_state = state_dir is None
+        self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="outrace-state-"))
+        self._keep_pins = keep_pins
+        self.log: list[Record] = []
+        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self.address = ""
+        self.started_ns = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        if self._own_state:
+            node.also_remove(self.state_dir)
+        if not keep_pins:
+            node.also_remove(loader.instance_directory(self.state_dir))
+
+    @property
+    def pid(self) -> int:
+        """The hot process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self, ready_timeout: float = 30.0) -> None:
+        """Start it and wait until /readyz says 200. Raises MonitorError with its own words when it does not start."""
+        node, relative = self.node, self.node.cgroup.relative_to(self.node.hierarchy.root)
+        command = [
+            *(sys.executable, "-P", "-m", "monitor.cli.main", "run"),
+            *("--node-cgroup", str(relative), "--pods", f"manifests:{node.manifests}"),
+            *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
+            *self.options,
+        ]
+        self.started_ns = time.monotonic_ns()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": loader.package_path()},
+        )
+        node.also_end(self.process.pid)
+        threading.Thread(target=self._read, daemon=True).start()
+        first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout)
+        if first is None:
+            raise MonitorError(f"the monitor did not start: {self.complaint()}")
+        self.address = f"http://{first['listen']}"
+        deadline = time.monotonic() + ready_timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise MonitorError(f"the monitor ended with status {self.process.returncode}: {self.complaint()}")
+            if self.get("/readyz")[0] == 200:
+                return
+            time.sleep(0.01)
+        raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
+
+    def _read(self) -> None:
+        assert self.process is not None and self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
+            self._queue.put(record)
+        self._queue.put(None)
+
+    def complaint(self) -> str:
+        """The last thing it said."""
+        self.poll()
+        return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it said nothing"
+
+    def poll(self) -> list[Record]:
+        """Records that arrived since the last call (also kept in `log`)."""
+        fresh: list[Record] = []
+        while not self._queue.empty():
+            record = self._queue.get()
+            if record is not None:
+                fresh.append(record)
+        self.log.extend(fresh)
+        return fresh
+
+    def wait_for(self, wanted: Callable[[Record], bool], timeout: float = 10.0, since: int = 0) -> Record | None:
+        """The first record from position ``since`` of the log on that is ``wanted``; None after ``timeout`` or at the daemon's end."""
+        for record in self.log[since:]:
+            if wanted(record):
+                return record
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                record = self._queue.get(timeout=left)
+            except queue.Empty:
+                return None
+            if record is None:
+                self._queue.put(None)
+                return None
+            self.log.append(record)
+            if wanted(record):
+                return record
+        return None
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of one HTTP request to it; status 0 when nothing answers."""
+        try:
+            with urllib.request.urlopen(self.address + path, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by its text before the value."""
+        status, body = self.get("/metrics")
+        if status != 200:
+            raise MonitorError(f"/metrics answered {status}: {body}")
+        out = {}
+        for line in body.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                out[name] = float(value)
+        return out
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """SIGTERM and wait; its exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise MonitorError(f"the monitor did not end within {timeout:g} s of SIGTERM") from None
+        self.poll()
+        return status
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        if not self._keep_pins:
+            loader.unload(loader.instance_directory(self.state_dir))
+        if self._own_state:
+            import shutil
+
+            shutil.rmtree(self.state_dir, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""One race on the real kernel: hogs in a pod of a lab node against its limit, somebody watching or nobody.
+
+The winner is who killed: the OOM killer (the kernel's own counter moved) or the one who watches (the hogs are dead and the counter
+did not move).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from monitor.errors import MonitorError
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, Hog, LabNode, LabPod
+
+#: A race at full speed is over in a second; one that a slow poller loses by sleeping too.
+RACE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """`detection_us`: crossing to decision. `kill_us`: crossing to SIGKILL sent. `headroom_bytes`: between the highest usage
+    and the limit, what was left when it was over. Times are None where nobody decided or nobody could say.
+    """
+
+    winner: str
+    detection_us: float | None
+    kill_us: float | None
+    evicted: str | None
+    oom_victims: list[dict[str, Any]] = field(default_factory=list)
+    headroom_bytes: int = 0
+    trigger: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Watcher(Protocol):
+    """Who tries to be faster than the OOM killer."""
+
+    def begin(self, pod: LabPod, hogs: list[Hog]) -> None: ...
+
+    def finish(self, evicted: bool) -> dict[str, Any]:
+        """Fields of RaceResult that the watcher knows; waits for its own records if ``evicted``."""
+        ...
+
+
+class Nobody:
+    """Leaves it to the kernel."""
+
+    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
+        del pod, hogs
+
+    def finish(self, evicted: bool) -> dict[str, Any]:
+        del evicted
+        return {}
+
+
+class Monitor:
+    """The daemon under test, through its log."""
+
+    def __init__(self, daemon: LabDaemon) -> None:
+        self.daemon = daemon
+        self._since = 0
+        self._pod = ""
+
+    def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
+        del hogs
+        self.daemon.poll()
+        self._since = len(self.daemon.log)
+        self._pod = f"{pod.namespace}/{pod.name}"
+
+    def finish(self, evicted: bool) -> dict[str, Any]:
+        if evicted:
+            done = self.daemon.wait_for(lambda r: r.get("msg") == "evicted", 10.0, self._since)
+            if done is None:
+                raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {self.daemon.complaint()}")
+        else:
+            # The kernel won: the monitor's own record of that arrives through its log a moment later.
+            self.daemon.wait_for(_is_oom, 2.0, self._since)
+        self.daemon.poll()
+        records = self.daemon.log[self._since :]
+        out: dict[str, Any] = {"oom_victims": [_victim(r) for r in records if _is_oom(r)]}
+        decision = next((r for r in records if r.get("msg") == "evicting"), None)
+        if decision is not None:
+            out["evicted"] = decision["pod"]
+            out["trigger"] = decision["trigger"]
+            if decision.get("crossed_ns"):
+                out["detection_us"] = (decision["decided_ns"] - decision["crossed_ns"]) / 1000
+                out["kill_us"] = (decision["signalled_ns"] - decision["crossed_ns"]) / 1000
+        return out
+
+
+def _is_oom(record: dict[str, Any]) -> bool:
+    return record.get("msg") == "the kernel's OOM killer killed a process"
+
+
+def _victim(record: dict[str, Any]) -> dict[str, Any]:
+    keys = ("victim_pid", "victim_comm", "oom_score_adj", "invoker_pid", "pod_name")
+    return {key: record.get(key) for key in keys}
+
+
+def run_race(node: LabNode, pod: LabPod, watcher: Watcher, hogs: int = 1, thp: bool = False) -> RaceResult:
+    """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see who kills them.
+
+    Raises MonitorError when the race does not end.
+    """
+    each = 2 * node.memory_bytes // MIB // hogs + 64
+    running = [node.start_hog(pod, mib=each, pages="thp" if thp else "4k") for _ in range(hogs)]
+    try:
+        watcher.begin(pod, running)
+        node.reset_peak()
+        before = node.oom_kills()
+        for hog in running:
+            hog.go()
+        deadline = time.monotonic() + RACE_TIMEOUT_S
+        while any(hog.process.poll() is None for hog in running):
+            if node.oom_kills() > before:
+                break
+            if time.monotonic() > deadline:
+                raise MonitorError(f"the race on {node.cgroup.name} did not end within {RACE_TIMEOUT_S:g} s")
+            time.sleep(0.002)
+        peak = node.peak()
+        killed = node.oom_kills() - before
+    finally:
+        for hog in running:
+            hog.close()
+            node.children.remove(hog)
+    known = watcher.finish(evicted=not killed)
+    if killed and not known.get("oom_victims"):
+        known["oom_victims"] = [{"victim_pid": hog.pid} for hog in running if hog.process.returncode == -9][:killed]
+    fields: dict[str, Any] = {"detection_us": None, "kill_us": None, "evicted": None, **known}
+    return RaceResult(winner="oom" if killed else "eviction", headroom_bytes=max(0, node.memory_bytes - peak), **fields)
+
+
+def populate(node: LabNode) -> LabPod:
+    """Three pods, one of each QoS class, with a little memory in the first two; returns the one the hogs go into."""
+    guaranteed = node.add_pod("database", "Guaranteed", request=64 * MIB, namespace="demo")
+    burstable = node.add_pod("web", "Burstable", request=32 * MIB, namespace="demo")
+    victim = node.add_pod("batch", "BestEffort", namespace="demo")
+    for pod, mib in ((guaranteed, 32), (burstable, 16)):
+        resident = node.start_hog(pod, mib=mib)
+        resident.go()
+        resident.expect("grown")
+    return victim

@@ -1,0 +1,225 @@
+"""The configuration: what is accepted, what is refused and in which words, and where each value came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.daemon.config import RunConfig
+from monitor.daemon.settings import SETTINGS, build
+from monitor.errors import ConfigError
+from monitor.policy.thresholds import DEFAULT_HARD
+
+KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+def write(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_are_the_kubelets() -> None:
+    config = build({})
+    assert config.eviction_hard == DEFAULT_HARD
+    assert config.eviction_pressure_transition_period_ns == 300 * 10**9
+    assert config.eviction_max_pod_grace_period_s == 0
+    assert (config.listen_host, config.listen_port, config.state_dir) == ("127.0.0.1", 9469, "/var/lib/outrace")
+    assert (config.pods, config.trigger, config.hooks, config.mode) == ("cgroups", "user", "auto", "observe")
+    assert (config.max_fill_rate, config.step) == (12 << 30, 1 << 20)
+    assert set(config.origins.values()) == {"default"}
+    signals = [t.signal for t in config.thresholds()]
+    assert signals[:2] == ["memory.available", "allocatableMemory.available"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names", "says"),
+    [
+        ({"eviction-hard": "memory.free<1Gi"}, "--eviction-hard: memory.free", "signals are memory.available"),
+        ({"eviction-hard": "memory.available<1x"}, "--eviction-hard: memory.available: 1x", "quantity such as 100Mi"),
+        ({"eviction-hard": "memory.available<-1"}, "--eviction-hard: memory.available", "must be positive"),
+        ({"eviction-hard": "memory.available"}, "--eviction-hard: malformed pair", "memory.available<100Mi"),
+        ({"eviction-soft": "memory.available<1Gi"}, "--eviction-soft: memory.available", "eviction-soft-grace-period"),
+        ({"eviction-soft-grace-period": "memory.available=5"}, "--eviction-soft-grace-period", "duration such as 90s"),
+        ({"eviction-minimum-reclaim": "memory.available=-1"}, "--eviction-minimum-reclaim", "negative"),
+        ({"eviction-pressure-transition-period": "-1s"}, "--eviction-pressure-transition-period", "negative"),
+        ({"system-reserved": "ram=1Gi"}, "--system-reserved", "memory"),
+        ({"kube-reserved": "memory=-1Gi"}, "--kube-reserved", "from 0"),
+        ({"listen": "9469"}, "--listen", "HOST:PORT"),
+        ({"listen": "localhost:65536"}, "--listen", "HOST:PORT"),
+        ({"pods": "manifests:/no/such/directory"}, "--pods", "not a directory"),
+        ({"pods": "kubelet:https://localhost:10250"}, "--pods", "not in this version"),
+        ({"pods": "docker"}, "--pods", "cgroups or manifests:DIR"),
+        ({"hooks": "kprobe"}, "--hooks", "memcg-tracepoint"),
+        ({"trigger": "nobody"}, "--trigger", "user, kernel"),
+        ({"step": "0"}, "--step", "1 to 4Ei"),
+        ({"step": "20E"}, "--step", "1 to 4Ei"),  # its whole value wraps round to a positive number
+        ({"max-fill-rate": "fast"}, "--max-fill-rate", "quantity"),
+        ({"record": "run.rec"}, "--record", "incident store"),
+        ({"log-format": "xml"}, "--log-format", "logfmt, json"),
+    ],
+)
+def test_bad_flag_is_one_line_with_option_and_remedy(flags: dict[str, str], names: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(flags)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith(names)
+    assert says in line
+    assert caught.value.exit_code == 2
+
+
+def test_precedence_and_origin(tmp_path: Path) -> None:
+    kubelet = write(
+        tmp_path,
+        "kubelet.yaml",
+        KUBELET + "evictionHard: {memory.available: 1Gi}\nevictionMaxPodGracePeriod: 30\nmaxPods: 110\n"
+        "systemReserved: {memory: 300Mi, cpu: 100m}\nkernelMemcgNotification: true\n",
+    )
+    own = write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\neviction-max-pod-grace-period: 20\n")
+    config = build({"eviction-hard": "memory.available<3Gi"}, own, kubelet)
+    assert config.eviction_hard == {"memory.available": "3Gi"}
+    assert config.eviction_max_pod_grace_period_s == 20
+    assert config.system_reserved == 300 << 20
+    assert config.kernel_memcg_notification
+    assert config.origins["eviction_hard"] == "--eviction-hard"
+    assert config.origins["eviction_max_pod_grace_period_s"] == f"{own}: eviction-max-pod-grace-period"
+    assert config.origins["system_reserved"] == f"{kubelet}: systemReserved"
+    assert config.origins["pods"] == "default"
+
+
+def test_a_flag_can_take_back_what_a_file_says(tmp_path: Path) -> None:
+    own = write(tmp_path, "own.yaml", "enforce: true\n")
+    assert build({}, own).enforce
+    assert not build({"enforce": False}, own).enforce
+
+
+def test_own_file_in_toml(tmp_path: Path) -> None:
+    own = write(tmp_path, "own.toml", 'step = "2Mi"\n[eviction-hard]\n"memory.available" = "7%"\n')
+    config = build({}, own)
+    assert (config.step, config.eviction_hard) == (2 << 20, {"memory.available": "7%"})
+
+
+def test_own_file_can_name_the_kubelets(tmp_path: Path) -> None:
+    kubelet = write(tmp_path, "kubelet.yaml", KUBELET + "evictionHard: {memory.available: 9%}\n")
+    assert build({}, write(tmp_path, "own.yaml", f"kubelet-config: {kubelet}\n")).eviction_hard == {
+        "memory.available": "9%"
+    }
+
+
+def test_kubelets_all_or_nothing_rule(tmp_path: Path) -> None:
+    one = "evictionHard: {nodefs.available: 7%}\n"
+    only = build({}, None, write(tmp_path, "a.yaml", KUBELET + one))
+    assert only.eviction_hard == {"nodefs.available": "7%"}
+    merged = build({}, None, write(tmp_path, "b.yaml", KUBELET + one + "mergeDefaultEvictionSettings: true\n"))
+    assert merged.eviction_hard == {**DEFAULT_HARD, "nodefs.available": "7%"}
+    none = build({}, None, write(tmp_path, "c.yaml", KUBELET + "evictionHard: {}\n"))
+    assert none.eviction_hard == {}
+    absent = build({}, None, write(tmp_path, "d.yaml", KUBELET + "evictionHard:\n"))
+    assert absent.eviction_hard == DEFAULT_HARD
+
+
+def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path) -> None:
+    text = json.dumps(
+        {
+            "kind": "KubeletConfiguration",
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "authentication": {"anonymous": {"enabled": False}},
+            "clusterDNS": ["192.0.2.10"],
+            "evictionPressureTransitionPeriod": "0s",
+            "evictionSoft": {"memory.available": "5%"},
+            "evictionSoftGracePeriod": {"memory.available": "1m30s"},
+            "enforceNodeAllocatable": ["none"],
+        }
+    )
+    config = build({}, None, write(tmp_path, "kubelet.json", text))
+    assert config.eviction_pressure_transition_period_ns == 300 * 10**9
+    soft = [t for t in config.thresholds() if not t.hard]
+    assert [(t.signal, t.grace_ns) for t in soft] == [("memory.available", 90 * 10**9)]
+    assert "allocatableMemory.available" not in [t.signal for t in config.thresholds()]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (KUBELET + "evictionHart: {}\n", "unknown key 'evictionHart'; did you mean 'evictionHard'?"),
+        (KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
+        (KUBELET + "evictionHard: {memory.available: 100}\n", 'memory.available: "100"'),
+        (KUBELET + "evictionHard: [memory.available]\n", "evictionHard"),
+        (KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
+        (KUBELET + "evictionHard: {}\nevictionHard: {}\n", "line 4: key 'evictionHard' is given twice"),
+        (KUBELET + "kernelMemcgNotification: 'yes'\n", "kernelMemcgNotification"),
+        (KUBELET + "mergeDefaultEvictionSettings: 1\n", "mergeDefaultEvictionSettings"),
+        (KUBELET + "enforceNodeAllocatable: [podz]\n", "podz"),
+        ("apiVersion: v1\nkind: Pod\n", "is not a KubeletConfiguration"),
+        ("- 1\n", "not a map"),
+        ("a: [1\n", "expected"),
+        ("a: 2026-99-99\n", "month"),
+        ("[" * 5000, "recursion"),
+    ],
+)
+def test_bad_kubelet_configuration(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, "kubelet.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        build({}, None, path)
+    line = str(caught.value)
+    assert line.startswith(path)
+    assert says in line
+    assert "\n" not in line
+
+
+def test_bad_own_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "own.yaml", "evction-hard: {}\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml: unknown key 'evction-hard'; did you mean 'eviction-hard'"):
+        build({}, path)
+    with pytest.raises(ConfigError, match=r"own\.yaml: step: True is not a quantity"):
+        build({}, write(tmp_path, "own.yaml", "step: true\n"))
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        build({}, str(tmp_path / "missing.yaml"))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.yaml"):
+        build({}, str(tmp_path / "binary.yaml"))
+
+
+@given(st.text(max_size=200))
+def test_any_text_in_a_file_gives_a_configuration_or_a_clear_error(tmp_path_factory: Any, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    for arguments in ((str(path), None), (None, str(path))):
+        try:
+            build({}, *arguments)
+        except ConfigError as error:
+            assert "\n" not in str(error)
+
+
+@given(st.sampled_from([s.option for s in SETTINGS]), st.text(max_size=40))
+def test_any_text_of_an_option_gives_a_configuration_or_a_clear_error(option: str, text: str) -> None:
+    try:
+        config = build({option: text})
+    except ConfigError as error:
+        assert str(error).startswith("--")
+    else:
+        assert config.origins[next(s.field for s in SETTINGS if s.option == option)] == f"--{option}"
+
+
+def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:
+    config = build({"eviction-hard": "memory.available<10%", "pods": f"manifests:{tmp_path}", "enforce": True})
+    config = dataclasses.replace(config, pin_dir="/sys/fs/bpf/outrace/x", lock_fd=3, listen_fd=4)
+    fd = config.to_memfd()
+    try:
+        assert os.get_inheritable(fd)
+        assert RunConfig.from_fd(fd) == config
+        assert RunConfig.from_fd(fd) == config  # a second reader gets the same
+    finally:
+        os.close(fd)
+    assert RunConfig.from_json(RunConfig().to_json()) == RunConfig()
+    for bad in ("[]", '{"lisen_port": 1}', "{"):
+        with pytest.raises(ValueError, match=r"configuration|Expecting"):
+            RunConfig.from_json(bad)

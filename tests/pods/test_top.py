@@ -1,0 +1,366 @@
+"""`outrace top` on real cgroups: its figures, where they come from, its options, and the live view on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.actions.status import Eviction, StatusStore
+from monitor.cli import top_frame
+from monitor.daemon.config import RunConfig
+from monitor.daemon.stats import SharedStats
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import MemoryReading
+from monitor.pods.source import open_source
+from monitor.policy.pods import pod_from_object
+from monitor.report.summary import summary
+from monitor.report.view import View
+
+MI = 1 << 20
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    """A cgroup of 128 MiB as the node, with two pods in it."""
+    hierarchy = cgroupfs.detect()
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    path = cgroupfs.make(hierarchy.root / f"outrace-test-top-{os.getpid()}")
+    cgroupfs.set_limit(path, 128 * MI)
+    cgroupfs.make(path / "quiet")
+    cgroupfs.make(path / "busy")
+    yield path
+    for pid in cgroupfs.processes(path):
+        os.kill(pid, signal.SIGKILL)
+    cgroupfs.remove(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, node: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
+        pod = {
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{name}"}},
+            "spec": {"priority": 5, "containers": [{"name": "c", "resources": {"requests": {"memory": request}}}]},
+        }
+        (path / f"{name}.json").write_text(json.dumps(pod))
+    return path
+
+
+@pytest.fixture
+def busy(node: Path) -> Iterator[None]:
+    """8 MiB held in the pod `busy`."""
+    script = f"open('{node}/busy/cgroup.procs','w').write('0'); x=bytearray(b'x')*{8 * MI}; print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    process.stdout.readline()
+    yield
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def _top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _closed_port() -> str:
+    """An address on which nobody listens."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        return f"127.0.0.1:{server.server_port}"
+
+
+def _common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
+    return ["--once", "--node-cgroup", node.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
+    hard = "memory.available<25%,nodefs.available<10%"
+    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port(), "-o", "json", "--eviction-hard", hard)
+    assert (done.returncode, done.stderr) == (0, "")
+    frame = json.loads(done.stdout)
+    assert frame["source"] == "cgroup files"
+    assert frame["kubepods"] is None
+    reading = frame["node"]
+    assert reading["cgroup"] == str(node)
+    assert reading["capacity"] == 128 * MI
+    assert reading["usage"] >= 8 * MI
+    assert reading["working_set"] == reading["usage"] - reading["inactive_file"]
+    assert reading["available"] == 128 * MI - reading["working_set"]
+    [threshold] = frame["thresholds"]
+    assert threshold == {
+        "signal": "memory.available",
+        "kind": "hard",
+        "value": "25%",
+        "quantity": 32 * MI,
+        "available": reading["available"],
+        "distance": reading["available"] - 32 * MI,
+        "met": False,
+    }
+    assert [p["name"] for p in frame["pods"]] == ["busy", "quiet"]  # the one over its request is first
+    pod = frame["pods"][0]
+    assert pod["working_set"] >= 8 * MI
+    assert {k: pod[k] for k in ("namespace", "cgroup", "qos", "priority", "critical", "request")} == {
+        "namespace": "default",
+        "cgroup": f"{node}/busy",
+        "qos": "Burstable",
+        "priority": 5,
+        "critical": False,
+        "request": MI,
+    }
+    assert pod["over_request"] == pod["working_set"] - MI
+    assert frame["memory_available_in_bytes"] == reading["available"]
+    assert frame["memory_available_in_mb"] == reading["available"] // MI
+    assert frame["memory_total_inactive_file"] == reading["inactive_file"]
+
+
+def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
+    (folder / "bad.yaml").write_text("kind: Service")
+    soft = ["--eviction-soft", "memory.available<100Gi"]
+    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port(), *soft)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
+    assert len(done.stderr.splitlines()) == 1
+    lines = done.stdout.splitlines()
+    values = {
+        line.split()[0]: line.split()[1] for line in lines if line.startswith("memory.") and len(line.split()) == 2
+    }
+    assert list(values) == [
+        "memory.capacity_in_bytes",
+        "memory.usage_in_bytes",
+        "memory.total_inactive_file",
+        "memory.working_set",
+        "memory.available_in_bytes",
+        "memory.available_in_kb",
+        "memory.available_in_mb",
+    ]
+    assert int(values["memory.capacity_in_bytes"]) == 128 * MI
+    soft_row = next(line.split() for line in lines if " soft " in line)
+    assert soft_row[0] == "memory.available"
+    assert soft_row[-1] == "yes"  # 100Gi of a node of 128 MiB
+    assert any(line.startswith("default/busy ") for line in lines)
+
+
+def test_the_machine_against_the_script() -> None:
+    """The documentation's script for cgroup v1 or v2, run beside `top` for the machine."""
+    hierarchy = cgroupfs.detect()
+    root = hierarchy.root
+    if hierarchy.version == 1:
+        usage = f"usage=$(cat {root}/memory.usage_in_bytes); stat=total_inactive_file"
+    else:
+        usage = f'usage=$(awk \'$1=="anon"||$1=="file"{{s+=$2}}END{{print s}}\' {root}/memory.stat); stat=inactive_file'
+    script = (
+        f"total=$(awk '/MemTotal/{{print $2*1024}}' /proc/meminfo); {usage};"
+        f"inactive=$(awk -v k=$stat '$1==k{{print $2}}' {root}/memory.stat); echo $((total - usage + inactive))"
+    )
+    before = int(subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout)
+    frame = json.loads(_top("--once", "-o", "json", "--listen", _closed_port()).stdout)
+    assert frame["memory_capacity_in_bytes"] == meminfo.mem_total()
+    # Other processes allocate and free between the two looks; a wrong formula is off by far more.
+    assert abs(frame["memory_available_in_bytes"] - before) < frame["memory_capacity_in_bytes"] // 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--eviction-hard", "memory.free<1Mi"], "--eviction-hard: .*unsupported eviction signal memory.free"),
+        (["--eviction-hard", "memory.available<1MB"], "--eviction-hard: .*quantit"),
+        (["--eviction-soft", "memory.available"], "--eviction-soft: malformed pair"),
+        (["--node-cgroup", "nosuch"], "no cgroup 'nosuch'"),
+        (["--node-cgroup", "../.."], "leads outside"),
+        (["--pods", "kubelet:x"], "not in this version"),
+        (["--pods", "manifests:/nonexistent"], "/nonexistent is not a directory"),
+        (["--listen", "here"], "'here' is not HOST:PORT"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+    done = _top("--once", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+    assert re.search(says, done.stderr), done.stderr
+
+
+# --- with a daemon -------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """Serves one body at every path on loopback."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.at = f"127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        return self.at
+
+    def __exit__(self, *exc: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def _summary(node: Path, folder: Path) -> dict[str, Any]:
+    """What the daemon's side answers for this node, made by its own code."""
+    hierarchy = cgroupfs.detect()
+    config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
+    view = View(
+        config=config,
+        hierarchy=hierarchy,
+        capacity=cgroupfs.limit(node) or 0,
+        stats=SharedStats.create(),
+        send=lambda message: False,
+        hot_pid=os.getpid(),
+        side_pid=os.getpid(),
+    )
+    source = open_source(config.pods, hierarchy, meminfo.mem_total())
+    source.poll()
+    view.pods = dict(source.pods)
+    source.close()
+    return summary(view)
+
+
+def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) -> None:
+    told = _summary(node, folder)
+    memory = told["node"]["memory"]
+    memory.update(usageBytes=100 * MI, inactiveFileBytes=30 * MI, activeFileBytes=3 * MI)
+    memory.update(workingSetBytes=70 * MI, availableBytes=58 * MI)
+    told["node"]["systemContainers"] = [{"name": "pods", "memory": memory}]
+    stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
+    told["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
+    with _Server(json.dumps(told).encode()) as at:
+        done = _top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json")
+    frame = json.loads(done.stdout)
+    assert frame["source"] == f"daemon at {at}"
+    expected = {
+        "usage": 100 * MI,
+        "inactive_file": 30 * MI,
+        "active_file": 3 * MI,
+        "working_set": 70 * MI,
+        "capacity": 128 * MI,
+        "available": 58 * MI,
+    }
+    assert frame["node"] == {"cgroup": str(node), **expected}
+    assert frame["kubepods"] == expected
+    assert [(t["signal"], t["distance"]) for t in frame["thresholds"]] == [
+        ("memory.available", -42 * MI),
+        ("allocatableMemory.available", -42 * MI),
+    ]
+    assert all(t["met"] for t in frame["thresholds"])
+    pods = {p["uid"]: p for p in frame["pods"]}
+    assert len(pods) == 3
+    assert (pods["not-ours"]["request"], pods["not-ours"]["over_request"]) == (None, None)
+    assert {p["request"] for p in pods.values()} == {None, MI, 32 * MI}
+
+
+def test_a_daemon_of_another_node_is_not_believed(folder: Path, tmp_path: Path, node: Path) -> None:
+    told = _summary(node, folder)
+    told["node"]["memory"]["availableBytes"] += MI
+    with _Server(json.dumps(told).encode()) as at:
+        frame = json.loads(_top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json").stdout)
+    assert frame["source"] == f"cgroup files (the daemon at {at} watches another node)"
+    assert len(frame["pods"]) == 2
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"hello", 200), (b"[]", 200), (b"{}", 200), (b"{}", 404)])
+def test_something_else_on_the_port(folder: Path, tmp_path: Path, node: Path, body: bytes, status: int) -> None:
+    with _Server(body, status) as at:
+        done = _top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json")
+    assert done.returncode == 0
+    assert f"what answers at {at} is no outrace daemon" in json.loads(done.stdout)["source"]
+
+
+def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
+    pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
+    eviction = Eviction("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
+    StatusStore(tmp_path / "state").write(eviction)
+    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port())
+    assert "evicted ns/gone: The node was low on resource: memory." in done.stdout
+    (tmp_path / "state/pods/odd.json").write_text("{}")
+    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port())
+    assert done.returncode == 1
+    assert "odd.json: not the status of an evicted pod; remove the file" in done.stderr
+
+
+def test_the_scripts_divide_like_the_shell() -> None:
+    figures = top_frame.script_figures(MemoryReading.of(5000, 0, 0, 1000))
+    assert figures["memory_available_in_bytes"] == -4000
+    assert figures["memory_available_in_kb"] == -3
+    assert figures["memory_available_in_mb"] == 0
+
+
+# --- live ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
+def test_live_on_a_terminal_until_q_or_ctrl_c(folder: Path, tmp_path: Path, node: Path, end: str) -> None:
+    arguments = ["top", *_common(folder, tmp_path, node)[1:], "--listen", _closed_port()]
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(REPOSITORY)
+        os.execv(sys.executable, [sys.executable, "-m", "monitor.cli.main", *arguments])
+    try:
+        seen = b""
+        while seen.count(b"\x1b[H") < 2:  # it refreshes by itself
+            assert select.select([fd], [], [], 30)[0], seen
+            seen += os.read(fd, 65536)
+        assert b"default/busy" in seen
+        os.write(fd, end.encode())
+        while True:
+            try:
+                if not os.read(fd, 65536):
+                    break
+            except OSError:
+                break  # EIO: the other side of the terminal is closed
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        os.close(fd)
+
+
+def test_live_without_a_terminal_prints_frame_after_frame(folder: Path, tmp_path: Path, node: Path) -> None:
+    arguments = [*_common(folder, tmp_path, node)[1:], "--listen", _closed_port(), "-o", "json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monitor.cli.main", "top", *arguments],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout
+        frames = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert [f["node"]["capacity"] for f in frames] == [128 * MI, 128 * MI]

@@ -1,0 +1,298 @@
+"""The frame around everything: the command, its exit codes, how data is printed, the doctor, set-up, packaging."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor import __version__
+from monitor.cli import doctor, main, output
+from monitor.errors import CannotError, ConfigError, MonitorError
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "monitor.cli.main", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_every_command_and_imports_none(flag: str) -> None:
+    listing = "[name for name in sys.modules if name.startswith('monitor.')]"
+    script = f"import json, sys; from monitor.cli.main import main; main(['{flag}']); print(json.dumps({listing}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    shown, loaded = done.stdout.rsplit("\n", 2)[:2]
+    for name in main.COMMANDS:
+        assert re.search(rf"^  {name} ", shown, re.M), name
+    assert sorted(json.loads(loaded)) == ["monitor.cli", "monitor.cli.main", "monitor.errors"]
+
+
+@pytest.mark.parametrize("path", [*([name] for name in main.COMMANDS), *(["bench", name] for name in main.BENCHES)])
+def test_every_command_there_is_explains_itself(path: list[str]) -> None:
+    done = outrace(*path, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: outrace {' '.join(path)}")
+
+
+def test_version_names_bcc_and_the_kernel() -> None:
+    done = outrace("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"outrace {re.escape(__version__)} \(bcc .+, kernel {os.uname().release}\)\n", done.stdout)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = outrace("evcit")
+    assert done.returncode == 2
+    assert "No such command 'evcit'" in done.stderr
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch):
+    """Puts a function in the command table as `outrace try`."""
+
+    def put(function) -> None:
+        module = sys.modules[__name__]
+        monkeypatch.setattr(module, "placed", click.command("try")(function), raising=False)
+        monkeypatch.setitem(main.COMMANDS, "try", (f"{__name__}:placed", "for this test"))
+        monkeypatch.setitem(sys.modules, __name__, module)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (MonitorError("it broke"), 1, "outrace: error: it broke\n"),
+        (
+            ConfigError("a.yaml: evictionHard: bad", "write 100Mi"),
+            2,
+            "outrace: error: a.yaml: evictionHard: bad; write 100Mi\n",
+        ),
+        (CannotError("no BTF", "use another kernel"), 3, "outrace: error: no BTF; use another kernel\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.UsageError("what?"), 2, "Error: what?\n"),
+    ],
+)
+def test_errors_become_one_line_and_the_documented_exit_code(command, capsys, raised, code: int, line: str) -> None:
+    def body() -> None:
+        raise raised
+
+    command(body)
+    assert main.main(["try"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.lstrip("\n").endswith(line)
+
+
+def test_a_command_returns_its_exit_code(command) -> None:
+    command(lambda: 4)
+    assert main.main(["try"]) == 4
+    command(lambda: None)
+    assert main.main(["try"]) == 0
+
+
+def test_a_reader_that_stops_early_gets_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "monitor.cli.main", "--help"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 1
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1023, "1023"),
+        (1024, "1.0Ki"),
+        (-1536, "-1.5Ki"),
+        (int(12.3 * 2**20), "12.3Mi"),
+        (2**20 - 1, "1.0Mi"),
+        (2**62, "4.0Ei"),
+        (2**80, "1048576.0Ei"),
+        (None, "-"),
+    ],
+)
+def test_bytes_are_written_as_kubernetes_does(count: int | None, text: str) -> None:
+    assert output.format_bytes(count) == text
+
+
+@given(st.integers(-(2**70), 2**70))
+def test_written_bytes_mean_what_was_given_to_half_a_digit(count: int) -> None:
+    text = output.format_bytes(count)
+    number, unit = re.fullmatch(r"(-?[\d.]+)([KMGTPE]i)?", text).groups()
+    size = 1024 ** ("KMGTPE".index(unit[0]) + 1) if unit else 1
+    assert abs(float(number) * size - count) <= (0.0500001 * size if unit else 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-(10**6), 10**6), st.text(st.characters(categories=["L", "N"]), max_size=12)), max_size=6
+    )
+)
+def test_columns_line_up(rows) -> None:
+    lines = output.table_lines(["n", "name"], rows)
+    assert len(lines) == len(rows) + 1
+    width = max(len(str(cell)) for cell in ["n", *(n for n, _ in rows)])
+    for line, (number, name) in zip(lines[1:], rows, strict=True):
+        assert line[:width].strip() == str(number)
+        assert line[width:].strip() == name.strip()
+
+
+# -- the doctor --------------------------------------------------------------------------------------------------------
+
+
+def test_the_doctors_json_is_the_contracts() -> None:
+    done = outrace("doctor", "-o", "json")
+    answer = json.loads(done.stdout)
+    assert set(answer) == {"checks", "hook_plan"}
+    names = [check["name"] for check in answer["checks"]]
+    assert len(names) == len(set(names))
+    for check in answer["checks"]:
+        assert set(check) == {"name", "ok", "detail", "remedy"}
+        assert check["ok"] or check["remedy"], f"{check['name']} says no without a remedy"
+        assert check["detail"]
+    assert done.returncode == (0 if answer["hook_plan"] else 3)
+
+
+@pytest.mark.kernel
+def test_the_doctor_says_yes_where_the_monitor_can_run() -> None:
+    done = outrace("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "hook plan: memcg-tracepoint" in done.stdout
+
+
+@pytest.mark.kernel
+def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
+    setpriv = shutil.which("setpriv")
+    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
+    wrapped = [setpriv, "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
+    done = subprocess.run(
+        [*wrapped, sys.executable, "-m", "monitor.cli.main", "doctor", "-o", "json"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert answer["hook_plan"] is None
+    failed = {check["name"]: check["remedy"] for check in answer["checks"] if not check["ok"]}
+    assert {"root", *doctor.CAPABILITIES, "sched_fifo"} <= set(failed)
+    assert failed["root"] == "run with sudo"
+    assert "CAP_BPF" in failed["CAP_BPF"]
+
+
+def test_pypis_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
+    impostor = tmp_path / "bcc"
+    impostor.mkdir()
+    (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
+    script = "from monitor.cli import doctor; print(doctor.bcc_version(), *doctor._bcc())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
+    assert "pip uninstall bcc" in done.stdout
+
+
+# -- project -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_c_sources_travel_with_the_package() -> None:
+    packaged = {entry.name for entry in (resources.files("monitor") / "_bpf").iterdir()}
+    assert packaged == {path.name for path in (ROOT / "bpf").iterdir()}
+    assert {Path(name).suffix for name in packaged} <= {".c", ".h"}, "pyproject.toml ships *.c and *.h only"
+    assert os.readlink(ROOT / "monitor/_bpf") == "../bpf"
+
+
+def test_bpf_sources_carry_their_licence() -> None:
+    for path in (ROOT / "bpf").iterdir():
+        assert "SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0" in path.read_text().splitlines()[0], path.name
+
+
+def test_the_wrong_bcc_is_not_a_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [re.match(r"[\w-]+", text)[0].lower() for text in project["dependencies"]]
+    assert "bcc" not in wanted
+    assert project["scripts"] == {"outrace": "monitor.cli.main:main"}
+
+
+def test_make_alone_explains_every_target() -> None:
+    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"run", "test", "demo", "bench", "lint", "setup", "clean", "test-vm", "test-vagrant"} <= targets
+    assert {line.split()[0] for line in shown.splitlines()} >= targets
+
+
+@pytest.mark.parametrize("target", ["test-vm", "test-vagrant"])
+def test_what_is_not_here_yet_says_so(target: str) -> None:
+    done = subprocess.run(["make", "-s", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert f"outrace: {target} comes with its own issue" in done.stderr
+    assert "Error 3" in done.stderr
+
+
+def test_set_up_that_cannot_be_done_is_one_line(tmp_path: Path) -> None:
+    """Not root and nothing installed: a copy of the project in which only the search for BCC finds nothing."""
+    copy = tmp_path / "scripts/setup.sh"
+    copy.parent.mkdir()
+    text = (ROOT / "scripts/setup.sh").read_text()
+    missing = text.replace("/usr/lib/python3/dist-packages", str(tmp_path / "no-such-place"))
+    assert missing != text
+    copy.write_text(missing)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # As another user, because root would go and install the package.
+    as_nobody = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and path.is_relative_to("/tmp") and path != Path("/tmp"):
+            path.chmod(0o755)
+    done = subprocess.run(
+        [*as_nobody, "/bin/bash", str(copy)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stderr == "outrace: setup: must be root to install packages: run sudo make setup\n"
