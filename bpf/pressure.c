@@ -9,8 +9,9 @@ BPF_RINGBUF_OUTPUT(events, 256);  // pages: 1 MiB, about 11,000 records
 struct gate {
   u64 memcg;
   u64 usage;
-  u64 moved;  // pages of statistics that moved on this CPU since it last passed
-  u64 file;   // some of them were file pages: the exact LRU sizes are worth reading
+  u64 moved;    // pages of statistics that moved on this CPU since it last passed
+  u64 checked;  // `moved` when usage was last read
+  u64 file;     // some of them were file pages: the exact LRU sizes are worth reading
 };
 BPF_PERCPU_ARRAY(gates, struct gate, 1);
 
@@ -219,35 +220,49 @@ static __always_inline void evaluate(u64 memcg, int file, u64 sweeping, s64 pend
   }
 }
 
-static __always_inline int on_stat(u64 memcg, int val, int file, s64 pending_inactive, s64 pending_active) {
+static __always_inline int on_stat(u64 memcg, int val, u64 file, s64 pending_inactive, s64 pending_active) {
   u32 zero = 0;
   struct gate *g = gates.lookup(&zero);
   if (!g) return 0;
-  u64 usage = 0;
-  READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-  // Two ways through: the page_counter moved (a batch was charged or freed), or 64 pages of statistics moved without it. The second
-  // is for the root cgroup, which is never charged, and for page cache that turns active: the working set rises, usage does not.
   u64 moved = g->moved + (val < 0 ? -val : val);
   file |= g->file;
-  if (g->memcg == memcg && g->usage == usage && moved < 64) {
-    g->moved = moved;
-    g->file = file;
-    return 0;
+  u64 usage;
+  if (g->memcg == memcg) {
+    // A batch of 64 pages is charged before its first page is counted here, so looking at every eighth page still finds it with 56
+    // of them unused. Reading usage at every page cost a page fault 15 % instead of 10 %.
+    if (moved - g->checked < 8) goto wait;
+    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+    // Two ways through: the page_counter moved (a batch was charged or freed), or 64 pages of statistics moved without it. The second
+    // is for the root cgroup, which is never charged, and for page cache that turns active: the working set rises, usage does not.
+    if (usage == g->usage && moved < 64) {
+      g->checked = moved;
+      goto wait;
+    }
+  } else {
+    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
   }
   g->memcg = memcg;
   g->usage = usage;
   g->moved = 0;
+  g->checked = 0;
   g->file = 0;
   count(COUNT_EVALUATED);
   evaluate(memcg, file, 0, pending_inactive, pending_active);
   return 0;
+wait:
+  g->moved = moved;
+  g->file = file;
+  return 0;
 }
 
+// The items that matter, as a bitmap: all of them are below 64 on every kernel seen (17, 19, 2, 3 on 6.18).
+#define ITEMS (1ULL << NR_ANON_MAPPED_ | 1ULL << NR_FILE_PAGES_ | 1ULL << NR_INACTIVE_FILE_ | 1ULL << NR_ACTIVE_FILE_)
+
 int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
-  int item = (int)ctx->args[1];
+  u32 item = (u32)ctx->args[1];
+  if (item > 63 || !(ITEMS >> item & 1)) return 0;
   int val = (int)ctx->args[2];  // int up to 7.0, zero-extended; long since 7.2: this cast is right for both
   int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
-  if (!inactive && !active && item != NR_ANON_MAPPED_ && item != NR_FILE_PAGES_) return 0;
   return on_stat(ctx->args[0], val, inactive | active, inactive ? val : 0, active ? val : 0);
 }
 

@@ -28,6 +28,7 @@ _GUARANTEED = -997
 _SETTLE_NS = 1_000_000_000
 #: Processes waiting for that look; beyond it the oldest are not looked at (and counted), as the next fork brings more.
 _MAX_WAITING = 4096
+_EVERY_PROCESS = 0
 #: Mismatches remembered per pod so as to tell each once.
 _MAX_TOLD = 1024
 
@@ -66,7 +67,7 @@ class OomScores:
         self._denial_told = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid, uid)
+        self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid or _EVERY_PROCESS, uid)
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -86,6 +87,8 @@ class OomScores:
         except cgroupfs.CgroupGone:
             return  # the pod source will say so
         self._audit(pod)
+        # Once more after a moment: the kernel reports new processes of this pod only from when the hot process watches it.
+        self._wait(_EVERY_PROCESS, uid)
 
     def remove_pod(self, uid: str) -> None:
         """Forget a pod."""
@@ -117,20 +120,28 @@ class OomScores:
         if self.enforce:
             self._check(self._pods[uid], pid, self._container_of(self._pods[uid], pid))
             return
+        self._wait(pid, uid)
+
+    def _wait(self, pid: int, uid: str) -> None:
         if len(self._waiting) >= _MAX_WAITING:
             self._waiting.popleft()
             self.skipped += 1
         self._waiting.append((time.monotonic_ns() + _SETTLE_NS, pid, uid))
 
-    def settle(self) -> int | None:
-        """Look at the processes whose time has come; nanoseconds until the next is due, None if none waits."""
+    def due_ns(self) -> int | None:
+        """Nanoseconds until `settle` has something to do; None if nothing waits."""
+        return max(0, self._waiting[0][0] - time.monotonic_ns()) if self._waiting else None
+
+    def settle(self) -> None:
+        """Look at the processes whose time has come."""
         now = time.monotonic_ns()
         while self._waiting and self._waiting[0][0] <= now:
             _, pid, uid = self._waiting.popleft()
             pod = self._pods.get(uid)
-            if pod is not None:
+            if pod is not None and pid == _EVERY_PROCESS:
+                self._audit(pod)
+            elif pod is not None:
                 self._check(pod, pid, self._container_of(pod, pid))
-        return self._waiting[0][0] - now if self._waiting else None
 
     def memory_cgroup(self, pid: int) -> Path | None:
         """The process's directory in the memory hierarchy; None if it is gone."""

@@ -444,12 +444,14 @@ class Hot:
             "victim": first.uid if first else None,
             "observation": {w.name: self._observation(w) for w in self.watches},
             "pods": len(self.registry),
-            "scheduler": self.protection.scheduler,
-            "mlocked": self.protection.mlocked,
-            "oom_score_adj": self.protection.oom_score_adj,
+            **self._protected(),
             "trigger": self.config.trigger,
             "ready": self.ready,
         })  # fmt: skip
+
+    def _protected(self) -> dict[str, Any]:
+        p = self.protection
+        return {"scheduler": p.scheduler, "mlocked": p.mlocked, "oom_score_adj": p.oom_score_adj}
 
     def _observation(self, watch: Watch) -> dict[str, int]:
         reading = self.table.reading(watch.index)
@@ -569,6 +571,7 @@ class Hot:
             if self.synced and not self.ready:
                 self.ready = self.dirty = True
                 self.stats.set("ready_ns", now)
+                self.log("info", "ready", ready_ns=now, pods=len(self.registry), armed=self.arming.armed, **self._protected())
             if self.dirty and now >= self.publish_ns + PUBLISH_NS:
                 self.publish(now)
             if not self.side.pid and now >= self.side.next_start_ns:

@@ -123,8 +123,8 @@ class Side:
         """Serve until the channel closes."""
         self.server.start()
         self._open_pins()
-        self._poll_source()
-        self._open_feed()
+        self._open_feed()  # before the pods: a process that appears while they are looked at must not be missed
+        self._guarded(self._poll_source)
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         source_fd = self.source.fileno()
@@ -134,7 +134,8 @@ class Side:
             poll.register(self.feed.fileno(), select.POLLIN)
         next_poll = time.monotonic() + _POLL_S
         while not self._ending:
-            due_ns = self.scores.settle()
+            self._guarded(self.scores.settle)
+            due_ns = self.scores.due_ns()
             timeout = min(next_poll - time.monotonic(), _POLL_S if due_ns is None else due_ns / 1e9)
             ready = {fd for fd, _ in poll.poll(max(0.0, timeout * 1000))}
             if self.sock.fileno() in ready:
@@ -344,18 +345,21 @@ class Side:
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
-        scope = "memcg" if message["oom_cgroup"] else "global"
         uid = message["pod"] or self._by_cgroup.get(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
-        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
-        fields |= {"scope": scope, "pod": _label(found) if found is not None else message["pod_name"]}
+        pod = _label(found) if found is not None else message["pod_name"]
         if message["kind"] != "mark":
-            self.log.info(f"OOM kill: {message['kind']}", **fields)
-        elif message["exiting"]:
-            self.log.info("OOM killer chose a process that was exiting anyway", **fields)
-        else:
-            self.view.oom_kills[scope] += 1
-            self.log.warning("the kernel's OOM killer killed a process", **fields)
+            # Only the mark knows whose limit was hit and what the victim held.
+            known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
+            self.log.info(f"OOM kill: {message['kind']}", pod=pod, **known)
+            return
+        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
+        scope = "memcg" if message["oom_cgroup"] else "global"
+        if message["exiting"]:
+            self.log.info("OOM killer chose a process that was exiting anyway", pod=pod, scope=scope, **fields)
+            return
+        self.view.oom_kills[scope] += 1
+        self.log.warning("the kernel's OOM killer killed a process", pod=pod, scope=scope, **fields)
 
     # HTTP
 

@@ -175,6 +175,10 @@ class LabNode:
             self.also_remove(self.manifests)
             cgroupfs.make(self.cgroup)
             cgroupfs.set_limit(self.cgroup, self.memory_bytes)
+            # With swap, a full node swaps out instead of calling the OOM killer. v1's pods inherit their swappiness.
+            for name in ("memory.swap.max", "memory.swappiness"):
+                if (self.cgroup / name).exists():
+                    (self.cgroup / name).write_text("0")
         except BaseException:
             self.close()
             raise

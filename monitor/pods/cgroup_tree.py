@@ -22,7 +22,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.inotify import CHILDREN, Event
+from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.model import FoundPod, PodSource, Scan
 from monitor.policy.pods import Pod, pod_from_object
 
@@ -34,8 +34,12 @@ _MAX_DIRS = 4096
 _MAX_IDLE_WATCHES = 256
 #: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
 _BURSTABLE_ADJ = range(3, 1000)
-#: oom_score_adj the container runtime gives the sandbox's pause process.
+#: oom_score_adj the container runtime gives the sandbox's process, and the name that process usually has.
 _PAUSE_ADJ = -998
+_PAUSE = "pause"
+#: Names of a container's first process while the runtime sets it up: in the cgroup already, but with the runtime's
+#: own oom_score_adj (under containerd just that -998).
+_STARTING = ("runc", "crun", "youki")
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
 _SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")
@@ -230,7 +234,7 @@ class TreeSource(PodSource):
             scan.watch[path] = CHILDREN
         live: dict[int, tuple[bool, int | None]] = {}
         for pod_dir in pods_in(kubepods):
-            scan.watch[pod_dir.path] = CHILDREN
+            scan.watch[pod_dir.path] = CGROUP_FILES
             try:
                 scan.pods[pod_dir.uid] = self._describe(pod_dir, live, scan)
             except cgroupfs.CgroupGone:
@@ -248,7 +252,8 @@ class TreeSource(PodSource):
             key = cgroupfs.cgroup_id(path)
             fixed = self._settled.get(key) or self._look(pod_dir.qos, path)
             if fixed is None:
-                scan.unsettled = True  # no process in it yet: entering a cgroup is no event for its directory
+                scan.unsettled = True
+                scan.watch[path] = CGROUP_FILES
                 sandbox, request = False, None
             else:
                 live[key] = fixed
@@ -264,11 +269,12 @@ class TreeSource(PodSource):
         return FoundPod(_pod(pod_dir, specs, limit), pod_dir.path, containers, tuple(ids))
 
     def _look(self, qos: str, path: Path) -> tuple[bool, int | None] | None:
-        """(is the sandbox, recovered request) of a container by its processes; None while it has none."""
+        """(is the sandbox, recovered request) of a container by its processes; None while it is being started."""
         adjs = {pid: adj for pid in cgroupfs.processes(path) if (adj := adj_of(pid)) is not None}
-        if not adjs:
+        names = {pid: _comm(pid) for pid in adjs}
+        if not adjs or any(name.startswith(_STARTING) for name in names.values()):
             return None
-        if all(adj == _PAUSE_ADJ or _comm(pid) == "pause" for pid, adj in adjs.items()):
+        if all(adj == _PAUSE_ADJ or names[pid] == _PAUSE for pid, adj in adjs.items()):
             return True, None
         if qos != "Burstable":
             return False, None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # <linux/inotify.h>
+IN_MODIFY = 0x002
 IN_CLOSE_WRITE = 0x008
 IN_MOVED_FROM = 0x040
 IN_MOVED_TO = 0x080
@@ -28,6 +29,8 @@ IN_ONLYDIR = 0x1000000
 CHILDREN = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR
 #: ... and files in it are written.
 FILES = CHILDREN | IN_CLOSE_WRITE
+#: ... or, in a cgroup, a limit is set or a process is moved in (not one that is cloned into it).
+CGROUP_FILES = CHILDREN | IN_MODIFY
 
 _HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
 

@@ -107,7 +107,7 @@ def _documents(name: str, text: str) -> Iterator[Any]:
         except ValueError as e:
             raise _Unreadable(f"not JSON: {e}; correct the syntax") from None
         return
-    import yaml  # 3 MB that a node without YAML manifests need not carry
+    import yaml  # 1 MB that a node without YAML manifests need not carry
 
     documents = yaml.load_all(text, _loader())
     while True:

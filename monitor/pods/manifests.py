@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.errors import ConfigError
+from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree, manifest_files
@@ -52,6 +52,7 @@ class ManifestSource(PodSource):
         super().__init__(hierarchy)
         self.directory = directory
         self._files: dict[str, _File] = {}
+        self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
 
@@ -91,16 +92,16 @@ class ManifestSource(PodSource):
             seen[uid] = manifest.where
             try:
                 found = self._find(manifest, scan)
-            except ConfigError as e:
+            except cgroupfs.CgroupGone:
+                scan.unsettled = True  # it went away between two looks
+                continue
+            except MonitorError as e:
                 scan.problems.append(f"{manifest.where}: {e}")
                 continue
             except _Waiting as e:
                 if manifest.pod.phase not in ("Succeeded", "Failed"):  # of a pod that ended no cgroup is expected
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
-                continue
-            except cgroupfs.CgroupGone:
-                scan.unsettled = True  # it went away between two looks
                 continue
             other = owners.claim(found.cgroup, manifest.where)
             if other is not None:
@@ -134,6 +135,7 @@ class ManifestSource(PodSource):
                     self._files[entry.name] = _File(stamp if now - stat.st_mtime_ns > _RACY_NS else None, parsed)
         for name in self._files.keys() - present:
             del self._files[name]
+            self._located.clear()  # what is still named comes back with the next look
 
     def _manifests(self, scan: Scan) -> Iterator[Manifest]:
         for _, file in sorted(self._files.items()):
@@ -166,25 +168,29 @@ class ManifestSource(PodSource):
 
     def _annotated(self, key: str, text: str, inside: Path | None = None) -> Path:
         """The cgroup an annotation names, which must lie below ``inside`` (default: the root of the hierarchy)."""
-        key = f"metadata.annotations[{key}]"
-        try:
-            path = cgroupfs.locate(self.hierarchy, text)
-        except ConfigError as e:
-            raise ConfigError(f"{key}: {e}") from e
         inside = inside or self.hierarchy.root
-        if path == inside or not path.is_relative_to(inside):
-            raise ConfigError(f"{key}: cgroup {text!r} is not below {inside}", "name a cgroup that is the pod's alone")
+        path = self._located.get((text, inside))
+        if path is None:
+            try:
+                path = cgroupfs.locate(self.hierarchy, text)
+            except ConfigError as e:
+                raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
+            if path == inside or not path.is_relative_to(inside):
+                problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {inside}"
+                raise ConfigError(problem, "name a cgroup that is the pod's alone")
+            self._located[text, inside] = path
         if not cgroupfs.exists(path):
-            raise _Waiting(
-                [self._nearest(path)],
-                f"{key}: no cgroup {path} yet, waiting for it; create it, or correct the annotation",
-            )
+            problem = f"metadata.annotations[{key}]: no cgroup {path} yet, waiting for it"
+            raise _Waiting([self._nearest(path)], f"{problem}; create it, or correct the annotation")
         return path
 
     def _containers(self, manifest: Manifest, cgroup: Path, scan: Scan) -> dict[str, Path]:
         pod = manifest.pod
         found: dict[str, Path] = {}
-        by_id = cgroup_tree.containers_in(cgroup) if manifest.container_ids else {}
+        by_id: dict[str, Path] = {}
+        if manifest.container_ids:
+            by_id = cgroup_tree.containers_in(cgroup)
+            scan.watch[cgroup] = CHILDREN
         for container in (*pod.containers, *pod.init_containers):
             key = f"{POD_CGROUP}.{container.name}"
             if key in pod.annotations:
@@ -199,7 +205,6 @@ class ManifestSource(PodSource):
                 scan.watch[path.parent] = CHILDREN
             elif (cid := manifest.container_ids.get(container.name)) in by_id:
                 found[container.name] = by_id[cid]
-                scan.watch[cgroup] = CHILDREN
         if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
             found[pod.containers[0].name] = cgroup
         return found
@@ -236,14 +241,16 @@ class _Owners:
     """Which manifest owns which cgroup: no pod's may be, hold, or lie in another's."""
 
     def __init__(self) -> None:
-        self._at: dict[Path, str] = {}
-        self._below: dict[Path, str] = {}  # every directory above an owned one -> the owner below it
+        self._at: dict[str, str] = {}
+        self._below: dict[str, str] = {}  # every directory above an owned one -> an owner below it
 
     def claim(self, cgroup: Path, where: str) -> str | None:
         """Whose cgroup overlaps; None if nobody's, and then it is owned."""
-        other = self._at.get(cgroup) or self._below.get(cgroup)
-        other = other or next((self._at[p] for p in cgroup.parents if p in self._at), None)
+        text = str(cgroup)  # as text: pathlib's parents would be half the time of a scan
+        above = [text[:i] for i, character in enumerate(text) if character == "/"]
+        other = self._at.get(text) or self._below.get(text)
+        other = other or next((self._at[a] for a in above if a in self._at), None)
         if other is None:
-            self._at[cgroup] = where
-            self._below.update(dict.fromkeys(cgroup.parents, where))
+            self._at[text] = where
+            self._below.update(dict.fromkeys(above, where))
         return other

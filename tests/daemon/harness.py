@@ -40,6 +40,8 @@ class Hot:
 
     def start(self, stderr: int | IO[bytes] | None = None) -> None:
         """Start a side, as the hot process does at the beginning and after the side has died."""
+        if self.sock is not None:
+            self.sock.close()
         self.sock, side_end = channel.pair()
         self.sock.settimeout(TIMEOUT_S)
         config_fd = self.config.to_memfd()
@@ -101,15 +103,6 @@ class Hot:
             return response.status, response.read().decode()
         finally:
             connection.close()
-
-    def get_refused(self) -> bool:
-        """Whether nobody answers: the socket still listens, because the hot process keeps it."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-            connection.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
-            try:
-                return connection.recv(1) == b""
-            except TimeoutError:
-                return True
 
     def end(self) -> int:
         """Close the channel, as a hot process does that ends; the side's exit status."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,7 +291,10 @@ def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> 
 
     process = _process(container, 937)
     try:
-        [found] = source.poll().updated  # a process entering is no event; an empty container is looked at in each poll
+        fd = source.fileno()
+        assert fd is not None
+        assert select.select([fd], [], [], 10)[0]  # moving a process in writes cgroup.procs, which inotify tells
+        [found] = source.poll().updated
         assert pod_message(found)["request"] == -(-63 * 16 * GI // 1000)
         assert oom_score_adj(found.pod, CID, 16 * GI) == 937
         assert source.poll().updated == []
@@ -340,3 +344,46 @@ def test_the_pause_process_is_no_container(real: tuple[Hierarchy, Path], tmp_pat
         for process in processes:
             _end(process)
         source.close()
+
+
+def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
+    """The runtime's own process is in the cgroup before the container's is, with the runtime's oom_score_adj."""
+    hierarchy, path = real
+    container = cgroupfs.make(path / f"kubepods/burstable/pod{UID}/main")
+    starting = tmp_path / "runc:[2:INIT]"
+    starting.symlink_to("/bin/sh")
+    process = subprocess.Popen(
+        [
+            starting,
+            "-c",
+            f"echo 700 > /proc/$$/oom_score_adj; echo $$ > {container}/cgroup.procs; echo; read x; exec cat",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdout.readline()
+    source = TreeSource(hierarchy, 10 * GI)
+    try:
+        assert pod_message(source.poll().updated[0])["request"] == 0
+        process.stdin.write(b"go\nx\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"x\n"
+        [found] = source.poll().updated  # what is unsettled is looked at again in the next poll
+        assert pod_message(found)["request"] == 3 * GI
+    finally:
+        _end(process)
+        source.close()
+
+
+def test_a_changed_limit_is_told(real: tuple[Hierarchy, Path]) -> None:
+    hierarchy, path = real
+    pod = cgroupfs.make(path / f"kubepods/pod{UID}")
+    cgroupfs.set_limit(pod, 64 << 20)
+    source = TreeSource(hierarchy, 16 * GI)
+    assert pod_message(source.poll().updated[0])["request"] == 64 << 20
+    cgroupfs.set_limit(pod, 96 << 20)
+    [found] = source.poll().updated
+    assert pod_message(found)["request"] == 96 << 20
+    source.close()

@@ -362,11 +362,10 @@ def test_a_change_in_place_of_the_same_size_is_seen(folder: Path, hierarchy: Hie
     _cgroup(hierarchy, "a")
     path = folder / "a.yaml"
     path.write_text(json.dumps(_pod("a", "a", "11Mi")))
-    stat = path.stat()
+    os.utime(path, (1_700_000_000, 1_700_000_000))
     pods.poll()
     path.write_text(json.dumps(_pod("a", "a", "22Mi")))
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    os.utime(path, (1_700_000_000, 1_700_000_000))
     [found] = _wait(pods).updated
     assert pod_message(found)["request"] == 22 << 20
 
@@ -420,6 +419,20 @@ def test_a_cgroup_is_awaited_lost_and_found_again(folder: Path, hierarchy: Hiera
     _cgroup(hierarchy, "deep/down/a")
     [again] = _wait(pods).updated
     assert again.cgroup_ids != found.cgroup_ids
+
+
+def test_what_appears_between_a_scan_and_its_watches_is_not_missed(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(folder / "a.yaml", _pod("a", "a"))
+    watch_only = Watcher.watch_only
+
+    def late(self: Watcher, wanted: dict[Path, int]) -> bool:
+        _cgroup(hierarchy, "a")  # just before its directory is watched, just after it was looked for
+        return watch_only(self, wanted)
+
+    monkeypatch.setattr(Watcher, "watch_only", late)
+    assert _names(pods.poll()) == ["a"]
 
 
 def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:

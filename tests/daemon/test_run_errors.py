@@ -1,0 +1,132 @@
+"""`outrace run` refuses bad input with one line and the documented exit code, before anything is loaded into the kernel."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monitor.cli.run import bind, lock
+from monitor.errors import MonitorError
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
+
+
+def run(*arguments: str, root: Path = ROOT, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CODE, "run", *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("outrace: error: ")
+    for text in says:
+        assert text in lines[0]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs root to get this far")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--eviction-hard", "memory.free<1Gi"), "unsupported eviction signal memory.free"),
+        (("--eviction-hard", "memory.available<1x"), "--eviction-hard: memory.available: 1x"),
+        (("--eviction-soft", "memory.available<1Gi"), "grace period must be specified"),
+        (("--record", "file"), "--record"),
+        (("--config", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
+        (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:
+    refused(run(*arguments), 2, says)
+
+
+@needs_root
+def test_missing_node_cgroup(tmp_path: Path) -> None:
+    refused(run("--node-cgroup", "outrace-test-missing", "--state-dir", str(tmp_path / "s")), 2, "outrace-test-missing")
+    assert not (tmp_path / "s").exists()  # nothing was touched
+
+
+@needs_root
+def test_not_root() -> None:
+    # A copy that everybody may read, because the tree itself may lie where only root gets; the interpreter's modules
+    # have to be readable too.
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as copy:
+        os.chmod(copy, 0o755)
+        shutil.copytree(ROOT / "monitor", Path(copy) / "monitor", ignore=shutil.ignore_patterns("__pycache__", "_bpf"))
+        probe = subprocess.run([sys.executable, "-c", "import click"], user=65534, capture_output=True, check=False)
+        if probe.returncode != 0:
+            pytest.skip("user 65534 cannot read this Python's modules")
+        refused(run(root=Path(copy), user=65534), 3, "must be root", "sudo")
+
+
+@needs_root
+def test_second_daemon_on_one_state_dir(tmp_path: Path) -> None:
+    held = lock(tmp_path)
+    try:
+        refused(run("--state-dir", str(tmp_path)), 1, f"pid {os.getpid()}", str(tmp_path), "--state-dir")
+    finally:
+        os.close(held)
+    with open(tmp_path / "lock", "rb") as file:  # given back with the descriptor
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@needs_root
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = run("--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}")
+    refused(result, 1, f"--listen 127.0.0.1:{port}", "Address already in use")
+
+
+@needs_root
+def test_listen_address_of_another_machine(tmp_path: Path) -> None:
+    # 192.0.2.0/24 is reserved for documentation (RFC 5737): nobody has it.
+    refused(run("--state-dir", str(tmp_path), "--listen", "192.0.2.1:9469"), 1, "Cannot assign requested address")
+
+
+@needs_root
+def test_state_dir_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(run("--state-dir", str(tmp_path / "file")), 1, str(tmp_path / "file"), "--state-dir")
+
+
+def test_lock_and_bind_say_who_and_where(tmp_path: Path) -> None:
+    first = lock(tmp_path / "new" / "dir")
+    try:
+        with pytest.raises(MonitorError, match=rf"pid {os.getpid()}\) is running"):
+            lock(tmp_path / "new" / "dir")
+    finally:
+        os.close(first)
+    with bind("127.0.0.1", 0) as listener, pytest.raises(MonitorError, match="in use"):
+        bind("127.0.0.1", listener.getsockname()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_bind_to_an_ipv6_address() -> None:
+    with bind("::1", 0) as listener:
+        assert listener.family is socket.AF_INET6

@@ -1,0 +1,121 @@
+"""Quantities: laws, refusals, and the corners the recorded cases do not show."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, ZERO, PolicyError, Quantity
+
+SUFFIXES = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2", "e+20"]
+TEXTS = st.builds(
+    lambda sign, whole, fraction, suffix: f"{sign}{whole}{fraction}{suffix}",
+    st.sampled_from(["", "+", "-"]),
+    st.integers(0, 10**25).map(str),
+    st.sampled_from(["", ".", ".5", ".000001", ".123456789012"]),
+    st.sampled_from(SUFFIXES),
+)
+QUANTITIES = TEXTS.map(Quantity.parse)
+
+
+@given(QUANTITIES)
+def test_the_canonical_text_means_the_same_amount(q: Quantity) -> None:
+    again = Quantity.parse(str(Quantity(q.nanos, q.format)))
+    # A binary amount is capped at 64 bits when it is read; sums may lie beyond.
+    assert again == q
+
+
+@given(QUANTITIES)
+def test_text_without_own_spelling_is_stable(q: Quantity) -> None:
+    text = str(Quantity(q.nanos, q.format))
+    assert str(Quantity.parse(text)) == text
+
+
+@given(st.text(max_size=40))
+@example("1e2147483647")
+@example("1e-2147483648")
+@example("9" * 5000)
+@example("0" * 5000)
+@example("1e" + "9" * 400)
+@example("\u0661")
+@example("1\u00b2")
+@example("e")
+@example("-e-10")
+@example(".e-300")
+def test_nothing_but_policy_error_on_arbitrary_text(text: str) -> None:
+    try:
+        str(Quantity.parse(text))
+    except PolicyError:
+        pass
+
+
+@given(st.text(alphabet="0123456789.+-eEinumkKMGTP", max_size=14))
+def test_nothing_but_policy_error_on_almost_quantities(text: str) -> None:
+    try:
+        q = Quantity.parse(text)
+    except PolicyError:
+        return
+    assert Quantity.parse(str(q)) == q
+
+
+@pytest.mark.parametrize("text", ["1e2147483647", "1e513", "1E-513", "5e99999999999999999999"])
+def test_huge_exponents_are_refused_with_their_size(text: str) -> None:
+    with pytest.raises(PolicyError, match="exponent -?[0-9]+ refused"):
+        Quantity.parse(text)
+
+
+@given(QUANTITIES, QUANTITIES)
+def test_sums_and_order_are_exact(a: Quantity, b: Quantity) -> None:
+    assert (a + b).nanos == a.nanos + b.nanos
+    assert (a - b).nanos == a.nanos - b.nanos
+    assert (a < b) == (a.nanos < b.nanos)
+    assert (a <= b, a > b, a >= b) == (not b < a, b < a, not a < b)
+    assert (a == b) == (a.nanos == b.nanos)
+    assert a != b or hash(a) == hash(b)
+
+
+@given(QUANTITIES)
+def test_value_and_milli_round_up(q: Quantity) -> None:
+    exact = Fraction(q.nanos, 10**9)
+    assert q.value - 1 < exact <= q.value
+    assert q.milli - 1 < exact * 1000 <= q.milli
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_whole_amounts_survive_both_ways(n: int) -> None:
+    assert Quantity.of_bytes(n).value == n == Quantity.of_count(n).value
+    assert Quantity.of_bytes(n).int64() == n
+    if abs(n) < 2**63 - 1:  # reading a binary suffix caps at 2^63 - 1 either way
+        assert Quantity.parse(str(Quantity.of_bytes(n))).value == n
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("1.5Gi", "1536Mi"),
+        ("1000m", "1"),
+        ("1e19", "10e18"),
+        ("1Gi", "1Gi"),
+        ("1073741823", "1073741823"),
+        ("1024Mi", "1Gi"),
+        ("0.1Ki", "102400m"),
+        ("8Ei", "9223372036854775807"),
+        ("0", "0"),
+        ("000", "0"),
+    ],
+)
+def test_canonical_texts(text: str, canonical: str) -> None:
+    assert str(Quantity.parse(text)) == canonical
+
+
+def test_zero_takes_the_family_of_what_is_added() -> None:
+    total = ZERO + Quantity.parse("100Mi")
+    assert (str(total), total.format) == ("100Mi", BINARY_SI)
+    assert (Quantity.parse("1") + Quantity.parse("1Ki")).format == DECIMAL_SI
+
+
+def test_quantity_of_another_type_is_not_equal() -> None:
+    assert Quantity.parse("1") != 1

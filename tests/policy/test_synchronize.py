@@ -1,0 +1,371 @@
+"""The pass: its laws over arbitrary time lines, and the rules one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.quantity import Quantity
+from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
+from monitor.policy.synchronize import (
+    EvictionConfig,
+    Observation,
+    Outcome,
+    State,
+    condition_times,
+    first_observed,
+    synchronize,
+)
+from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
+
+S = 10**9
+CAPACITY = 1000
+
+
+def pod(name: str, usage: int | None = 10, critical: bool = False, grace: int | None = None) -> Candidate:
+    return Candidate(f"uid-{name}", "ns", name, 0, 0, usage, critical, grace)
+
+
+PODS = memory_order([pod("small", 5), pod("big", 50), pod("huge-critical", 500, critical=True)])
+
+
+def run(
+    config: EvictionConfig,
+    state: State,
+    now: int,
+    seen: Mapping[str, int],
+    pods: Sequence[Candidate] = PODS,
+    stamp: int = -1,
+) -> tuple[State, Outcome]:
+    """One pass at ``now`` seconds; ``seen`` gives what is available; observations are stamped now unless told."""
+    observations = {s: Observation(a, CAPACITY, now * S if stamp < 0 else stamp) for s, a in seen.items()}
+    return synchronize(config, state, observations, now * S, lambda _: pods)
+
+
+def hard(value: str = "100", transition: int = 300, reclaim: str | None = None) -> EvictionConfig:
+    reclaims = {MEMORY: reclaim} if reclaim else {}
+    return EvictionConfig(parse_thresholds({MEMORY: value}, None, None, reclaims), transition * S)
+
+
+def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConfig:
+    return EvictionConfig(parse_thresholds(None, {MEMORY: value}, {MEMORY: grace}), 300 * S, max_pod_grace)
+
+
+# ---- rules
+
+
+def test_no_thresholds_no_work() -> None:
+    config = EvictionConfig((), 300 * S)
+    assert run(config, State.initial(), 1, {MEMORY: 0}) == (
+        State.initial(),
+        (None, None, (), 0, frozenset(), (), (), None),
+    )
+
+
+def test_met_is_strictly_below() -> None:
+    state, outcome = run(hard(), State.initial(), 1, {MEMORY: 100})
+    assert (outcome.observed, outcome.conditions) == ((), frozenset())
+    _, outcome = run(hard(), state, 2, {MEMORY: 99})
+    assert outcome.victim is not None
+    assert outcome.victim.name == "big"
+    assert [c.name for c in outcome.refused] == ["huge-critical"]
+    assert (outcome.grace_s, outcome.conditions) == (1, frozenset({"MemoryPressure"}))
+    assert outcome.starved == outcome.met[0] == outcome.observed[0]
+
+
+def test_a_signal_without_observation_is_not_met() -> None:
+    _, outcome = run(hard(), State.initial(), 1, {ALLOCATABLE_MEMORY: 0})
+    assert outcome.observed == ()
+
+
+def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
+    asked: list[str] = []
+
+    def rank(signal: str) -> Sequence[Candidate]:
+        asked.append(signal)
+        return PODS
+
+    state, _ = synchronize(soft("10s"), State.initial(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
+    assert asked == []
+    synchronize(soft("10s"), state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
+    assert asked == [MEMORY]
+
+
+def test_only_critical_pods_means_no_victim() -> None:
+    critical = [pod("a", critical=True), pod("b", critical=True)]
+    _, outcome = run(hard(), State.initial(), 1, {MEMORY: 0}, critical)
+    assert (outcome.victim, list(outcome.refused), outcome.grace_s) == (None, critical, 0)
+    assert outcome.starved is not None
+
+
+def test_no_pods_means_no_victim() -> None:
+    _, outcome = run(hard(), State.initial(), 1, {MEMORY: 0}, [])
+    assert (outcome.victim, outcome.refused) == (None, ())
+    assert outcome.starved is not None
+
+
+def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
+    state, first = run(hard(), State.initial(), 1, {MEMORY: 0}, stamp=7)
+    state, again = run(hard(), state, 2, {MEMORY: 0}, stamp=7)
+    state, older = run(hard(), state, 3, {MEMORY: 0}, stamp=6)
+    state, newer = run(hard(), state, 4, {MEMORY: 0}, stamp=7)  # the older one is now the last seen
+    _, unstamped = run(hard(), state, 5, {MEMORY: 0}, stamp=0)
+    acted = [o.victim is not None for o in (first, again, older, newer, unstamped)]
+    assert acted == [True, False, False, True, True]
+    assert again.met == first.met
+
+
+def test_a_signal_that_was_away_acts_on_any_stamp() -> None:
+    state, _ = run(hard(), State.initial(), 1, {MEMORY: 0}, stamp=7)
+    state, _ = run(hard(), state, 2, {}, stamp=7)
+    _, outcome = run(hard(), state, 3, {MEMORY: 0}, stamp=5)
+    assert outcome.victim is not None
+
+
+def test_soft_waits_for_its_grace_and_starts_again_after_relief() -> None:
+    config, state = soft("30s"), State.initial()
+    acted = []
+    for now, available in ((0, 50), (29, 50), (30, 50), (31, 100), (32, 50), (61, 50), (62, 50)):
+        state, outcome = run(config, state, now, {MEMORY: available})
+        acted.append(outcome.victim is not None)
+    assert acted == [False, False, True, False, False, False, True]
+
+
+def test_a_soft_threshold_raises_its_condition_at_once() -> None:
+    _, outcome = run(soft("30s"), State.initial(), 5, {MEMORY: 50})
+    assert (outcome.conditions, outcome.met) == (frozenset({"MemoryPressure"}), ())
+    assert outcome.next_deadline_ns == 35 * S
+
+
+@pytest.mark.parametrize(
+    ("max_pod_grace", "own", "granted"),
+    [(0, 30, 0), (60, 30, 30), (60, None, 60), (20, 30, 20), (-1, 30, -1), (-1, None, -1)],
+)
+def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: int) -> None:
+    config = soft("1s", max_pod_grace)
+    state, _ = run(config, State.initial(), 0, {MEMORY: 50})
+    _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
+    assert outcome.grace_s == granted
+
+
+def test_min_reclaim_holds_only_what_has_acted() -> None:
+    config = hard(reclaim="50")
+    state, outcome = run(config, State.initial(), 1, {MEMORY: 120})
+    assert outcome.observed == ()  # it is no trigger
+    state, _ = run(config, state, 2, {MEMORY: 99})
+    state, outcome = run(config, state, 3, {MEMORY: 149})
+    assert outcome.victim is not None
+    state, outcome = run(config, state, 4, {MEMORY: 150})
+    assert outcome.victim is None
+    _, outcome = run(config, state, 5, {MEMORY: 149})
+    assert outcome.victim is None  # one clear pass and it is forgotten
+
+
+@pytest.mark.parametrize(
+    ("value", "reclaim", "clear"),
+    [("100", "5%", 150), ("10%", "50", 150), ("10%", "5%", 150), ("99500m", "500m", 100), ("99500m", "600m", 101)],
+)
+def test_min_reclaim_in_every_mixture(value: str, reclaim: str, clear: int) -> None:
+    config = hard(value, reclaim=reclaim)
+    state, _ = run(config, State.initial(), 1, {MEMORY: 50})
+    assert run(config, state, 2, {MEMORY: clear - 1})[1].victim is not None
+    assert run(config, state, 2, {MEMORY: clear})[1].victim is None
+
+
+def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
+    config = hard(transition=30)
+    state, outcome = run(config, State.initial(), 10, {MEMORY: 0})
+    assert outcome.next_deadline_ns is None  # as long as it is met only new data can change anything
+    state, outcome = run(config, state, 39, {MEMORY: 500})
+    assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset({"MemoryPressure"}), 40 * S)
+    state, outcome = run(config, state, 40, {MEMORY: 500})
+    assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset(), None)
+    assert condition_times(config, state) == {"MemoryPressure": 10 * S}
+
+
+def test_no_transition_period_means_no_condition() -> None:
+    _, outcome = run(hard(transition=0), State.initial(), 1, {MEMORY: 0})
+    assert outcome.victim is not None
+    assert outcome.conditions == frozenset()
+
+
+def test_preference_among_thresholds() -> None:
+    thresholds = parse_thresholds(
+        {MEMORY: "100", "nodefs.available": "100", "pid.available": "100"},
+        {MEMORY: "200", ALLOCATABLE_MEMORY: "200"},
+        {MEMORY: "1s", ALLOCATABLE_MEMORY: "1s"},
+        None,
+        ["pods"],
+    )
+    config = EvictionConfig(thresholds, 300 * S)
+    low = dict.fromkeys(CONDITION, 0)
+    state, _ = run(config, State.initial(), 0, low)
+    picked = []
+    while low:
+        _, outcome = run(config, state, 1, low)
+        if outcome.starved is None:
+            break
+        picked.append((outcome.starved.signal, outcome.starved.hard))
+        if outcome.starved.hard and outcome.starved.signal in (MEMORY, ALLOCATABLE_MEMORY):
+            low[outcome.starved.signal] = 150  # only the soft one is still met
+        else:
+            del low[outcome.starved.signal]
+    assert picked == [
+        (ALLOCATABLE_MEMORY, True),
+        (MEMORY, True),
+        (ALLOCATABLE_MEMORY, False),
+        (MEMORY, False),
+        ("nodefs.available", True),
+        ("pid.available", True),
+    ]
+
+
+def test_thresholds_equal_but_for_reclaim_are_held_once() -> None:
+    value = ThresholdValue(Quantity.parse("100"))
+    reclaim = ThresholdValue(Quantity.parse("50"))
+    config = EvictionConfig((Threshold(MEMORY, value), Threshold(MEMORY, value, 0, reclaim)), 300 * S)
+    state, outcome = run(config, State.initial(), 1, {MEMORY: 0})
+    assert len(outcome.observed) == 2
+    _, outcome = run(config, state, 2, {MEMORY: 120})
+    assert len(outcome.observed) == 1
+
+
+def test_a_threshold_without_operator_is_never_met() -> None:
+    config = EvictionConfig((Threshold(MEMORY, ThresholdValue(), operator=""),), 300 * S)
+    assert run(config, State.initial(), 1, {MEMORY: -1})[1].observed == ()
+
+
+def test_the_state_of_another_configuration_is_refused() -> None:
+    state, _ = run(hard(), State.initial(), 1, {MEMORY: 0})
+    both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
+    with pytest.raises(ValueError, match="another configuration"):
+        run(both, state, 2, {MEMORY: 0})
+
+
+def test_reports_before_the_first_pass() -> None:
+    assert first_observed(hard(), State.initial()) == {}
+    assert condition_times(hard(), State.initial()) == {}
+
+
+# ---- laws over time lines
+
+VALUES = st.sampled_from(["100", "10%", "300", "1500m", "25%"])
+AVAILABLE = st.sampled_from([-5, 0, 1, 2, 99, 100, 101, 249, 250, 299, 300, 500])
+SEEN = st.dictionaries(st.sampled_from([MEMORY, ALLOCATABLE_MEMORY]), AVAILABLE)
+
+
+@dataclass(frozen=True)
+class Line:
+    config: EvictionConfig
+    steps: tuple[tuple[int, dict[str, int], bool, tuple[Candidate, ...]], ...]  # seconds later, available, stale, pods
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Line:
+    signals = st.sampled_from([MEMORY, ALLOCATABLE_MEMORY])
+    maps = [draw(st.dictionaries(signals, VALUES)) for _ in range(3)]
+    graces = {s: draw(st.sampled_from(["0s", "5s", "20s"])) for s in maps[1]}
+    thresholds = parse_thresholds(maps[0], maps[1], graces, maps[2], draw(st.sampled_from([(), ("pods",)])))
+    config = EvictionConfig(thresholds, draw(st.sampled_from([0, 5, 30])) * S, draw(st.integers(-1, 60)))
+    pods = st.lists(
+        st.builds(
+            pod, st.sampled_from("abcde"), st.none() | st.integers(0, 3), st.booleans(), st.none() | st.integers(0, 60)
+        ),
+        max_size=3,
+    ).map(lambda found: tuple(memory_order(found)))
+    steps = st.tuples(st.sampled_from([0, 1, 4, 5, 10, 29, 30]), SEEN, st.booleans(), pods)
+    return Line(config, tuple(draw(st.lists(steps, min_size=1, max_size=12))))
+
+
+def play(line: Line) -> Iterator[tuple[int, dict[str, int], tuple[Candidate, ...], State, Outcome]]:
+    state, now, stamp = State.initial(), 0, 1
+    for later, seen, stale, pods in line.steps:
+        now += later
+        stamp += 0 if stale else 1
+        state, outcome = run(line.config, state, now, seen, pods, stamp)
+        yield now, seen, pods, state, outcome
+
+
+@given(lines())
+def test_one_victim_never_critical_always_the_first_that_may(line: Line) -> None:
+    for _, _, pods, _, outcome in play(line):
+        willing = [c for c in pods if not c.critical]
+        if outcome.starved is None:
+            assert (outcome.victim, outcome.refused) == (None, ())
+            continue
+        assert outcome.starved in outcome.met
+        assert outcome.victim == (willing[0] if willing else None)
+        before = pods[: pods.index(willing[0])] if willing else pods
+        assert list(outcome.refused) == list(before)
+        assert all(c.critical for c in outcome.refused)
+
+
+@given(lines())
+def test_soft_never_before_its_grace(line: Line) -> None:
+    since: dict[Threshold, int] = {}
+    for now, _, _, state, outcome in play(line):
+        since = {t: since.get(t, now) for t in outcome.observed}
+        for t in outcome.met:
+            assert now - since[t] >= t.grace_ns / S
+        assert set(outcome.met) == {t for t in outcome.observed if now - since[t] >= t.grace_ns / S}
+        assert {t: at // S for t, at in first_observed(line.config, state).items()} == since
+
+
+@given(lines())
+def test_conditions_hold_for_the_transition_period(line: Line) -> None:
+    last: dict[str, int] = {}
+    for now, _, _, state, outcome in play(line):
+        last |= {CONDITION[t.signal]: now for t in outcome.observed}
+        period = line.config.transition_period_ns / S
+        assert outcome.conditions == {c for c, at in last.items() if now - at < period} == state.conditions
+
+
+@given(lines())
+def test_the_pass_is_a_function_of_its_inputs(line: Line) -> None:
+    first, second = list(play(line)), list(play(line))
+    assert first == second
+    state, now = State.initial(), 0
+    for later, seen, _, pods in line.steps:
+        now += later
+        observations = {s: Observation(a, CAPACITY, now) for s, a in seen.items()}
+        before = (dict(observations), tuple(state))
+        result = synchronize(line.config, state, observations, now, lambda _, pods=pods: pods)
+        assert (
+            synchronize(line.config, State(*state), dict(observations), now, lambda _, pods=pods: list(pods)) == result
+        )
+        assert before == (observations, tuple(state))
+        state = result[0]
+
+
+@given(lines(), st.integers(0, 300))
+def test_raising_usage_never_unmeets_a_threshold(line: Line, more: int) -> None:
+    state, now = State.initial(), 0
+    for later, seen, _, pods in line.steps:
+        now += later
+        _, tighter = run(line.config, state, now, {s: a - more for s, a in seen.items()}, pods)
+        state, outcome = run(line.config, state, now, seen, pods)
+        assert set(tighter.observed) >= set(outcome.observed)
+        assert set(tighter.met) >= set(outcome.met)
+        assert tighter.conditions >= outcome.conditions
+
+
+@given(lines())
+def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line) -> None:
+    for now, seen, pods, state, outcome in play(line):
+        if outcome.next_deadline_ns is None:
+            _, much_later = run(line.config, state, now + 10**6, seen, pods)
+            assert set(much_later.met) <= set(outcome.met)  # less only where min reclaim let go
+            continue
+        due = outcome.next_deadline_ns // S
+        assert due > now
+        observations = {s: Observation(a, CAPACITY, 10**6 * S) for s, a in seen.items()}
+        just_before = synchronize(line.config, state, observations, due * S - 1, lambda _, pods=pods: pods)[1]
+        at = synchronize(line.config, state, observations, due * S, lambda _, pods=pods: pods)[1]
+        if just_before.observed == outcome.observed:
+            assert (just_before.met, just_before.conditions) == (outcome.met, outcome.conditions)
+            assert (at.met, at.conditions) != (outcome.met, outcome.conditions)

@@ -1,0 +1,253 @@
+"""Thresholds, durations and percentages."""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from monitor.policy.gosyntax import parse_float32, parse_percentage
+from monitor.policy.quantity import Quantity
+from monitor.policy.signals import SIGNALS, memory_observation, notification_level, working_set
+from monitor.policy.thresholds import (
+    DEFAULT_HARD,
+    PolicyError,
+    Threshold,
+    ThresholdValue,
+    effective_hard,
+    parse_duration,
+    parse_flag_map,
+    parse_thresholds,
+)
+
+GI = 2**30
+
+
+def test_ten_percent_of_16_gi_is_computed_with_32_bits() -> None:
+    (threshold,) = parse_thresholds({"memory.available": "10%"})
+    assert threshold.value.percentage == 0.10000000149011612
+    assert threshold.quantity(16 * GI) == 1717986944
+
+
+def test_defaults_are_all_or_nothing() -> None:
+    assert effective_hard(None) == DEFAULT_HARD
+    assert effective_hard({}) == {}
+    assert effective_hard({"memory.available": "1Gi"}) == {"memory.available": "1Gi"}
+    merged = effective_hard({"memory.available": "1Gi"}, merge_defaults=True)
+    assert merged == {**DEFAULT_HARD, "memory.available": "1Gi"}
+    assert len(parse_thresholds(DEFAULT_HARD)) == 5
+    assert parse_thresholds(None) == ()
+
+
+def test_the_allocatable_copy_is_made_of_hard_memory_only() -> None:
+    maps = ({"memory.available": "1Gi", "nodefs.available": "10%"}, {"memory.available": "2Gi"})
+    found = parse_thresholds(
+        *maps, {"memory.available": "1m"}, {"memory.available": "500Mi"}, ["system-reserved", "pods"]
+    )
+    assert [str(t) for t in found] == [
+        "memory.available<1Gi",
+        "memory.available<2Gi for 60s",
+        "allocatableMemory.available<1Gi",
+        "nodefs.available<10%",
+    ]
+    assert found[2].min_reclaim == found[0].min_reclaim == ThresholdValue(Quantity.parse("500Mi"))
+    assert len(parse_thresholds(*maps, {"memory.available": "1m"}, {}, ["system-reserved"])) == 3
+
+
+def test_a_soft_threshold_without_grace_time_is_hard() -> None:
+    (soft, copy) = parse_thresholds(None, {"memory.available": "1Gi"}, {"memory.available": "0s"}, None, ["pods"])
+    assert soft.hard
+    assert copy.signal == "allocatableMemory.available"
+
+
+def test_the_result_does_not_depend_on_the_order_written() -> None:
+    hard = dict.fromkeys(SIGNALS, "10%")
+    assert parse_thresholds(hard) == parse_thresholds(dict(reversed(hard.items())))
+
+
+@pytest.mark.parametrize(
+    ("hard", "soft", "grace", "reclaim", "message"),
+    [
+        ({"memory": "1"}, {}, {}, {}, "unsupported eviction signal memory"),
+        ({"memory.available": "0"}, {}, {}, {}, "eviction threshold memory.available must be positive: 0"),
+        (
+            {"memory.available": "101%"},
+            {},
+            {},
+            {},
+            "eviction percentage threshold memory.available must be <= 100%: 101%",
+        ),
+        ({"memory.available": "-1%"}, {}, {}, {}, "eviction percentage threshold memory.available must be >= 0%: -1%"),
+        ({"memory.available": "x%"}, {}, {}, {}, 'strconv.ParseFloat: parsing "x": invalid syntax'),
+        ({"memory.available": "1e39%"}, {}, {}, {}, 'strconv.ParseFloat: parsing "1e39": value out of range'),
+        ({"memory.available": "1Xi"}, {}, {}, {}, "quantities must match the regular expression"),
+        ({"memory.available": "1ki"}, {}, {}, {}, "unable to parse quantity's suffix"),
+        (
+            {},
+            {"pid.available": "1"},
+            {},
+            {},
+            "grace period must be specified for the soft eviction threshold pid.available",
+        ),
+        ({}, {}, {"x": "1s"}, {}, "unsupported eviction signal x"),
+        (
+            {},
+            {},
+            {"pid.available": "-1s"},
+            {},
+            "invalid eviction grace period specified: -1s, must be a positive value",
+        ),
+        ({}, {}, {"pid.available": "5"}, {}, 'time: missing unit in duration "5"'),
+        ({}, {}, {}, {"x": "1"}, "unsupported eviction signal x"),
+        ({}, {}, {}, {"pid.available": "-1"}, "negative eviction minimum reclaim specified for pid.available"),
+        ({}, {}, {}, {"pid.available": "0%"}, "eviction percentage minimum reclaim pid.available must be positive: 0%"),
+    ],
+)
+def test_refusals_use_the_kubelets_words(
+    hard: dict[str, str], soft: dict[str, str], grace: dict[str, str], reclaim: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_thresholds(hard, soft, grace, reclaim)
+    assert str(caught.value).startswith(message)
+
+
+def test_switched_off_and_odd_percentages() -> None:
+    assert parse_thresholds({"memory.available": "0%", "pid.available": "100%"}) == ()
+    assert parse_thresholds({}, {"memory.available": "0%"}) == ()  # dropped before a grace is asked for
+    (never,) = parse_thresholds({"memory.available": "NaN%"})
+    assert never.quantity(GI) == -(2**63)
+    (zero,) = parse_thresholds({"memory.available": "00%"})
+    assert zero.quantity(GI) == 0
+    (whole,) = parse_thresholds({"memory.available": "100.0%"})
+    assert whole.quantity(GI) == GI
+    ((_, reclaim),) = [
+        (t, t.min_reclaim) for t in parse_thresholds({"pid.available": "1"}, None, None, {"pid.available": "200%"})
+    ]
+    assert reclaim == ThresholdValue(percentage=2.0)
+
+
+@given(st.dictionaries(st.sampled_from([*SIGNALS, "x"]), st.text(max_size=12)), st.text(max_size=12))
+@example({"memory.available": "9" * 600 + "%"}, "")
+@example({"memory.available": "1e999999999999%"}, "9" * 5000 + "h")
+@example({"memory.available": "0x1p-999999999%"}, "1." + "9" * 5000 + "h")
+def test_nothing_but_policy_error_on_arbitrary_maps(texts: dict[str, str], grace: str) -> None:
+    for maps in ((texts, {}, {}, {}), ({}, texts, dict.fromkeys(texts, grace), {}), ({}, {}, {}, texts)):
+        try:
+            parse_thresholds(*maps)
+        except PolicyError:
+            pass
+
+
+@given(st.floats(allow_nan=False, width=32))
+def test_every_32_bit_number_reads_back(x: float) -> None:
+    assert parse_float32(repr(x)) == x
+
+
+@given(st.integers(1, 10**30), st.integers(-60, 30))
+def test_reading_rounds_once_to_the_nearest(digits: int, exponent: int) -> None:
+    exact = Fraction(digits) * Fraction(10) ** exponent
+    try:
+        got = parse_float32(f"{digits}e{exponent}")
+    except PolicyError:
+        assert exact >= Fraction(2) ** 128 - Fraction(2) ** 103
+        return
+    bits = struct.unpack("<I", struct.pack("<f", got))[0]
+    error = abs(Fraction(got) - exact)
+    for near in (bits - 1, bits + 1):
+        other = struct.unpack("<f", struct.pack("<I", near))[0] if near >= 0 else 0.0
+        if not math.isinf(other):
+            assert error < abs(Fraction(other) - exact) or (error == abs(Fraction(other) - exact) and bits % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"),
+    [("10%%", 0.1), ("+5%", 0.05), (".5%", 0.005), ("1e1%", 0.1), ("0x1p-2%", 0.0025), ("1_0%", 0.1), ("1e-60%", 0.0)],
+)
+def test_odd_percentages_are_accepted(text: str, fraction: float) -> None:
+    assert parse_percentage(text) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize(
+    "text", [" 10%", "10 %", "0x10%", "1,5%", "\u0661%", "%", "+%", ".%", "1_%", "1__0%", "_1%", "1e%", "+nan%"]
+)
+def test_odd_percentages_are_refused(text: str) -> None:
+    with pytest.raises(PolicyError, match="invalid syntax"):
+        parse_percentage(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("0", 0),
+        ("-0s", 0),
+        ("1m30s", 90 * 10**9),
+        ("1.5h", 5400 * 10**9),
+        (".5s", 5 * 10**8),
+        ("1h1m1s1ms1us1ns", 3661001001001),
+        ("1\u00b5s", 1000),
+        ("1\u03bcs", 1000),
+        ("2562047h47m16.854775807s", 2**63 - 1),
+        ("-2562047h47m16.854775808s", -(2**63)),
+        ("0.3333333333333333333h", 1200 * 10**9),
+    ],
+)
+def test_durations(text: str, ns: int) -> None:
+    assert parse_duration(text) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", 'time: invalid duration ""'),
+        ("5", 'time: missing unit in duration "5"'),
+        ("1d", 'time: unknown unit "d" in duration "1d"'),
+        ("1m ", 'time: unknown unit "m " in duration "1m "'),
+        (".s", 'time: invalid duration ".s"'),
+        ("2562047h47m16.854775808s", 'time: invalid duration "2562047h47m16.854775808s"'),
+        ("99999999999999999999s", 'time: invalid duration "99999999999999999999s"'),
+        ("1\u00e9", 'time: unknown unit "\\xc3\\xa9" in duration "1\\xc3\\xa9"'),
+        ('1"', 'time: unknown unit "\\"" in duration "1\\""'),
+    ],
+)
+def test_durations_refused(text: str, message: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_duration(text)
+    assert str(caught.value) == message
+
+
+@given(st.text(max_size=20))
+@example("1." + "9" * 5000 + "h")
+def test_nothing_but_policy_error_on_arbitrary_durations(text: str) -> None:
+    try:
+        assert -(2**63) <= parse_duration(text) < 2**63
+    except PolicyError:
+        pass
+
+
+def test_flag_maps() -> None:
+    assert parse_flag_map(" memory.available < 100Mi,,nodefs.available<10%") == {
+        "memory.available": "100Mi",
+        "nodefs.available": "10%",
+    }
+    assert parse_flag_map("memory.available=1m30s", "=") == {"memory.available": "1m30s"}
+    assert parse_flag_map("a<1,a<2<3") == {"a": "2<3"}
+    assert parse_flag_map("") == {}
+    with pytest.raises(PolicyError, match="malformed pair 'memory[.]available', expect signal<value"):
+        parse_flag_map("memory.available")
+
+
+def test_fractions_of_a_byte_round_up_in_comparisons() -> None:
+    assert Threshold("memory.available", ThresholdValue(Quantity.parse("1500m"))).quantity(0) == 2
+
+
+def test_memory_figures() -> None:
+    assert (working_set(100, 30), working_set(30, 100)) == (70, 0)
+    assert memory_observation(1000, 300, 5) == (700, 1000, 5)
+    assert memory_observation(1000, 1300, 5) == (-300, 1000, 5)  # above its limit: every threshold is met
+    assert memory_observation(2**63, 300, 5) is None  # cgroup v1's "no limit"
+    # Capacity 1000, 200 of inactive cache: at usage 1100 the working set is 900 and 100 are available.
+    assert notification_level(100, 700, 300, 500) == 1100
