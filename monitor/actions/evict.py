@@ -119,13 +119,14 @@ def _read_all(fd: int) -> bytes:
 class Eviction:
     """One pod being evicted, from the first signal until nobody is left in its cgroups."""
 
-    def __init__(self, victim: Victim, decision: dict[str, object], grace_s: int, usage_before: int) -> None:
+    def __init__(self, victim: Victim, grace_s: int, usage_before: int) -> None:
         self.victim = victim
-        self.decision = decision
+        self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
+        self.grace_ns = grace_s * 1_000_000_000
         self.usage_before = usage_before
         self.pids: set[int] = set(victim.pidfds)
         self.started_ns = time.monotonic_ns()
-        self.kill_at_ns: int | None = self.started_ns + grace_s * 1_000_000_000 if grace_s > 0 else None
+        self.kill_at_ns: int | None = self.started_ns + self.grace_ns if grace_s > 0 else None
         self.killed_ns: int | None = None
         self.reap_sent = False
         if self.kill_at_ns is None:
@@ -138,6 +139,11 @@ class Eviction:
         self.victim.kill()
         self.killed_ns = time.monotonic_ns()
         self.kill_at_ns = None
+
+    def hurry(self) -> None:
+        """End the grace now."""
+        if self.kill_at_ns is not None:
+            self._kill()
 
     def step(self, now_ns: int) -> bool:
         """Go on with it; True when the pod's cgroups are empty."""

@@ -49,6 +49,7 @@ class PodEntry:
             request=self.request,
             usage=self.usage,
             critical=self.critical,
+            grace_period_s=self.grace_s,
         )
 
 

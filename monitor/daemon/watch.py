@@ -30,8 +30,17 @@ class Watch:
     capacity: int
     thresholds: tuple[Threshold, ...]  # in the order of the ceilings in the table
     floor: int  # available bytes below which the first of them is met
-    machine: bool
+    path: Path | None  # None: the whole machine
     usage_fd: int = -1
+
+    @property
+    def machine(self) -> bool:
+        return self.path is None
+
+    def set_capacity(self, capacity: int) -> None:
+        """The limit was changed; the ceilings have to be given to the kernel anew."""
+        self.capacity = capacity
+        self.floor = _floor(self.thresholds, capacity)
 
     def observation(self, reading: Reading, stamp_ns: int) -> Observation:
         return Observation(available=self.capacity - reading.working_set, capacity=self.capacity, stamp_ns=stamp_ns)
@@ -65,10 +74,14 @@ def make_watch(
         index=table.add(cgroup_id, flags=flags),
         capacity=capacity,
         thresholds=mine,
-        floor=max((t.quantity(capacity) for t in mine), default=0),
-        machine=cgroup is None,
+        floor=_floor(mine, capacity),
+        path=cgroup,
         usage_fd=usage_fd,
     )
+
+
+def _floor(thresholds: Sequence[Threshold], capacity: int) -> int:
+    return max((t.quantity(capacity) for t in thresholds), default=0)
 
 
 def arm_thresholds(table: DomainTable, watch: Watch, kernel_trigger: bool) -> None:

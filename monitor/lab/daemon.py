@@ -29,11 +29,20 @@ class LabDaemon:
     """Context manager: the daemon, ready, watching ``node`` as its node and the node's manifests as its pods.
 
     ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are removed when it ends.
+    With ``machine`` it watches the whole machine instead of the node's cgroup, with the default thresholds; the pods stay the node's.
     """
 
-    def __init__(self, node: LabNode, *options: str, state_dir: Path | None = None, keep_pins: bool = False) -> None:
+    def __init__(
+        self,
+        node: LabNode,
+        *options: str,
+        state_dir: Path | None = None,
+        keep_pins: bool = False,
+        machine: bool = False,
+    ) -> None:
         self.node = node
-        self.options = options
+        relative = node.cgroup.relative_to(node.hierarchy.root)
+        self.options = options if machine else ("--node-cgroup", str(relative), *options)
         self._own_state = state_dir is None
         self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="outrace-state-"))
         self._keep_pins = keep_pins
@@ -59,10 +68,10 @@ class LabDaemon:
 
     def start(self, ready_timeout: float = 30.0) -> None:
         """Start it and wait until /readyz says 200. Raises MonitorError with its own words when it does not start."""
-        node, relative = self.node, self.node.cgroup.relative_to(self.node.hierarchy.root)
+        node = self.node
         command = [
             *(sys.executable, "-P", "-m", "monitor.cli.main", "run"),
-            *("--node-cgroup", str(relative), "--pods", f"manifests:{node.manifests}"),
+            *("--pods", f"manifests:{node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]

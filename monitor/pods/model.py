@@ -91,7 +91,7 @@ class PodSource(ABC):
         scan = self._scan(events)
         for _ in range(_ROUNDS):
             # A directory may have changed between being scanned and being watched: after new watches look again.
-            if self._watcher is None or not self._watcher.watch_only(scan.watch) or True:
+            if self._watcher is None or not self._watcher.watch_only(scan.watch):
                 break
             scan = self._scan([])
         self._next_scan = self._when(scan, bool(events))

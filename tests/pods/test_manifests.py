@@ -280,9 +280,12 @@ def test_two_pods_may_not_share(folder: Path, hierarchy: Hierarchy, pods: PodSou
     _write(folder / "2.yaml", _pod("a", "b"))  # the same uid
     _write(folder / "3.yaml", _pod("c", "a/inner"))  # inside
     _write(folder / "4.yaml", _pod("d", "a"))  # the same
+    _cgroup(hierarchy, "e/inner")
+    _write(folder / "5.yaml", _pod("e", "e/inner"))
+    _write(folder / "6.yaml", _pod("f", "e"))  # around
     change = pods.poll()
-    assert _names(change) == ["a"]
-    assert len(change.problems) == 3
+    assert _names(change) == ["a", "e"]
+    assert len(change.problems) == 4
     assert f"metadata.uid: uid-a is also the pod of {folder}/1.yaml: document 1; remove one" in change.problems[0]
     assert all("is shared with the pod of" in p for p in change.problems[1:])
 
@@ -473,6 +476,12 @@ def test_without_inotify_polls_alone_see_everything(
     assert len(blind.poll().problems) == 1
     cgroup = _cgroup(hierarchy, "a")
     assert _names(blind.poll()) == ["a"]
+    path = folder / "a.yaml"
+    for memory in ("11Mi", "22Mi"):  # the same size at the same time: younger than the clock can tell apart
+        path.write_text(json.dumps(_pod("a", "a", memory)))
+        os.utime(path, (4_000_000_000, 4_000_000_000))
+        [found] = blind.poll().updated
+        assert found.pod.containers[0].requests["memory"].value == int(memory[:2]) << 20
     cgroup.rename(hierarchy.root.parent / "gone")
     assert blind.poll().removed == ["uid-a"]
     blind.close()

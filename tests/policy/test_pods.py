@@ -93,21 +93,38 @@ def test_refusals_name_the_key(obj: Any, key: str) -> None:
     assert str(caught.value).startswith(key)
 
 
+KEYS = [
+    "metadata",
+    "spec",
+    "status",
+    "name",
+    "uid",
+    "annotations",
+    "containers",
+    "initContainers",
+    "tolerations",
+    "key",
+    "priority",
+    "resources",
+    "requests",
+    "limits",
+    "memory",
+    "overhead",
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(
-        ["metadata", "spec", "status", "name", "containers", "initContainers", "resources", "requests", "limits", "memory",
-         "tolerations", "key", "priority", "annotations", "overhead", "uid"]), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
-@given(JSON)
-def test_nothing_but_policy_error_on_arbitrary_objects(obj: Any) -> None:
-    try:
-        pod_from_object(obj)
-    except PolicyError:
-        pass
+@given(JSON, JSON)
+def test_nothing_but_policy_error_on_arbitrary_objects(obj: Any, spec: Any) -> None:
+    for given_object in (obj, {"metadata": {"name": "p"}, "spec": spec}):
+        try:
+            pod_from_object(given_object)
+        except PolicyError:
+            pass
 
 
 def test_requests_with_sidecars_and_init_containers() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.quantity import Quantity
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
 from monitor.policy.synchronize import (
@@ -225,10 +224,9 @@ def test_preference_among_thresholds() -> None:
     ]
 
 
-def test_thresholds_equal_but_for_reclaim_are_held_once() -> None:
-    value = ThresholdValue(Quantity.parse("100"))
-    reclaim = ThresholdValue(Quantity.parse("50"))
-    config = EvictionConfig((Threshold(MEMORY, value), Threshold(MEMORY, value, 0, reclaim)), 300 * S)
+def test_equal_thresholds_are_held_once() -> None:
+    twice = parse_thresholds({MEMORY: "100"}, {MEMORY: "100"}, {MEMORY: "0s"}, {MEMORY: "50"})
+    config = EvictionConfig(twice, 300 * S)
     state, outcome = run(config, State.initial(), 1, {MEMORY: 0})
     assert len(outcome.observed) == 2
     _, outcome = run(config, state, 2, {MEMORY: 120})

@@ -236,7 +236,7 @@ def test_flag_maps() -> None:
     assert parse_flag_map("memory.available=1m30s", "=") == {"memory.available": "1m30s"}
     assert parse_flag_map("a<1,a<2<3") == {"a": "2<3"}
     assert parse_flag_map("") == {}
-    with pytest.raises(PolicyError, match="malformed pair 'memory[.]available', expect signal<value"):
+    with pytest.raises(PolicyError, match=r"malformed pair 'memory[.]available', expect signal<value"):
         parse_flag_map("memory.available")
 
 

@@ -1,0 +1,264 @@
+"""From numbers to a dead pod: one pass of the policy, the decision, and the eviction until nobody is left.
+
+What is decided is decided in `monitor.policy`; this file brings it the numbers and carries out the answer.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monitor.actions.evict import Eviction, pids_below
+from monitor.daemon.config import RunConfig
+from monitor.daemon.gauge import Gauge
+from monitor.daemon.registry import PodEntry, Registry
+from monitor.daemon.stats import SharedStats
+from monitor.daemon.trigger import Trigger
+from monitor.daemon.watch import Watch
+from monitor.kernel.domains import Reading
+from monitor.policy.ranking import Candidate
+from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
+
+#: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
+REPEAT_NS = 10_000_000_000
+#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the log.
+QUIET_NS = 20_000_000
+#: The kubelet waits this long for a killed pod to be gone before it goes on.
+EVICTION_TIMEOUT_NS = 30_000_000_000
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Decider:
+    """State of the policy and the eviction under way."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        eviction_config: EvictionConfig,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        stats: SharedStats,
+        epoll: select.epoll,
+        tell: Tell,
+    ) -> None:
+        self._enforce = config.enforce
+        self._config = eviction_config
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._stats = stats
+        self._epoll = epoll
+        self._tell = tell
+        self._state = State.initial()
+        self.outcome: Outcome | None = None
+        self.eviction: Eviction | None = None
+        self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
+        self.changed = True  # something the side should know about
+        self._decided_ns = 0
+        self._id = 0
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When a pass is due although nothing moved."""
+        return self.outcome.next_deadline_ns if self.outcome is not None else None
+
+    @property
+    def pressed(self) -> bool:
+        """Whether a threshold is met, grace or not."""
+        return self.outcome is not None and bool(self.outcome.observed)
+
+    def rank_moved(self) -> None:
+        """Give the pods that reported a step their new places."""
+        for index, working_set in self.moved.items():
+            entry = self._registry.by_index.get(index)
+            if entry is None:
+                continue
+            if entry.evicted and self.eviction is None and pids_below(entry.cgroup):
+                self._registry.set_evicted(entry, False)
+                self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
+            self._registry.move(entry, working_set)
+        self.moved.clear()
+
+    def prepare(self) -> None:
+        """Have the next victim ready, where something may be killed at all."""
+        if self._enforce and self.eviction is None and self._gauge.arming.armed:
+            self._trigger.prepare()
+
+    def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
+        """One pass of the policy on numbers of this moment; acts on what it decides.
+
+        ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed and its numbers then.
+        """
+        if self.moved and not self._order_stands():
+            self.rank_moved()
+        readings: dict[str, Reading] = {}
+        observations: dict[str, Observation] = {}
+        now = time.monotonic_ns()
+        for w in self._gauge.watches:
+            if w.thresholds:
+                numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
+                readings[w.name] = numbers
+                observations[w.signal] = w.observation(numbers, now)
+        self._state, outcome = synchronize(self._config, self._state, observations, now, self._rank)
+        before, self.outcome = self.outcome, outcome
+        if outcome.victim is not None:
+            if self.eviction is None:
+                self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
+            elif outcome.starved is not None and outcome.starved.hard:
+                self.eviction.hurry()  # a pod in its grace may not keep a hard threshold waiting, as it does in the kubelet
+        self._stats.add("passes")
+        if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
+            self.changed = True
+
+    def _order_stands(self) -> bool:
+        """Whether what moved is only the first victim, growing: then it is still the first, and ranking can wait."""
+        first = self._registry.first()
+        if first is None or len(self.moved) != 1 or first.usage is None:
+            return False
+        return self.moved.get(first.index, -1) >= first.usage
+
+    def _rank(self, signal: str) -> Sequence[Candidate]:
+        del signal  # both memory signals rank alike
+        return self._registry.order()
+
+    def _decide(
+        self,
+        outcome: Outcome,
+        candidate: Candidate,
+        observations: dict[str, Observation],
+        readings: dict[str, Reading],
+        crossed_ns: int,
+    ) -> None:
+        """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
+        entry = self._registry.by_uid[candidate.uid]
+        decided_ns = time.monotonic_ns()
+        if crossed_ns:
+            self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
+        pulled_by, signalled_ns = "user", None
+        if self._enforce:
+            fired = self._trigger.disarm()
+            if fired is not None:
+                pulled_by, entry = "kernel", fired
+            self._evict(entry, outcome)
+            assert self.eviction is not None
+            signalled_ns = self.eviction.signalled_ns
+            if crossed_ns:
+                self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
+        elif decided_ns - self._decided_ns < (QUIET_NS if crossed_ns else REPEAT_NS):
+            return
+        self._decided_ns = decided_ns
+        self._id += 1
+        self._stats.add("decisions")
+        threshold = outcome.starved
+        assert threshold is not None
+        observation = observations[threshold.signal]
+        domain = next(w.name for w in self._gauge.watches if w.signal == threshold.signal)
+        table = self._gauge.table
+        message: dict[str, Any] = {
+            "t": "decision",
+            "id": self._id,
+            "signal": threshold.signal,
+            "kind": "hard" if threshold.hard else "soft",
+            "domain": domain,
+            "quantity": threshold.quantity(observation.capacity),
+            "available": observation.available,
+            "capacity": observation.capacity,
+            "usage": readings[domain].usage,
+            "pod": entry.uid,
+            "name": entry.title,
+            "rank": 1,
+            "grace_s": outcome.grace_s,
+            "observed": not self._enforce,
+            "trigger": pulled_by,
+            "crossed_ns": crossed_ns or None,
+            "decided_ns": decided_ns,
+            "signalled_ns": signalled_ns,
+            "working_set": table.working_set(entry.index),
+            "request": entry.request,
+            "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
+            "realtime": time.time(),
+        }
+        if self.eviction is not None:
+            self.eviction.decision = message
+        self._tell(message)
+        self.changed = True
+
+    def _evict(self, entry: PodEntry, outcome: Outcome) -> None:
+        """Send the first signals."""
+        assert outcome.starved is not None
+        # A hard threshold waits for nobody: the second of grace in the kubelet's books is only the smallest its pod worker takes.
+        grace_s = 0 if outcome.starved.hard else max(0, outcome.grace_s)
+        self.eviction = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
+        for fd in self.eviction.pidfds():
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def is_leaving(self, fd: int) -> bool:
+        """Whether ``fd`` is a process of the pod being evicted, which has ended."""
+        return self.eviction is not None and fd in self.eviction.pidfds()
+
+    def on_kernel_signal(self, ts_ns: int, watch: Watch | None, reading: Reading, refused: str) -> None:
+        """The victim was signalled inside its own charge. Its crossing was usually read before, and the pod is being finished."""
+        if refused:
+            self._log("warning", "the kernel refused the signal", error=refused)
+        if self.eviction is None:
+            self.run_pass(ts_ns, watch, reading)
+        if self.eviction is None and not refused:
+            self._finish_pulled(ts_ns)
+
+    def _finish_pulled(self, ts_ns: int) -> None:
+        """A signal went out in the kernel and the policy, asked with the same numbers, wants nobody (its thresholds changed, or its pods)."""
+        fired = self._trigger.disarm()
+        self._log(
+            "warning",
+            "a process was killed in the kernel at a crossing that was over when it was read",
+            pod=fired.title if fired else None,
+            crossed_ns=ts_ns,
+        )
+
+    def follow(self, now_ns: int) -> None:
+        """Go on with the pod being evicted; when it is gone, look again at once."""
+        eviction = self.eviction
+        if eviction is None:
+            return
+        known = set(eviction.pidfds())
+        gone = eviction.step(now_ns)
+        for fd in set(eviction.pidfds()) - known:
+            self._epoll.register(fd, select.EPOLLIN)
+        late = not gone and now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS
+        if not gone and not late:
+            pids = eviction.to_reap(now_ns)
+            if pids:
+                self._tell({"t": "reap", "pids": pids})
+            return
+        self.eviction = None
+        eviction.victim.close()  # closing a pidfd takes it out of the epoll
+        entry = self._registry.by_uid.get(eviction.victim.uid)
+        if late:
+            self._stats.add("eviction_failures")
+            self._log("error", "an evicted pod does not end", pod=eviction.decision.get("name"), pids=sorted(eviction.pids)[:20])
+        else:
+            self._stats.add("evictions")
+            self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
+        left = self._gauge.table.working_set(entry.index) if entry is not None else 0
+        if entry is not None:
+            self._registry.set_evicted(entry, True)
+        self._tell(
+            {
+                "t": "evicted",
+                "id": eviction.decision.get("id"),
+                "pod": eviction.victim.uid,
+                "gone_ns": now_ns,
+                "pids": sorted(eviction.pids),
+                "freed": max(0, eviction.usage_before - left),
+                "complete": gone,
+            }
+        )
+        self.run_pass()
+        self.prepare()
+
+    def _log(self, level: str, msg: str, **fields: Any) -> None:
+        self._tell({"t": "log", "level": level, "msg": msg, **fields})

@@ -1,0 +1,73 @@
+"""The next victim, ready before it is needed: its processes' descriptors, and the trigger in the kernel where that was asked for."""
+
+from __future__ import annotations
+
+import time
+
+from monitor.actions.evict import Victim
+from monitor.daemon.registry import PodEntry, Registry
+from monitor.kernel.pins import Pins
+from monitor.kernel.wire import VICTIM
+
+#: Processes come and go; what was prepared is looked at again after this long.
+_REFRESH_NS = 1_000_000_000
+_KEPT = 4  # pods kept ready: two that overtake each other are not prepared anew each time
+_ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
+
+
+class Trigger:
+    """Who would be killed, and by whom."""
+
+    def __init__(self, pins: Pins, registry: Registry, cgroup_version: int, in_kernel: bool) -> None:
+        self._registry = registry
+        self._version = cgroup_version
+        self._in_kernel = in_kernel
+        self._prepared: dict[str, Victim] = {}
+        self._word = memoryview(pins.mmap("victims", VICTIM.size)).cast("Q")
+        self._word[_ARMED] = self._word[_FIRED] = 0
+        self._uid = ""  # of the pod the kernel's trigger is or was last armed for
+
+    def prepare(self) -> None:
+        """Keep the first victim ready. Called when the order may have changed, never at a crossing."""
+        entry = self._registry.first()
+        if entry is None:
+            self._word[_ARMED] = 0
+            return
+        now = time.monotonic_ns()
+        victim = self._prepared.get(entry.uid)
+        if victim is None:
+            self._prepared[entry.uid] = self._make(entry)
+            if len(self._prepared) > _KEPT:
+                self.forget(min(self._prepared, key=lambda uid: self._prepared[uid].prepared_ns))
+        elif now - victim.prepared_ns > _REFRESH_NS:
+            victim.refresh()
+        if self._in_kernel and (self._uid != entry.uid or not self._word[_ARMED]):
+            self._word[_ARMED] = 0
+            self._word[_POD] = entry.cgroup_id
+            self._uid = entry.uid
+            self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
+
+    def take(self, entry: PodEntry) -> Victim:
+        """The prepared victim of a pod, for good; made now if it was not prepared."""
+        return self._prepared.pop(entry.uid, None) or self._make(entry)
+
+    def disarm(self) -> PodEntry | None:
+        """Take the kernel's trigger away; the pod it was armed for if it had been pulled already."""
+        armed = self._word[_ARMED]
+        self._word[_ARMED] = 0
+        fired = self._word[_FIRED]
+        self._word[_FIRED] = 0
+        return self._registry.by_uid.get(self._uid) if fired and not armed else None
+
+    def forget(self, uid: str) -> None:
+        """A pod is gone: nothing of it may be signalled any more."""
+        if uid == self._uid:
+            self._word[_ARMED] = 0
+        victim = self._prepared.pop(uid, None)
+        if victim is not None:
+            victim.close()
+
+    def _make(self, entry: PodEntry) -> Victim:
+        victim = Victim(entry.uid, entry.cgroup, self._version)
+        victim.refresh()
+        return victim
