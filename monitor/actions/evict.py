@@ -1,8 +1,9 @@
 """Killing a whole pod, fast: everything is prepared before it is needed, and finished until its cgroups are empty.
 
-cgroup v2: one write of ``1`` to ``cgroup.kill`` (Linux 5.14), which also catches processes forked meanwhile. cgroup v1: a pidfd for
-every process, opened ahead; ``pidfd_send_signal`` to each (45 us a call under load, measured), then the cgroups are read again until nobody
-is left. A pidfd never signals a stranger: if its process is gone the call fails with ESRCH, also when the pid was used again.
+cgroup v2: one write of ``1`` to ``cgroup.kill`` (Linux 5.14), which also catches processes forked meanwhile. cgroup
+v1: a pidfd for every process, opened ahead; ``pidfd_send_signal`` to each (45 us a call under load, measured), then
+the cgroups are read again until nobody is left. A pidfd never signals a stranger: if its process is gone the call
+fails with ESRCH, also when the pid was used again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-#: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or frozen).
+#: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
+#: frozen).
 REAP_AFTER_NS = 20_000_000
 
 

@@ -1,7 +1,7 @@
 """`outrace bench latency`: from the crossing in the kernel to the decision, and to the SIGKILL, quiet and disturbed.
 
-Every figure comes from the real daemon's own records: the crossing's time is taken by the BPF program, the other two by the hot
-process right after deciding and right after the last signal of the first round went out.
+Every figure comes from the real daemon's own records: the crossing's time is taken by the BPF program, the other two
+by the hot process right after deciding and right after the last signal of the first round went out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def fill_pods(node: LabNode, pods: int) -> list[LabPod]:
 
 
 def put_sleeper(pod: LabPod) -> None:
-    """A process of half a megabyte that does nothing, in the pod's first container. It dies with the pod (or the node)."""
+    """A process of half a megabyte that does nothing, in the pod's first container.
+
+    It dies with the pod (or the node).
+    """
     joined = subprocess.Popen(
         ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && echo in && exec sleep 100000', str(pod.containers["c0"])],
         stdin=subprocess.DEVNULL,
@@ -97,7 +100,9 @@ def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> lis
         daemon.poll()
         fresh, since = daemon.log[since:], len(daemon.log)
         out.extend(
-            (r["decided_ns"] - r["crossed_ns"]) / 1000 for r in fresh if r.get("msg") == "would evict" and r["crossed_ns"]
+            (r["decided_ns"] - r["crossed_ns"]) / 1000
+            for r in fresh
+            if r.get("msg") == "would evict" and r["crossed_ns"]
         )
         if len(daemon.log) > 10_000:
             del daemon.log[:]
@@ -140,10 +145,9 @@ def small_disk(directory: Path) -> Iterator[Path]:
 
 
 def fill(directory: Path) -> None:
-    with open(directory / "ballast", "wb", buffering=0) as file:
-        with contextlib.suppress(OSError):  # ENOSPC is the aim
-            while True:
-                file.write(bytes(4096))
+    with contextlib.suppress(OSError), open(directory / "ballast", "wb", buffering=0) as file:  # ENOSPC is the aim
+        while True:
+            file.write(bytes(4096))
 
 
 @contextlib.contextmanager
@@ -208,12 +212,15 @@ def _sleepers_end() -> None:
 
 @click.command()
 @click.option("--crossings", default=1000, show_default=True, type=click.IntRange(1), help="Crossings to observe.")
-@click.option("--kills", "n_kills", default=300, show_default=True, type=click.IntRange(1), help="Evictions to measure.")
+@click.option(
+    "--kills", "n_kills", default=300, show_default=True, type=click.IntRange(1), help="Evictions to measure."
+)
 @click.option("--no-disturbance", is_flag=True, help="Leave out the runs under scraping and with a full disk.")
 @output_option
 def latency(crossings: int, n_kills: int, no_disturbance: bool, output: str) -> None:
-    """Measure crossing to decision (4 processes at full speed, observe mode) and crossing to SIGKILL (110 pods, enforce mode); then both
-    again while /metrics is scraped every 50 ms and the disk of the state dir is full.
+    """Measure crossing to decision (4 processes at full speed, observe mode) and crossing to SIGKILL (110 pods, enforce mode).
+
+    Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full.
     """
     mounts.ensure()
     began = time.monotonic()

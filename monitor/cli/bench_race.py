@@ -1,4 +1,7 @@
-"""`outrace bench race`: eviction against the OOM killer, margin by margin, beside what polling achieves in the same run."""
+"""`outrace bench race`.
+
+Eviction against the OOM killer, margin by margin, beside what polling achieves in the same run.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,9 @@ class Bench:
         with _quiet_cost(self.node, interval_us, 2.0) as cpu:
             for thp in (False, True):
                 poller = Poller(self.node, margin, interval_us)
-                self.add(f"{name} {_where(1, thp, margin)}", _races(self.node, self.pod, poller, self.runs, 1, thp), cpu)
+                self.add(
+                    f"{name} {_where(1, thp, margin)}", _races(self.node, self.pod, poller, self.runs, 1, thp), cpu
+                )
 
 
 def _where(hogs: int, thp: bool, margin: int) -> str:
@@ -151,8 +156,10 @@ def _cpu_s(pid: int) -> float:
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
 @output_option
 def race(runs: int, quick: bool, no_baselines: bool, output: str) -> None:
-    """Race the OOM killer: 1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down
-    to 256 KiB; and, in the same run, pollers of the same counters with everything the monitor has but its events.
+    """Race the OOM killer.
+
+    1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
+    KiB; and, in the same run, pollers of the same counters with everything the monitor has but its events.
 
     p50 and max are crossing to decision in microseconds; kill_* are crossing to SIGKILL sent.
     """

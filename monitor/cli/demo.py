@@ -19,7 +19,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A Kubernetes quantity as bytes."""
 
     name = "quantity"
@@ -38,18 +38,26 @@ class Size(click.ParamType):
 
 @click.command()
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="How many races.")
-@click.option("--margin", default="8Mi", show_default=True, type=Size(), help="Threshold: evict when less is available.")
-@click.option("--node-memory", default="512Mi", show_default=True, type=Size(), help="The node's memory (a cgroup limit).")
-@click.option("--hogs", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that take memory at once.")
+@click.option(
+    "--margin", default="8Mi", show_default=True, type=Size(), help="Threshold: evict when less is available."
+)
+@click.option(
+    "--node-memory", default="512Mi", show_default=True, type=Size(), help="The node's memory (a cgroup limit)."
+)
+@click.option(
+    "--hogs", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that take memory at once."
+)
 @click.option("--thp", is_flag=True, help="Let them take huge pages.")
-@click.option("--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="Who pulls it.")
+@click.option(
+    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="Who pulls it."
+)
 @click.option("--no-monitor", is_flag=True, help="Nobody watches: see what the kernel does alone.")
 @output_option
 def demo(
     runs: int, margin: int, node_memory: int, hogs: int, thp: bool, trigger: str, no_monitor: bool, output: str
 ) -> None:
-    """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory as fast as the
-    kernel hands it out, and see who is first: eviction or the OOM killer.
+    """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory
+    as fast as the kernel hands it out, and see who is first: eviction or the OOM killer.
 
     Only the demo's own cgroups are touched, and they are removed however it ends.
 

@@ -13,8 +13,12 @@ from monitor.kernel import loader, mounts, pins
 
 
 @click.command()
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Only the pins of this state dir; default: all of them.")
-@click.option("--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends).")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help="Only the pins of this state dir; default: all of them."
+)
+@click.option(
+    "--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends)."
+)
 def unload(state_dir: Path | None, force: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, which detaches what they kept attached."""
     if os.geteuid() != 0:

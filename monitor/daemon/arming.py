@@ -1,8 +1,9 @@
 """When the fine-grained programs are attached: near a threshold, and only there.
 
-Attached they cost a page fault a few percent; detached nothing. While detached, somebody has to look at headroom often enough: after
-looking, the next look may wait as long as the machine needs, at the fastest rate it can fault memory in, to eat the headroom down to
-a reserve in which attaching (0.2 ms, measured) is safely done. If that is shorter than MIN_LOOK, stay attached.
+Attached they cost a page fault a few percent; detached nothing. While detached, somebody has to look at headroom
+often enough: after looking, the next look may wait as long as the machine needs, at the fastest rate it can fault
+memory in, to eat the headroom down to a reserve in which attaching (0.2 ms, measured) is safely done. If that is
+shorter than MIN_LOOK, stay attached.
 """
 
 from __future__ import annotations

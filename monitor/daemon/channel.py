@@ -1,7 +1,7 @@
 """The socket between the hot process and the side: one JSON object per packet (see docs/architecture.md for the types).
 
-The hot end never waits: a message that does not fit is dropped and the caller told, so it can be counted. The side's end
-may block, because the side may.
+The hot end never waits: a message that does not fit is dropped and the caller told, so it can be counted. The side's
+end may block, because the side may.
 """
 
 from __future__ import annotations

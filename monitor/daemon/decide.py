@@ -23,7 +23,8 @@ from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, Sta
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
-#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the log.
+#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
+#: log.
 QUIET_NS = 20_000_000
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
@@ -91,7 +92,8 @@ class Decider:
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
         """One pass of the policy on numbers of this moment; acts on what it decides.
 
-        ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed and its numbers then.
+        ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed
+        and its numbers then.
         """
         if self.moved and not self._order_stands():
             self.rank_moved()
@@ -109,7 +111,8 @@ class Decider:
             if self.eviction is None:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
             elif outcome.starved is not None and outcome.starved.hard:
-                self.eviction.hurry()  # a pod in its grace may not keep a hard threshold waiting, as it does in the kubelet
+                # A pod in its grace may not keep a hard threshold waiting, as it does in the kubelet.
+                self.eviction.hurry()
         self._stats.add("passes")
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
@@ -190,7 +193,8 @@ class Decider:
     def _evict(self, entry: PodEntry, outcome: Outcome) -> None:
         """Send the first signals."""
         assert outcome.starved is not None
-        # A hard threshold waits for nobody: the second of grace in the kubelet's books is only the smallest its pod worker takes.
+        # A hard threshold waits for nobody: the second of grace in the kubelet's books is only the smallest its pod
+        # worker takes.
         grace_s = 0 if outcome.starved.hard else max(0, outcome.grace_s)
         self.eviction = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
         for fd in self.eviction.pidfds():
@@ -201,7 +205,10 @@ class Decider:
         return self.eviction is not None and fd in self.eviction.pidfds()
 
     def on_kernel_signal(self, ts_ns: int, watch: Watch | None, reading: Reading, refused: str) -> None:
-        """The victim was signalled inside its own charge. Its crossing was usually read before, and the pod is being finished."""
+        """The victim was signalled inside its own charge.
+
+        Its crossing was usually read before, and the pod is being finished.
+        """
         if refused:
             self._log("warning", "the kernel refused the signal", error=refused)
         if self.eviction is None:
@@ -210,7 +217,9 @@ class Decider:
             self._finish_pulled(ts_ns)
 
     def _finish_pulled(self, ts_ns: int) -> None:
-        """A signal went out in the kernel and the policy, asked with the same numbers, wants nobody (its thresholds changed, or its pods)."""
+        """A signal went out in the kernel, and the policy, asked with the same numbers, wants nobody: thresholds or pods
+        changed in between. It cannot be taken back, but it is said.
+        """
         fired = self._trigger.disarm()
         self._log(
             "warning",
@@ -239,7 +248,12 @@ class Decider:
         entry = self._registry.by_uid.get(eviction.victim.uid)
         if late:
             self._stats.add("eviction_failures")
-            self._log("error", "an evicted pod does not end", pod=eviction.decision.get("name"), pids=sorted(eviction.pids)[:20])
+            self._log(
+                "error",
+                "an evicted pod does not end",
+                pod=eviction.decision.get("name"),
+                pids=sorted(eviction.pids)[:20],
+            )
         else:
             self._stats.add("evictions")
             self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)

@@ -1,7 +1,7 @@
 """How much memory there is at this moment, and whether the kernel has to be asked page by page.
 
-Owns the table of domains, the sweeps and the arming. Everything is read from memory shared with BPF, from a kept descriptor, or by running a
-BPF program: nothing here opens a file after the start.
+Owns the table of domains, the sweeps and the arming. Everything is read from memory shared with BPF, from a kept
+descriptor, or by running a BPF program: nothing here opens a file after the start.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Gauge:
             if watch.path is None:
                 continue
             limit = cgroupfs.limit(watch.path)
-            capacity = limit or (self._capacity if watch.name == "node" else max(0, self._capacity - self._config.reserved))
+            capacity = limit or (
+                self._capacity if watch.name == "node" else max(0, self._capacity - self._config.reserved)
+            )
             if capacity != watch.capacity:
                 watch.set_capacity(capacity)
                 changed = True

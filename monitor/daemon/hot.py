@@ -1,7 +1,8 @@
 """The hot process: ring record -> policy -> kill, in one thread over one raw epoll.
 
-Nothing here may wait for a disk, a socket or another process. What blocks lives in the side process (monitor/daemon/side.py), which is told
-what happened after it happened. asyncio and `selectors` are out of the question: both misread EPOLLPRI descriptors.
+Nothing here may wait for a disk, a socket or another process. What blocks lives in the side process
+(monitor/daemon/side.py), which is told what happened after it happened. asyncio and `selectors` are out of the
+question: both misread EPOLLPRI descriptors.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class Hot:
                     self.log("warning", "a pod's cgroup is gone", pod=message["name"], error=error.strerror)
                 self.resent.add(message["uid"])
                 stale = True
+                # Looking for it walks the tree (10 ms with 330 cgroups), so only when a pod says that there is one.
+                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods():
+                    self.watch_thresholds()
             elif kind == "pod-":
                 self.drop(message["uid"])
             elif kind == "synced":
@@ -100,7 +104,7 @@ class Hot:
             elif kind == "refresh":
                 stale = True
         self.stats.set("pods", len(self.registry))
-        if stale:
+        if stale and self.synced:  # at the start one sweep for all pods: 110 of them would take half a second
             self.sweep()  # a new domain's sums are complete after a sweep
             self.decider.prepare()
             self.dirty = True
@@ -151,7 +155,7 @@ class Hot:
         if kind == STEP:
             self.decider.moved[index] = max(0, usage - inactive) * PAGE
             self.stats.add("records_step")
-        elif kind == CROSS or kind == SIGNAL:
+        elif kind in (CROSS, SIGNAL):
             watch = self.watches.get(index)
             if watch is not None and watch.cgroup_id == cgroup_id:
                 reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
@@ -207,7 +211,7 @@ class Hot:
             gc.collect(1)
         if self.gauge.arming.armed and now_ns >= self.gauge.sweep_due_ns:
             self.sweep()
-        if self.gauge.find_kubepods() or self.gauge.limits_changed():
+        if self.gauge.limits_changed():
             self.watch_thresholds()
         self.decider.prepare()
 
@@ -248,7 +252,7 @@ class Hot:
 
         self.events = Ring(self.pins, "events", self.on_event)
         self.ooms = Ring(self.pins, "ooms", self.on_oom)
-        self.events.consume()  # what an earlier daemon left unread is about domains that are no more: nobody listens yet
+        self.events.consume()  # what an earlier daemon left unread is about domains that are no more
         self.ooms.consume()  # but every OOM kill since then is news
         self.away = False
         for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno()):
@@ -345,7 +349,10 @@ class Hot:
             self.publish(now_ns)
 
     def finish(self) -> None:
-        """Detach, take the trigger away, end the side. The OOM programs stay attached: their records wait for the next start."""
+        """Detach, take the trigger away, end the side.
+
+        The OOM programs stay attached: their records wait for the next start.
+        """
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()
@@ -362,7 +369,9 @@ def main() -> int:
     except OSError as error:
         if error.errno != errno.ENODEV:  # reading a cgroup that was removed
             raise
-        os.write(2, f"outrace: error: a watched cgroup was removed ({config.node_cgroup or 'kubepods'}); ending\n".encode())
+        os.write(
+            2, f"outrace: error: a watched cgroup was removed ({config.node_cgroup or 'kubepods'}); ending\n".encode()
+        )
         hot.finish()
         return 1
     return 0

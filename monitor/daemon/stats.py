@@ -1,8 +1,8 @@
 """Counters shared between the hot process and the side, one 8-byte slot each, in a memfd.
 
-The hot process adds to them with plain memory stores: no lock, no system call, nothing that could wait for a reader. The
-side (and `/metrics`) reads whenever it likes. A slot is one aligned 64-bit word, so a reader sees the old or the new value,
-never half of one.
+The hot process adds to them with plain memory stores: no lock, no system call, nothing that could wait for a reader.
+The side (and `/metrics`) reads whenever it likes. A slot is one aligned 64-bit word, so a reader sees the old or the
+new value, never half of one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Starting the side process and starting it again when it dies; the hot process is its parent and never waits for it."""
+"""Starting the side process and starting it again when it dies.
+
+The hot process is its parent and never waits for it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class Side:
         for fd in fds:
             os.set_inheritable(fd, True)
         try:
-            # -P: nothing lying in the working directory is imported as root. Signals back to their defaults: ours are handled.
+            # -P: nothing lying in the working directory is imported as root. Signals back to their defaults: ours are
+            # handled.
             self.pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", "monitor.daemon.side"],

@@ -1,4 +1,7 @@
-"""The next victim, ready before it is needed: its processes' descriptors, and the trigger in the kernel where that was asked for."""
+"""The next victim, ready before it is needed.
+
+Its processes' descriptors, and the trigger in the kernel where that was asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cgroups that have thresholds: the node and kubepods. Their capacity, their ceilings, and what is available now."""
+"""The cgroups that have thresholds: the node and kubepods.
+
+Their capacity, their ceilings, and what is available now.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def make_watch(
     thresholds: Sequence[Threshold],
     version: int,
 ) -> Watch:
-    """Watch the machine (``cgroup`` None) or a cgroup; its thresholds are compared once ``arm_thresholds`` was called."""
+    """Watch the machine (``cgroup`` None) or a cgroup.
+
+    Its thresholds are compared once ``arm_thresholds`` was called.
+    """
     mine = tuple(t for t in thresholds if t.signal == signal)
     usage_fd = -1
     if cgroup is None:

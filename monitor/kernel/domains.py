@@ -1,7 +1,7 @@
-"""The table of watched cgroups, shared with the BPF programs through memory (map ``domains``, bpf/wire.h struct domain).
+"""The table of watched cgroups, shared with the BPF programs through memory (map ``domains``, struct domain).
 
-One process (hot) writes the first half of an entry; BPF writes the second half; everybody may read. Every access is one aligned
-64-bit word, so no reader ever sees half a number.
+One process (hot) writes the first half of an entry; BPF writes the second half; everybody may read. Every access is
+one aligned 64-bit word, so no reader ever sees half a number.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ NO_CEILING = 0x7FFFFFFFFFFFFFFF
 
 MACHINE, POD, CGROUP = 1, 2, 4
 
-(
-    _CGROUP, _FLAGS, _CEILING, _LOWEST, _HARD, _STEP, _REARM, _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN,
-) = (0, 1, 2, 10, 11, 12, 13, 16, 17, 18, 21, 22, 23, 24)  # fmt: skip
+# Words of an entry: what user space writes ...
+_FLAGS, _CEILING, _LOWEST, _HARD, _STEP, _REARM = 1, 2, 10, 11, 12, 13
+# ... and what BPF writes.
+_USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN = 16, 17, 18, 21, 22, 23, 24
 
 _SWEEP_MORE, _SWEEP_DONE = 0, 1
 _STRETCH = 16  # memory cgroups between two looks at the rings
@@ -153,7 +154,10 @@ class DomainTable:
         self._free.append(at)
 
     def set_ceilings(self, index: int, ceilings: list[int], hard_mask: int) -> None:
-        """Ceilings in pages of working set (crossed while above), at most 8; ``hard_mask`` may be answered in the kernel."""
+        """Ceilings in pages of working set (crossed while above), at most 8.
+
+        ``hard_mask`` may be answered in the kernel.
+        """
         if len(ceilings) > MAX_THRESHOLDS:
             raise MonitorError(f"more than {MAX_THRESHOLDS} memory thresholds on one cgroup", "drop some")
         w, base = self._words, index * WORDS
@@ -191,7 +195,9 @@ class Sweeper:
         self._number = max((table.synced(i) for i in range(MAX_DOMAINS)), default=0)
 
     def run(self, between: Callable[[], object] | None = None) -> int:
-        """One complete sweep; its number. ``between`` is called every now and then, so that events are not kept waiting.
+        """One complete sweep; its number.
+
+        ``between`` is called every now and then, so that events are not kept waiting.
 
         5 us per memory cgroup, measured.
         """
@@ -220,5 +226,8 @@ class Sweeper:
 
 
 def ceiling_pages(capacity: int, threshold: int) -> int:
-    """The working set (pages) above which ``available < threshold``: available = capacity - working set, compared strictly."""
+    """The working set (pages) above which ``available < threshold``.
+
+    Available = capacity - working set, compared strictly.
+    """
     return (capacity - threshold) // PAGE

@@ -1,10 +1,10 @@
 """Compile, load, attach and pin the BPF programs, in a process of its own that ends when it is done.
 
-This is the only file that imports bcc: with LLVM in it a process holds 130-150 MB. The daemon opens what is pinned here
-(monitor/kernel/pins.py) and stays at a tenth of that. Pins live in ``BPFFS/outrace/INSTANCE/STAMP``: the instance stands for the state
-dir, the stamp is a hash of the programs, of the offsets they were compiled with and of the kernel. A matching stamp is re-used as it
-is, so what happened while no daemon ran is still in its rings; another stamp is loaded beside the old pins, which are
-removed only when the new ones are complete.
+This is the only file that imports bcc: with LLVM in it a process holds 130-150 MB. The daemon opens what is pinned
+here (monitor/kernel/pins.py) and stays at a tenth of that. Pins live in ``BPFFS/outrace/INSTANCE/STAMP``: the
+instance stands for the state dir, the stamp is a hash of the programs, of the offsets they were compiled with and of
+the kernel. A matching stamp is re-used as it is, so what happened while no daemon ran is still in its rings; another
+stamp is loaded beside the old pins, which are removed only when the new ones are complete.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SOURCES = ("wire.h", "memcg.h", "pressure.c", "oom.c", "procs.c")
 #: One stretch of a sweep: 32 memory cgroups keep a CPU for less than 100 us (measured).
 SWEEP_CHUNK = 1
 COMMIT_CHUNK = 64
+_BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
 _TRACEFS = Path("/sys/kernel/tracing/events")
 #: Which state dir an instance belongs to: bpffs holds nothing but BPF objects. Gone after a reboot, as the pins are.
 _RUN = Path("/run/outrace")
@@ -90,12 +91,19 @@ def stamp() -> str:
 
 def missing_tracepoints() -> list[str]:
     """Tracepoints the programs need and this kernel does not offer."""
-    where = {"mod_memcg_lruvec_state": "memcg", "mod_memcg_state": "memcg", "mark_victim": "oom", "signal_generate": "signal"}
+    where = {
+        "mod_memcg_lruvec_state": "memcg",
+        "mod_memcg_state": "memcg",
+        "mark_victim": "oom",
+        "signal_generate": "signal",
+    }
     return [f"{group}:{name}" for name, group in where.items() if not (_TRACEFS / group / name).is_dir()]
 
 
 def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
-    """The pin directory for this state dir and kernel, loading first if it is missing or stale; and whether it was loaded.
+    """The pin directory for this state dir and kernel, loading first if it is missing or stale.
+
+    And whether it was loaded.
 
     Raises CannotError (exit code 3) when this kernel or machine cannot, with the remedy.
     """
@@ -122,7 +130,9 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         tail = " / ".join(done.stderr.strip().splitlines()[-3:])
-        raise CannotError(f"the BPF loader ended with status {done.returncode}: {tail}", "see `outrace doctor`") from None
+        raise CannotError(
+            f"the BPF loader ended with status {done.returncode}: {tail}", "see `outrace doctor`"
+        ) from None
     if "error" in answer:
         raise CannotError(answer["error"], answer["remedy"])
     return directory, True
@@ -170,9 +180,12 @@ def _load(state_dir: Path, directory: Path) -> None:
     try:
         from bcc import BPF, lib
     except ImportError as error:
-        raise CannotError(f"bcc cannot be imported: {error}", "apt-get install python3-bpfcc; venv made by /usr/bin/python3 with system site packages") from None  # fmt: skip
+        raise CannotError(f"bcc cannot be imported: {error}", _BCC_REMEDY) from None
     if not hasattr(lib, "bpf_attach_raw_tracepoint"):
-        raise CannotError("the module `bcc` is not BPF's (PyPI has an unrelated package of that name)", "pip uninstall bcc; apt-get install python3-bpfcc")  # fmt: skip
+        raise CannotError(
+            "the module `bcc` is not BPF's: PyPI has an unrelated package of that name",
+            f"pip uninstall bcc; {_BCC_REMEDY}",
+        )
 
     # Header trees of 7.x need the Microsoft extensions for anonymous tagged members.
     flags = [*compile_flags(), "-fms-extensions", "-Wno-microsoft-anon-tag", "-Wno-macro-redefined"]
@@ -180,9 +193,12 @@ def _load(state_dir: Path, directory: Path) -> None:
     try:
         with _stderr_to(log):
             bpf = BPF(text=program_text(), cflags=flags)
-            functions = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT) for name in (*pins.TRACEPOINTS, "sweep", "commit")}
-    except Exception as error:
-        raise CannotError(f"the BPF programs do not load: {str(error).strip().splitlines()[0]}", f"details in {log}") from None  # fmt: skip
+            functions = {
+                name: bpf.load_func(name, BPF.RAW_TRACEPOINT) for name in (*pins.TRACEPOINTS, "sweep", "commit")
+            }
+    except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
+        first = str(error).strip().splitlines()[0]
+        raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
 
     parent = directory.parent
     parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Decoding of the records that the BPF programs write (bpf/wire.h): one `struct` format per record, checked against the C by a test."""
+"""Decoding of the records that the BPF programs write (bpf/wire.h).
+
+One `struct` format per record, checked against the C by a test.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +87,9 @@ class OomEvent:
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
-        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, total_vm, anon, file, shmem, swap, pgtables, kind, flags,
-         tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm) = OOM.unpack_from(data)  # fmt: skip
+        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, total_vm, anon, file, shmem, swap, pgtables,
+         kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
+         ) = OOM.unpack_from(data)  # fmt: skip
         return cls(
             kind=_OOM_KINDS[kind],
             ts_ns=ts,
@@ -120,7 +124,10 @@ class OomEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProcEvent:
-    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in). ``cgroup_id`` is the pod's."""
+    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in).
+
+    ``cgroup_id`` is the pod's.
+    """
 
     kind: str
     ts_ns: int

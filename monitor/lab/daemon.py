@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +29,9 @@ Record = dict[str, Any]
 class LabDaemon:
     """Context manager: the daemon, ready, watching ``node`` as its node and the node's manifests as its pods.
 
-    ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are removed when it ends.
-    With ``machine`` it watches the whole machine instead of the node's cgroup, with the default thresholds; the pods stay the node's.
+    ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are
+    removed when it ends. With ``machine`` it watches the whole machine instead of the node's cgroup, with the default
+    thresholds; the pods stay the node's.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class LabDaemon:
         raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
 
     def _read(self) -> None:
-        assert self.process is not None and self.process.stderr is not None
+        assert self.process is not None
+        assert self.process.stderr is not None
         for line in self.process.stderr:
             try:
                 record = json.loads(line)
@@ -117,29 +120,32 @@ class LabDaemon:
         """Records that arrived since the last call (also kept in `log`)."""
         fresh: list[Record] = []
         while not self._queue.empty():
-            record = self._queue.get()
-            if record is not None:
-                fresh.append(record)
+            arrived = self._queue.get()
+            if arrived is not None:
+                fresh.append(arrived)
         self.log.extend(fresh)
         return fresh
 
     def wait_for(self, wanted: Callable[[Record], bool], timeout: float = 10.0, since: int = 0) -> Record | None:
-        """The first record from position ``since`` of the log on that is ``wanted``; None after ``timeout`` or at the daemon's end."""
+        """The first record from position ``since`` of the log on that is ``wanted``.
+
+        None after ``timeout`` or at the daemon's end.
+        """
         for record in self.log[since:]:
             if wanted(record):
                 return record
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             try:
-                record = self._queue.get(timeout=left)
+                arrived = self._queue.get(timeout=left)
             except queue.Empty:
                 return None
-            if record is None:
+            if arrived is None:  # its end; for whoever asks next as well
                 self._queue.put(None)
                 return None
-            self.log.append(record)
-            if wanted(record):
-                return record
+            self.log.append(arrived)
+            if wanted(arrived):
+                return arrived
         return None
 
     def get(self, path: str) -> tuple[int, str]:
@@ -186,6 +192,4 @@ class LabDaemon:
         if not self._keep_pins:
             loader.unload(loader.instance_directory(self.state_dir))
         if self._own_state:
-            import shutil
-
             shutil.rmtree(self.state_dir, ignore_errors=True)

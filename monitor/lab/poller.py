@@ -1,8 +1,9 @@
 """The baseline: a process that reads the same counters every so often and kills when less is available than the margin.
 
-Run as a file: `python3 -S -E poller.py cgroup=DIR margin=BYTES interval_us=N phase_us=N kill=PID,PID`. It gets everything the
-monitor has but the events: real-time priority, descriptors kept open, victims known beforehand. It prints `ready`, polls from the
-line `go` on, prints `killed NS`, and with `stop` the CPU time it used and for how long it polled.
+Run as a file: `python3 -S -E poller.py cgroup=DIR margin=BYTES interval_us=N phase_us=N kill=PID,PID`. It gets
+everything the monitor has but the events: real-time priority, descriptors kept open, victims known beforehand. It
+prints `ready`, polls from the line `go` on, prints `killed NS`, and with `stop` the CPU time it used and for how long
+it polled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One race on the real kernel: hogs in a pod of a lab node against its limit, somebody watching or nobody.
 
-The winner is who killed: the OOM killer (the kernel's own counter moved) or the one who watches (the hogs are dead and the counter
-did not move).
+The winner is who killed: the OOM killer (the kernel's own counter moved) or the one who watches (the hogs are dead
+and the counter did not move).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ RACE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """`detection_us`: crossing to decision. `kill_us`: crossing to SIGKILL sent. `headroom_bytes`: between the highest usage
-    and the limit, what was left when it was over. Times are None where nobody decided or nobody could say.
+    """`detection_us`: crossing to decision.
+
+    `kill_us`: crossing to SIGKILL sent. `headroom_bytes`: between the highest usage and the limit, what was left when
+    it was over. Times are None where nobody decided or nobody could say.
     """
 
     winner: str

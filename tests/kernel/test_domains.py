@@ -1,0 +1,220 @@
+"""The figures of the domain table are the kernel's own, whatever happens to pages and cgroups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
+from monitor.kernel.wire import CROSS, PAGE
+
+kernel = pytest.mark.kernel
+MIB = live.MIB
+HIERARCHY = cgroupfs.detect()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Path]:
+    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+def kernels(path: Path) -> Reading:
+    """What the cgroup's own files say now; memory.stat may be 2 s old."""
+    reading = cgroupfs.read_cgroup(HIERARCHY, path)
+    return Reading(reading.usage, reading.inactive_file, reading.active_file)
+
+
+def agree(watch: live.Watching, *paths: Path, sweep: bool = True) -> list[Reading]:
+    """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says."""
+
+    def look() -> bool:
+        if sweep:
+            watch.sweeper.run()
+        return [watch.table.read(cgroupfs.cgroup_id(p)) for p in paths] == [kernels(p) for p in paths]
+
+    live.until(look, f"the table and memory.stat of {[p.name for p in paths]} to agree")
+    return [kernels(p) for p in paths]
+
+
+@kernel
+def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> None:
+    """One story, because each step begins where the last one ended: write, read again, drop, remove, make again."""
+    with live.Watching() as watch, live.cgroup("node", 256 * MIB) as node:
+        pod, other = cgroupfs.make(node / "pod"), cgroupfs.make(node / "other")
+        inner = cgroupfs.make(pod / "container")
+        paths = (node, pod, inner, other)
+        for path in paths:
+            watch.add(path)
+        with live.Puppet(inner) as puppet:
+            puppet.do("anon(8)")
+            agree(watch, *paths)
+
+            # Written once: inactive. The programs alone keep the sums, without a sweep.
+            puppet.do(f"write('{files}/a', 24)")
+            at = agree(watch, *paths, sweep=False)
+            assert at[0].inactive_file >= 24 * MIB
+            assert at[0].active_file < 4 * MIB
+            assert at[1] == at[2]
+            assert at[3].inactive_file == 0
+
+            # Read again: active, with hardly anything charged.
+            usage = at[0].usage
+            puppet.do(f"read('{files}/a'); read('{files}/a')")
+            at = agree(watch, *paths, sweep=False)
+            assert at[0].active_file >= 23 * MIB
+            assert at[0].inactive_file < 4 * MIB
+            assert abs(at[0].usage - usage) < MIB
+
+            puppet.do(f"write('{files}/b', 16)")
+            puppet.do(f"drop('{files}/a')")
+            at = agree(watch, *paths)
+            assert 16 * MIB <= at[0].inactive_file + at[0].active_file < 20 * MIB
+
+        # The container is removed while its page cache stays: charged to ancestors, in no file of a living cgroup's own.
+        watch.table.remove(cgroupfs.cgroup_id(inner))
+        cgroupfs.remove(inner)
+        at = agree(watch, node, pod, other)
+        assert at[1].inactive_file + at[1].active_file >= 16 * MIB
+        cgroupfs.remove(pod)
+        watch.table.remove(watch.table.cgroup_id(1))
+        at = agree(watch, node, other)
+        assert at[0].inactive_file + at[0].active_file >= 16 * MIB
+        assert at[1].usage == 0
+
+        # A cgroup of the same name starts empty, in the slots given back.
+        pod = cgroupfs.make(node / "pod")
+        inner = cgroupfs.make(pod / "container")
+        assert sorted((watch.add(pod), watch.add(inner))) == [1, 2]
+        at = agree(watch, node, pod, inner, other)
+        assert at[1] == at[2] == Reading(0, 0, 0)
+
+        # Pages of the dead container that somebody reads stay charged where they are; dropping them is seen.
+        with live.Puppet(inner) as puppet:
+            puppet.do(f"read('{files}/b')")
+            puppet.do(f"drop('{files}/b')")
+            at = agree(watch, node, pod, inner, other)
+            assert at[0].inactive_file + at[0].active_file < 4 * MIB
+
+
+@kernel
+def test_pods_that_die_with_page_cache_while_sweeps_run(files: Path) -> None:
+    """Cgroups come and go between the stretches of a sweep; the next complete one is exact all the same."""
+    with live.Watching() as watch, live.cgroup("churn", 256 * MIB) as node:
+        watch.add(node)
+        made = 0
+
+        def churn() -> None:
+            nonlocal made
+            made += 1
+            pod = cgroupfs.make(node / f"pod{made}")
+            if made <= 6:
+                with live.Puppet(pod) as puppet:
+                    puppet.do(f"write('{files}/{made}', 2)")
+            cgroupfs.remove(pod)
+
+        while made < 12:
+            watch.sweeper.run(churn)
+            churn()
+        (at,) = agree(watch, node)
+        assert at.inactive_file + at.active_file >= 12 * MIB
+
+
+@kernel
+def test_the_machine_is_what_vmstat_says() -> None:
+    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
+
+    def vmstat() -> Reading:
+        with open("/proc/vmstat") as file:
+            values = dict(line.split() for line in file)
+        anon, cache, inactive, active = (int(values[name]) * PAGE for name in names)
+        return Reading(anon + cache, inactive, active)
+
+    with live.Watching() as watch:
+        index = watch.table.add(1, flags=MACHINE)
+        watch.sweeper.run()
+
+        def quiet() -> bool:
+            before = vmstat()
+            watch.sweeper.touch_root()
+            reading = watch.table.reading(index)
+            # Only a moment in which the rest of the machine moved nothing can be compared to the page.
+            return before == vmstat() and reading == before
+
+        live.until(quiet, "a quiet moment in which both say the same")
+
+
+@kernel
+def test_a_slot_used_again_carries_nothing_over() -> None:
+    with live.Watching() as watch, live.cgroup("first") as first, live.cgroup("second") as second:
+        index = watch.add(first, step=MIB)
+        watch.table.set_ceilings(index, [1, 2], 0)
+        with live.Puppet(first) as puppet:
+            puppet.do("anon(4)")
+        watch.sweeper.run()
+        with live.Puppet(first) as puppet:
+            puppet.do("anon(4)")
+            assert watch.table.crossed(index) == 0b11
+            watch.table.remove(cgroupfs.cgroup_id(first))
+            puppet.do("anon(4)")  # nobody watches
+        watch.consume()
+        watch.events.clear()
+
+        assert watch.add(second) == index
+        assert watch.table.read(cgroupfs.cgroup_id(first)) is None
+        assert watch.table.read(cgroupfs.cgroup_id(second)) is None, "not counted before the first sweep"
+        assert watch.table.reading(index) == Reading(0, 0, 0)
+        assert watch.table.crossed(index) == 0
+        words = watch.table._words[index * 32 + 1 : index * 32 + 32].tolist()
+        assert [word for word in words if word not in (0, NO_CEILING, 4, 5_000_000)] == []
+
+        watch.table.set_ceilings(index, [2 * MIB // PAGE], 0)
+        watch.sweeper.run()
+        with live.Puppet(second) as puppet:
+            puppet.do("anon(4)")
+        watch.consume()
+        assert [(e.kind, e.cgroup_id, e.threshold) for e in watch.events] == [(CROSS, cgroupfs.cgroup_id(second), 0)]
+
+
+@kernel
+def test_the_table_is_shared_and_finite() -> None:
+    with live.Watching(attach=False) as watch:
+        # Ids no cgroup has: the table only counts them.
+        for number in range(MAX_DOMAINS):
+            assert watch.table.add(1 << 40 | number) == number
+        with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
+            watch.table.add(1 << 41)
+        reader = DomainTable.open(live.pin_dir())
+        assert reader.index(1 << 40 | 77) == 77
+        assert reader.read(1 << 40 | 77) is None
+        watch.table.remove(1 << 40 | 77)
+        assert reader.index(1 << 40 | 77) is None
+        assert watch.table.add(1 << 41) == 77
+        assert reader.index(1 << 41) == 77
+        watch.table.reset()
+        assert reader.index(1 << 41) is None
+        reader.close()
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, 1 << 38))
+def test_above_the_ceiling_is_below_the_threshold(capacity: int, threshold: int, pages: int) -> None:
+    """What the kernel compares and what the policy compares are the same question."""
+    assert (pages > ceiling_pages(capacity, threshold)) == (capacity - pages * PAGE < threshold)
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
+def test_a_working_set_is_never_negative(usage: int, inactive: int) -> None:
+    assert Reading(usage, inactive, 0).working_set == max(0, usage - inactive)

@@ -1,0 +1,165 @@
+"""The structs that BPF writes and Python reads are the same bytes: the header against the decoder, and real records."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs, domains, loader, wire
+from monitor.kernel.pins import PROCS, Ring
+
+HEADER = (loader.bpf_directory() / "wire.h").read_text()
+CODES = {"u64": "Q", "s64": "q", "u32": "I", "s32": "i"}
+NAMES = {name: int(value, 0) for name, value in re.findall(r"#define (\w+) (0x[0-9a-f]+|\d+)(?:LL)?\b", HEADER)}
+
+
+def members(struct_name: str) -> list[tuple[str, str, int]]:
+    """(type, name, how many) of each member, in order."""
+    found = re.search(rf"^struct {struct_name} \{{(.*?)^\}};", HEADER, re.S | re.M)
+    assert found, f"struct {struct_name} is not in wire.h"
+    body = re.sub(r"//.*", "", found[1])
+    out = []
+    for kind, names in re.findall(r"(\w+) ([^;]+);", body):
+        for name in names.split(","):
+            match = re.fullmatch(r"\s*(\w+)(?:\[(\w+)\])?\s*", name)
+            assert match, name
+            count = match[2]
+            out.append((kind, match[1], 1 if count is None else NAMES.get(count) or int(count)))
+    return out
+
+
+def layout(struct_name: str) -> tuple[str, dict[str, int]]:
+    """The `struct` format of native alignment, and each member's byte offset by the rules of C."""
+    form, offsets = "@", {}
+    for kind, name, count in members(struct_name):
+        code = f"{count}s" if kind == "char" else CODES[kind] * count
+        offsets[name] = struct.calcsize(form + ("" if kind == "char" else f"0{CODES[kind]}"))
+        form += code
+    return form, offsets
+
+
+def enumerators(enum_name: str) -> dict[str, int]:
+    found = re.search(rf"^enum {enum_name} \{{(.*?)\}};", re.sub(r"//.*", "", HEADER), re.S | re.M)
+    assert found
+    out, at = {}, 0
+    for part in filter(None, (p.strip() for p in found[1].split(","))):
+        name, _, value = part.partition("=")
+        at = int(value, 0) if value else at
+        out[name.strip()] = at
+        at += 1
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder"), [("event", wire.EVENT), ("oom_event", wire.OOM), ("proc_event", wire.PROC), ("victim", wire.VICTIM)]
+)
+def test_records_have_the_headers_layout(name: str, decoder: struct.Struct) -> None:
+    form, _ = layout(name)
+    # The same types in the same order, and no padding: C's alignment and none at all come to the same size.
+    assert decoder.format.removeprefix("=") == form.removeprefix("@")
+    assert decoder.size == struct.calcsize(form)
+
+
+def test_the_domain_table_has_the_headers_layout() -> None:
+    form, offsets = layout("domain")
+    assert struct.calcsize(form) == domains.WORDS * 8
+    words = {name: offset // 8 for name, offset in offsets.items()}
+    ours = {
+        "cgroup_id": domains._CGROUP,
+        "flags": domains._FLAGS,
+        "ceiling": domains._CEILING,
+        "lowest": domains._LOWEST,
+        "hard": domains._HARD,
+        "step": domains._STEP,
+        "rearm_ns": domains._REARM,
+        "usage": domains._USAGE,
+        "inactive_file": domains._INACTIVE,
+        "active_file": domains._ACTIVE,
+        "reported": domains._REPORTED,
+        "crossed": domains._CROSSED,
+        "synced": domains._SYNCED,
+        "seen_ns": domains._SEEN,
+    }
+    assert ours == {name: words[name] for name in ours}
+    assert (domains.MAX_DOMAINS, domains.MAX_THRESHOLDS) == (NAMES["MAX_DOMAINS"], NAMES["MAX_THRESHOLDS"])
+    assert domains.NO_CEILING == NAMES["NO_CEILING"]
+    flags = enumerators("domain_flag")
+    assert (domains.MACHINE, domains.POD, domains.CGROUP) == tuple(flags.values())
+
+
+def test_the_enums_are_the_headers() -> None:
+    assert enumerators("event_kind") == {"EVENT_CROSS": wire.CROSS, "EVENT_STEP": wire.STEP, "EVENT_SIGNAL": wire.SIGNAL}
+    assert enumerators("oom_kind") == {"OOM_MARK": wire.OOM_MARK, "OOM_KILL": wire.OOM_KILL, "OOM_EXIT": wire.OOM_EXIT}
+    assert enumerators("oom_flag") == {"OOM_EXITING": wire.OOM_EXITING, "OOM_MEMSW": wire.OOM_MEMSW}
+    kinds = {f"PROC_{name.upper()}": value for value, name in wire._PROC_KINDS.items()}
+    assert enumerators("proc_kind") == kinds
+    theirs = [
+        name.removeprefix("COUNT_").lower().replace("emit_", "emitted_")
+        for name in enumerators("count")
+        if name != "COUNT_MAX"
+    ]
+    assert theirs == list(wire.COUNTS)
+
+
+@pytest.mark.kernel
+def test_a_step_and_a_crossing_of_a_real_process() -> None:
+    with live.Watching() as watch, live.cgroup("wire") as pod, live.Puppet(pod) as puppet:
+        pod_id = cgroupfs.cgroup_id(pod)
+        index = watch.add(pod, step=live.MIB)
+        watch.sweeper.run()
+        base = watch.table.working_set(index)
+        ceiling = base + 4 * live.MIB
+        watch.table.set_ceilings(index, [ceiling // wire.PAGE, ceiling // wire.PAGE + (64 << 8)], 0)
+        puppet.do("anon(8)")
+        watch.consume()
+        crossing = next(e for e in watch.events if e.kind == wire.CROSS)
+        steps = [e for e in watch.events if e.kind == wire.STEP]
+    assert (crossing.cgroup_id, crossing.domain, crossing.threshold, crossing.tgid) == (pod_id, index, 0, puppet.pid)
+    assert ceiling < crossing.working_set <= ceiling + 2 * 64 * wire.PAGE  # one batch of 64 pages, perhaps on two CPUs
+    assert 6 <= len(steps) <= 9
+    assert all(a.working_set < b.working_set for a, b in zip(steps, steps[1:], strict=False))
+    assert 0 <= crossing.cpu < (os.cpu_count() or 1)
+
+
+@pytest.mark.kernel
+def test_processes_that_appear_in_a_pod() -> None:
+    seen: list[wire.ProcEvent] = []
+    with live.Watching(attach=False) as watch, live.cgroup("procs") as pod:
+        inner = cgroupfs.make(pod / "container")
+        pod_id = cgroupfs.cgroup_id(pod)
+        watch.add(pod, flags=domains.POD)
+        watch.add(inner)
+        ring = Ring(watch.pins, "procs", lambda data: seen.append(wire.ProcEvent.decode(data)))
+        ring.consume()
+        seen.clear()
+        links = [watch.pins.attach(name) for name in PROCS]
+        try:
+            script = f"echo $$ > {inner}/cgroup.procs; /bin/true; exec sleep 1000"
+            shell = subprocess.Popen(["/bin/sh", "-c", script])
+            try:
+                live.until(lambda: ring.consume() >= 0 and [e for e in seen if e.kind == "exec" and e.pid == shell.pid], "exec")
+            finally:
+                shell.send_signal(signal.SIGKILL)
+                shell.wait()
+        finally:
+            for link in links:
+                os.close(link)
+            ring.close()
+    assert {e.cgroup_id for e in seen} == {pod_id}, "the pod is named, not its container"
+    assert [(e.kind, e.pid == shell.pid) for e in seen] == [
+        ("attach", True),
+        ("fork", False),
+        ("exec", False),
+        ("exec", True),
+    ]
+    assert sorted(e.ts_ns for e in seen) == [e.ts_ns for e in seen]

@@ -1,0 +1,341 @@
+"""What the tests of the live kernel share: pinned programs loaded once, a process that does as it is told, waiting."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from monitor.kernel import cgroupfs, loader, mounts
+from monitor.kernel.domains import DomainTable, Sweeper
+from monitor.kernel.pins import PRESSURE, Pins, Ring, counts
+from monitor.kernel.wire import EVENT, PAGE, OomEvent
+from monitor.lab import janitor
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, Hog, LabNode, LabPod
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Far longer than anything takes; only a hang reaches it.
+TIMEOUT_S = 30.0
+CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
+PYTHONPATH = {"PYTHONPATH": str(ROOT)}
+
+T = TypeVar("T")
+
+
+@cache
+def state_dir() -> Path:
+    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9."""
+    mounts.ensure()
+    directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
+    watcher = subprocess.Popen(
+        [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert watcher.stdin is not None
+    for path in (directory, loader.instance_directory(directory)):
+        watcher.stdin.write(f"dir {path}\n".encode())
+    watcher.stdin.flush()
+
+    def clean() -> None:
+        assert watcher.stdin is not None
+        loader.unload(loader.instance_directory(directory))
+        watcher.stdin.close()
+        watcher.wait()
+
+    atexit.register(clean)
+    return directory
+
+
+def pin_dir() -> Path:
+    """The pins of `state_dir`, loaded if they are not there."""
+    return loader.ensure_loaded(state_dir())[0]
+
+
+def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
+    """The first true result of ``check``, looked at every 2 ms: for what the kernel announces to nobody."""
+    deadline = time.monotonic() + timeout
+    while True:
+        result = check()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what}: not within {timeout:g} s; last seen: {result!r}")
+        time.sleep(0.002)
+
+
+def ends(pid_or_fd: int, *, fd: bool = False) -> None:
+    """Wait for the end of a process, by pidfd."""
+    handle = pid_or_fd
+    if not fd:
+        try:
+            handle = os.pidfd_open(pid_or_fd)
+        except ProcessLookupError:
+            return
+    try:
+        assert select.select([handle], [], [], TIMEOUT_S)[0], "the process is still there"
+    finally:
+        if not fd:
+            os.close(handle)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the child processes of a single-threaded process."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """One command of the CLI, to its end."""
+    return subprocess.run(
+        [*options.pop("wrapper", ()), sys.executable, "-c", CLI, *arguments],
+        env=os.environ | PYTHONPATH | options.pop("env", {}),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
+    """The command ended with ``code`` and one line on stderr that has all of these words."""
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("outrace: error: ")
+    for text in says:
+        assert text in lines[0]
+
+
+_PUPPET = """
+import ctypes, mmap, os, signal, sys, threading, time
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the test
+MIB = 1 << 20
+kept = []
+def anon(mib):
+    block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, mib * MIB)
+    kept.append(block)
+def write(path, mib):
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(mib):
+            file.write(bytes(MIB))
+        os.fsync(file.fileno())
+def read(path):
+    with open(path, "rb", buffering=0) as file:
+        while file.read(MIB):
+            pass
+def drop(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+    procs.write("0")
+print("ready", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Puppet:
+    """A process in a cgroup that runs the lines of Python it is given, with `anon(MIB)`, `write(PATH, MIB)`,
+    `read(PATH)` and `drop(PATH)` (from the page cache) at hand.
+    """
+
+    def __init__(self, cgroup: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _PUPPET, str(cgroup)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.answer() == "ready"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tell(self, line: str) -> None:
+        """Begin; `answer` waits for the end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        """The next line it prints; "" when it ended instead."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], TIMEOUT_S)[0], "no answer"
+        return self.process.stdout.readline().decode().strip()
+
+    def do(self, line: str) -> None:
+        self.tell(line)
+        assert self.answer() == "done"
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass  # a line it never read
+
+
+@contextmanager
+def cgroup(name: str, limit: int | None = None) -> Iterator[Path]:
+    """A memory cgroup of the test's own; afterwards its processes are killed and it is removed with what is below."""
+    path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
+    cgroupfs.make(path)
+    try:
+        if limit is not None:
+            cgroupfs.set_limit(path, limit)
+            for file in ("memory.swap.max", "memory.swappiness"):
+                if (path / file).exists():
+                    (path / file).write_text("0")
+        yield path
+    finally:
+        assert janitor.remove_tree(str(path))
+
+
+class Event:
+    """A record of the pressure ring, in bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        (self.ts_ns, self.cgroup_id, usage, inactive, active, self.generation, self.result,
+         self.kind, self.domain, self.threshold, self.tgid, self.cpu, _) = EVENT.unpack(data)  # fmt: skip
+        self.usage, self.inactive_file, self.active_file = usage * PAGE, inactive * PAGE, active * PAGE
+
+    @property
+    def working_set(self) -> int:
+        return max(0, self.usage - self.inactive_file)
+
+
+class Watching:
+    """Context manager: the pinned programs used as the hot process does, with the records in lists."""
+
+    def __init__(self, attach: bool = True) -> None:
+        self.pins = Pins.open(pin_dir())
+        self.table = DomainTable(self.pins)
+        self.table.reset()
+        self.sweeper = Sweeper(self.pins, self.table)
+        self.events: list[Event] = []
+        self.ooms: list[OomEvent] = []
+        self.rings = {
+            "events": Ring(self.pins, "events", lambda data: self.events.append(Event(data))),
+            "ooms": Ring(self.pins, "ooms", lambda data: self.ooms.append(OomEvent.decode(data))),
+        }
+        for ring in self.rings.values():
+            ring.consume()  # what earlier tests left
+        self.events.clear()
+        self.ooms.clear()
+        self._attach = attach
+        self.links: list[int] = []
+        self.before = counts(self.pins)
+
+    def __enter__(self) -> Self:
+        if self._attach:
+            self.links = [self.pins.attach(name) for name in PRESSURE]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for link in self.links:
+            os.close(link)
+        for ring in self.rings.values():
+            ring.close()
+        self.table.reset()
+        self.table.close()
+
+    def add(self, path: Path, **options: int) -> int:
+        return self.table.add(cgroupfs.cgroup_id(path), **options)
+
+    def consume(self) -> None:
+        for ring in self.rings.values():
+            ring.consume()
+
+    def counted(self) -> dict[str, int]:
+        """What the programs counted since the block began."""
+        return {name: n - self.before[name] for name, n in counts(self.pins).items()}
+
+    def oom(self, wanted: Callable[[OomEvent], bool]) -> OomEvent:
+        """The first record of the OOM ring that is ``wanted``, waited for."""
+
+        def look() -> OomEvent | None:
+            self.consume()
+            return next((event for event in self.ooms if wanted(event)), None)
+
+        found = until(look, "an OOM record")
+        assert found is not None
+        return found
+
+
+def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:
+    """A daemon for ``node`` that uses the programs pinned already."""
+    pin_dir()
+    return LabDaemon(node, *options, state_dir=rest.pop("state_dir", state_dir()), keep_pins=True, **rest)
+
+
+def message(daemon: LabDaemon, msg: str, since: int = 0, **fields: object) -> Record:
+    """The first log record with this message and these fields, waited for."""
+    found = daemon.wait_for(
+        lambda r: r.get("msg") == msg and all(r.get(key) == value for key, value in fields.items()), TIMEOUT_S, since
+    )
+    if found is None:
+        pytest.fail(f"the daemon never said {msg!r} {fields}:\n" + "\n".join(str(r) for r in daemon.log[since:]))
+    return found
+
+
+def messages(daemon: LabDaemon, msg: str) -> list[Record]:
+    """All log records with this message so far."""
+    daemon.poll()
+    return [record for record in daemon.log if record.get("msg") == msg]
+
+
+def metric(daemon: LabDaemon, name: str) -> float:
+    return daemon.metrics()[f"outrace_{name}"]
+
+
+def filled(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:
+    """A hog in ``pod`` that has taken its memory."""
+    hog = node.start_hog(pod, mib=mib, **options)
+    hog.go()
+    hog.expect("grown")
+    return hog
