@@ -60,19 +60,21 @@ static __always_inline void read_lru(u64 memcg, s64 *inactive, s64 *active) {
 // The whole machine, from the nodes' own counters: anon + file is what the kernel shows as usage of the root cgroup (v1), and what
 // the kubelet adds up itself (v2). Per-CPU remainders (at most 125 pages a CPU and counter) are folded in every second.
 static __always_inline void read_machine(u64 memcg, struct domain *d) {
-  s64 usage = 0, inactive = 0, active = 0;
+  s64 usage = 0, inactive = 0, active = 0, nodes = 0;
   NO_UNROLL
   for (int node = 0; node < NR_NODES; node++) {
     u64 info = 0, pgdat = 0;
     s64 v = 0;
     READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
     READ(pgdat, info, OFF_PER_NODE_PGDAT);
-    if (!pgdat) return;
+    if (!pgdat) continue;
+    nodes++;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ANON_MAPPED_); usage += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_FILE_PAGES_); usage += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_INACTIVE_FILE_); inactive += v;
     READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ACTIVE_FILE_); active += v;
   }
+  if (!nodes) return;  // nothing could be read: the old numbers are better than none
   d->usage = usage;
   d->inactive_file = inactive;
   d->active_file = active;

@@ -218,7 +218,7 @@ def _sleepers_end() -> None:
 @click.option("--no-disturbance", is_flag=True, help="Leave out the runs under scraping and with a full disk.")
 @output_option
 def latency(crossings: int, n_kills: int, no_disturbance: bool, output: str) -> None:
-    """Measure crossing to decision (4 processes at full speed, observe mode) and crossing to SIGKILL (110 pods, enforce mode).
+    """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
     Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full.
     """

@@ -51,7 +51,9 @@ def program_text() -> str:
 
 
 def _numa_nodes() -> int:
-    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    """One more than the highest node number: numbers may have gaps, and the programs skip what is not there."""
+    found = [int(p.name[4:]) for p in Path("/sys/devices/system/node").glob("node[0-9]*")]
+    return max(found, default=0) + 1
 
 
 def compile_flags() -> list[str]:

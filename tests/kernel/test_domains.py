@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,13 +23,12 @@ from monitor.kernel.wire import CROSS, PAGE
 kernel = pytest.mark.kernel
 MIB = live.MIB
 HIERARCHY = cgroupfs.detect()
+GATE = 64 * PAGE * (os.cpu_count() or 1)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[Path]:
+def files() -> Iterator[Path]:
     """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
         yield Path(directory)
 
@@ -38,15 +39,29 @@ def kernels(path: Path) -> Reading:
     return Reading(reading.usage, reading.inactive_file, reading.active_file)
 
 
-def agree(watch: live.Watching, *paths: Path, sweep: bool = True) -> list[Reading]:
-    """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says."""
+def agree(watch: live.Watching, *paths: Path) -> list[Reading]:
+    """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
 
-    def look() -> bool:
-        if sweep:
-            watch.sweeper.run()
-        return [watch.table.read(cgroupfs.cgroup_id(p)) for p in paths] == [kernels(p) for p in paths]
+    First without a sweep: the programs alone must have kept the sums to within what their gate holds back, 64 pages on
+    each CPU. Then after one: exactly.
+    """
 
-    live.until(look, f"the table and memory.stat of {[p.name for p in paths]} to agree")
+    def ours() -> list[Reading | None]:
+        return [watch.table.read(cgroupfs.cgroup_id(p)) for p in paths]
+
+    def near() -> bool:
+        return all(
+            a is not None and all(abs(getattr(a, name) - getattr(b, name)) <= GATE for name in Reading.__slots__)
+            for a, b in zip(ours(), map(kernels, paths), strict=True)
+        )
+
+    def exact() -> bool:
+        watch.sweeper.run()
+        return ours() == [kernels(p) for p in paths]
+
+    if all(watch.table.read(cgroupfs.cgroup_id(p)) is not None for p in paths):
+        live.until(near, f"the table without a sweep and memory.stat of {[p.name for p in paths]} to agree")
+    live.until(exact, f"the table and memory.stat of {[p.name for p in paths]} to agree")
     return [kernels(p) for p in paths]
 
 
@@ -63,18 +78,18 @@ def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> Non
             puppet.do("anon(8)")
             agree(watch, *paths)
 
-            # Written once: inactive. The programs alone keep the sums, without a sweep.
+            # Written once: inactive. The programs alone keep the sums.
             puppet.do(f"write('{files}/a', 24)")
-            at = agree(watch, *paths, sweep=False)
+            at = agree(watch, *paths)
             assert at[0].inactive_file >= 24 * MIB
             assert at[0].active_file < 4 * MIB
-            assert at[1] == at[2]
+            assert at[0].inactive_file == at[1].inactive_file == at[2].inactive_file
             assert at[3].inactive_file == 0
 
             # Read again: active, with hardly anything charged.
             usage = at[0].usage
             puppet.do(f"read('{files}/a'); read('{files}/a')")
-            at = agree(watch, *paths, sweep=False)
+            at = agree(watch, *paths)
             assert at[0].active_file >= 23 * MIB
             assert at[0].inactive_file < 4 * MIB
             assert abs(at[0].usage - usage) < MIB
