@@ -67,7 +67,8 @@ class OomScores:
         self._denial_told = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid or _EVERY_PROCESS, uid)
+        #: (due ns, pid or _EVERY_PROCESS, uid)
+        self._waiting: deque[tuple[int, int, str]] = deque()
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -87,7 +88,7 @@ class OomScores:
         except cgroupfs.CgroupGone:
             return  # the pod source will say so
         self._audit(pod)
-        # Once more after a moment: the kernel reports new processes of this pod only from when the hot process watches it.
+        # Once more after a moment: the kernel reports new processes of this pod only once the hot process watches it.
         self._wait(_EVERY_PROCESS, uid)
 
     def remove_pod(self, uid: str) -> None:

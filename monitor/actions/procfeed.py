@@ -6,7 +6,6 @@ where it happened has to be looked up. Both only feed `monitor.actions.oomadj`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -120,10 +119,8 @@ class ConnectorFeed:
         return taken
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Close both descriptors, which unsubscribes; asking for it waits for an answer that need not come."""
         self._socket.close()
-        with contextlib.suppress(OSError):  # the kernel unsubscribes a closed socket by itself
-            self._subscription.control(listen=False)
         self._subscription.close()
 
 

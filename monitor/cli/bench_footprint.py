@@ -1,8 +1,8 @@
 """`outrace bench footprint`: what the monitor itself costs: time to be ready, memory, CPU while nothing happens.
 
-It watches the whole machine with the default thresholds, as on a node far from pressure, and describes pods that do nothing. Times
-are the daemon's own (CLOCK_MONOTONIC, the `ready` record of the hot process); memory and CPU are the kernel's (smaps_rollup,
-schedstat of every thread).
+It watches the whole machine with the default thresholds, as on a node far from pressure, and is given pods that do
+nothing. Times are the daemon's own (CLOCK_MONOTONIC, the `ready` record of the hot process); memory and CPU are the
+kernel's (smaps_rollup, schedstat of every thread).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def memory(pid: int) -> tuple[int, int]:
 def cpu_ns(pid: int) -> int:
     """CPU time of all threads of a process in nanoseconds: exact, where clock ticks of /proc/PID/stat are 10 ms."""
     return sum(
-        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in os.listdir(f"/proc/{pid}/task")
+        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
+        for task in os.listdir(f"/proc/{pid}/task")
     )
 
 
@@ -85,7 +86,9 @@ class Starts:
         with LabDaemon(self.node, state_dir=self.state_dir, machine=True, keep_pins=keep_pins) as daemon:
             ready = daemon.wait_for(lambda r: r.get("msg") == "ready")
             if ready is None:
-                raise MonitorError(f"the monitor answers /readyz but never logged that it is ready: {daemon.complaint()}")
+                raise MonitorError(
+                    f"the monitor answers /readyz but never logged that it is ready: {daemon.complaint()}"
+                )
             if look is not None:
                 look(daemon)
             return float((ready["ready_ns"] - daemon.started_ns) / 1e6)
@@ -108,7 +111,10 @@ def _memory_rows(daemon: LabDaemon, after: str) -> list[dict[str, Any]]:
 
 
 def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
-    """CPU of both processes while nothing happens and nobody asks. CannotError if the machine is not idle enough to be disarmed."""
+    """CPU of both processes while nothing happens and nobody asks.
+
+    CannotError if the machine is too close to its threshold to be disarmed.
+    """
     time.sleep(SETTLE_S)
     pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
     before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic()
@@ -125,7 +131,7 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
 
 def measure(runs: int, pods: int, idle_s: float) -> list[dict[str, Any]]:
     """All rows. Raises MonitorError when the daemon does not start."""
-    # Bytecode as after an installation: a checkout that was never run has none, and compiling our modules takes half a second.
+    # Bytecode as after an installation: a checkout has none before it was run, and compiling takes half a second.
     compileall.compile_dir(Path(loader.__file__).parent.parent, quiet=2)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name, LabNode("footprint", NODE_BYTES) as node:
@@ -157,11 +163,12 @@ def measure(runs: int, pods: int, idle_s: float) -> list[dict[str, Any]]:
 @click.command()
 @click.option("--runs", default=5, show_default=True, type=click.IntRange(1), help="Starts of each kind.")
 @click.option("--pods", default=110, show_default=True, type=click.IntRange(0), help="Pods described by manifests.")
-@click.option("--idle", default=60.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds to watch idle CPU.")
+@click.option("--idle", default=60.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds of idle CPU.")
 @output_option
 def footprint(runs: int, pods: int, idle: float, output: str) -> None:
-    """Measure the monitor itself: time from the command's start to ready (first: state dir empty; cold: nothing loaded; warm: programs
-    found pinned), resident memory of the hot process and of the whole tree, CPU while disarmed and idle.
+    """Measure the monitor itself: time from the command's start to ready (first: state dir empty; cold: nothing
+    loaded; warm: programs found pinned), resident memory of the hot process and of the whole tree, CPU while disarmed
+    and idle.
 
     _scraped is after the first scrape of /metrics, which loads the library for it. Idle CPU is scaled to a minute.
     """
@@ -174,5 +181,9 @@ def footprint(runs: int, pods: int, idle: float, output: str) -> None:
         return
     print_table(
         ("what", "unit", "n", "p50", "max", "target"),
-        [(r["name"], r["unit"], r["n"], *(None if r.get(k) is None else f"{r[k]:.0f}" for k in ("p50", "max", "target"))) for r in rows],
+        [(r["name"], r["unit"], r["n"], *map(_whole, (r["p50"], r["max"], r.get("target")))) for r in rows],
     )
+
+
+def _whole(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f}"

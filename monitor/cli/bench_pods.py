@@ -1,8 +1,8 @@
 """`outrace bench pods`: a full node whose pods come and go while one of them crosses the threshold again and again.
 
-110 pods in 330 cgroups; every second one goes with its cgroups, one comes under a new name, one changes in place. What is looked for is
-what only time shows: memory that grows, crossings that are missed, records that the kernel wrote and nobody read, pods that are still
-in /metrics after they have gone.
+110 pods in 330 cgroups; every second one goes with its cgroups, one comes under a new name, one changes in place. What
+is looked for is what only time shows: memory that grows, crossings that are missed, records that the kernel wrote and
+nobody read, pods that are still in /metrics after they have gone.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ class Churn:
         reap_sleepers()
 
     def _change(self, pod: LabPod) -> None:
-        """Another priority, as complete a file as before."""
+        """Give it another priority: below all others, so that the first victim keeps changing too."""
         manifest = json.loads(pod.manifest.read_text())
-        manifest["spec"]["priority"] = -self.turns  # below the hog's, so the first victim keeps changing too
+        manifest["spec"]["priority"] = -self.turns
         unfinished = pod.manifest.with_name(f".{pod.manifest.name}.new")
         unfinished.write_text(json.dumps(manifest))
         unfinished.rename(pod.manifest)
 
 
 def growth(name: str, samples: list[tuple[float, int]], warm_up_s: float) -> dict[str, Any]:
-    """How much the last quarter of (second, bytes) samples lies above the median of the first quarter after the warm-up."""
+    """How far the last quarter of (second, bytes) samples lies above the median of the first one after the warm-up."""
     values = [value for at, value in samples if at >= warm_up_s] or [value for _, value in samples]
     quarter = max(1, len(values) // 4)
     base = statistics.median(values[:quarter])
@@ -118,7 +118,9 @@ def growth(name: str, samples: list[tuple[float, int]], warm_up_s: float) -> dic
     return {**row, "n": len(values), "target": GROWTH_TARGET}
 
 
-def run(node: LabNode, daemon: LabDaemon, hog: Hog, churn: Churn, duration_s: float, period_s: float) -> list[dict[str, Any]]:
+def run(
+    node: LabNode, daemon: LabDaemon, hog: Hog, churn: Churn, duration_s: float, period_s: float
+) -> list[dict[str, Any]]:
     """Churn and cross for ``duration_s``; the rows."""
     pids = {"hot": daemon.pid, "side": side_of(daemon)}
     rss: dict[str, list[tuple[float, int]]] = {name: [] for name in pids}
@@ -195,7 +197,7 @@ def differs(row: dict[str, Any]) -> bool:
 
 
 def measure(pods: int, duration_s: float, period_s: float) -> list[dict[str, Any]]:
-    """All rows, on a lab node of its own. Raises MonitorError when the daemon does not start or something of it dies."""
+    """All rows, on a lab node of its own. Raises MonitorError when the daemon does not start or a part of it dies."""
     with (
         contextlib.ExitStack() as stack,
         tempfile.TemporaryDirectory(prefix="outrace-bench-") as name,
@@ -214,12 +216,12 @@ def measure(pods: int, duration_s: float, period_s: float) -> list[dict[str, Any
 
 @click.command()
 @click.option("--duration", default=300.0, show_default=True, type=click.FloatRange(min=1), help="Seconds of churn.")
-@click.option("--pods", "pods", default=110, show_default=True, type=click.IntRange(4), help="Pods, three cgroups each.")
-@click.option("--period", default=0.5, show_default=True, type=click.FloatRange(min=0.05), help="Seconds between crossings.")
+@click.option("--pods", "pods", default=110, show_default=True, type=click.IntRange(4), help="Pods, 3 cgroups each.")
+@click.option("--period", default=0.5, show_default=True, type=click.FloatRange(min=0.05), help="Seconds per crossing.")
 @output_option
 def pods(duration: float, pods: int, period: float, output: str) -> int:
-    """Run a full node whose manifests churn once a second while one pod crosses the threshold: memory growth of both processes, crossings
-    made and seen, records written by the kernel and read, pods in /metrics.
+    """Run a full node whose manifests churn once a second while one pod crosses the threshold: memory growth of both
+    processes, crossings made and seen, records written by the kernel and read, pods in /metrics.
 
     Exit code 4 if a crossing was missed, a record was lost, a pod was left behind, or memory grew by more than 2 MiB.
     """

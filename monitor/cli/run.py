@@ -12,12 +12,15 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from monitor.daemon.config import CONFIG_FD, LOG_FORMATS, RunConfig
+from monitor.daemon.stats import SharedStats
+from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
 from monitor.report.log import Log
 
@@ -78,12 +81,17 @@ def start(config: RunConfig) -> NoReturn:
         listen_port=port,
     )
     _announce(config, loaded)
-    os.set_inheritable(config.lock_fd, True)
-    os.set_inheritable(config.listen_fd, True)
-    os.environ[CONFIG_FD] = str(config.to_memfd())
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
+    config_fd = config.to_memfd()
+    # The side takes as long to start as the hot process and is needed to be ready: started now, it does so meanwhile.
+    side = Side(config_fd, SharedStats.create().fd, config.listen_fd)
+    side.start(time.monotonic_ns())
+    side.hand_over()
+    for fd in (config_fd, config.lock_fd, config.listen_fd):
+        os.set_inheritable(fd, True)
+    os.environ[CONFIG_FD] = str(config_fd)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.daemon.hot"])
 
 

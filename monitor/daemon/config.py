@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CONFIG_FD = "OUTRACE_CONFIG_FD"
 CHANNEL_FD = "OUTRACE_CHANNEL_FD"
 STATS_FD = "OUTRACE_STATS_FD"
+#: Pid of a side process already started, and the descriptor of the hot end of its channel.
+SIDE = "OUTRACE_SIDE"
 
 TRIGGERS = ("user", "kernel")
 HOOKS = ("auto", "memcg-tracepoint")

@@ -177,6 +177,7 @@ class Decider:
             "grace_s": outcome.grace_s,
             "observed": not self._enforce,
             "trigger": pulled_by,
+            "prepared": self._trigger.was_prepared,
             "crossed_ns": crossed_ns or None,
             "decided_ns": decided_ns,
             "signalled_ns": signalled_ns,

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from monitor.daemon import channel
-from monitor.daemon.config import CONFIG_FD, RunConfig
+from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import Registry
@@ -42,7 +42,7 @@ class Hot:
 
     def __init__(self, config: RunConfig, config_fd: int) -> None:
         self.config = config
-        self.stats = SharedStats.create()
+        self.stats = SharedStats.inherit(STATS_FD)
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
         self.epoll = select.epoll()
         self.pins = Pins.open(config.pin_dir)
@@ -268,7 +268,8 @@ class Hot:
 
     def start_side(self) -> None:
         self.resent: set[str] = set()  # pods this side has told of
-        self.side.start(time.monotonic_ns())
+        if not self.side.adopt(time.monotonic_ns()):
+            self.side.start(time.monotonic_ns())
         assert self.side.sock is not None
         self.stats.add("side_starts")
         self.epoll.register(self.side.sock.fileno(), select.EPOLLIN)

@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,21 +34,21 @@ from monitor.policy.pods import Pod
 from monitor.policy.qos import qos_class
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import RESOURCE
-from monitor.report import http, summary
 from monitor.report.log import Log
 from monitor.report.view import View
 from monitor.report.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
-    from monitor.report.metrics import Metrics
 
-#: How often the pod source is looked at although nothing announced a change; one look at nothing new costs 20 us.
+#: How often the pod source is looked at where no event announces a change, or the hot process did not take all of it.
 _POLL_S = 1.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
 #: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
 _MAX_EVICTIONS = 256
+#: si_code of a signal that the kernel itself sent (SI_KERNEL): the OOM killer, or a BPF program.
+_SI_KERNEL = 128
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
 #: How long the log and the state dir get to finish when the daemon ends.
@@ -64,6 +63,7 @@ class Side:
     def __init__(self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket) -> None:
         self.config = config
         self.sock = sock
+        self.listener = listener
         self.lines = Worker("log")
         self.log = Log(config.log_format, worker=self.lines)
         self.files = Worker(
@@ -85,14 +85,11 @@ class Side:
             send=lambda message: channel.send(sock, message),
             hot_pid=os.getppid(),
             side_pid=os.getpid(),
-            kubepods=self._kubepods(hierarchy),
         )
         self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log)
         self.source: PodSource = open_source(config.pods, hierarchy, mem_total)
         self.feed: ProcessFeed | None = None
         self.thresholds = config.thresholds()
-        self._metrics: Metrics | None = None
-        self._metrics_lock = threading.Lock()
         self._evictions: dict[str, Eviction] = {}
         self._ending = False
         self._reap_told: set[int] = set()
@@ -106,25 +103,24 @@ class Side:
             "reap": self._on_reap,
             "oom": self._on_oom,
         }
-        self.server = http.Server(
-            listener,
-            {
-                "/metrics": lambda accept: self.metrics().render(accept),
-                "/healthz": self._healthz,
-                "/readyz": self._readyz,
-                "/stats/summary": lambda _: summary.render(self.view),
-            },
-            on_error=lambda problem: self.log.error("http request failed", problem=problem),
-        )
 
     # the loop
 
     def run(self) -> None:
         """Serve until the channel closes."""
-        self.server.start()
+        # The hot process waits for the pods. What it does not wait for comes after them, imports too.
+        first = Change()
+        try:
+            first = self._learn()
+        except MonitorError as error:
+            self.log.error(str(error))
         self._open_pins()
-        self._open_feed()  # before the pods: a process that appears while they are looked at must not be missed
-        self._guarded(self._poll_source)
+        self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
+        from monitor.daemon.endpoints import Endpoints
+
+        Endpoints(self.listener, self.view, self.scores, self.files, self.lines, self.log)
+        self.view.kubepods = self._kubepods(self.view.hierarchy)
+        self._examine(first, {})
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         source_fd = self.source.fileno()
@@ -132,11 +128,13 @@ class Side:
             poll.register(source_fd, select.POLLIN)
         if self.feed is not None:
             poll.register(self.feed.fileno(), select.POLLIN)
-        next_poll = time.monotonic() + _POLL_S
+        next_poll = time.monotonic() + self._pause_s()
         while not self._ending:
             self._guarded(self.scores.settle)
             due_ns = self.scores.due_ns()
-            timeout = min(next_poll - time.monotonic(), _POLL_S if due_ns is None else due_ns / 1e9)
+            timeout = next_poll - time.monotonic()
+            if due_ns is not None:
+                timeout = min(timeout, due_ns / 1e9)
             ready = {fd for fd, _ in poll.poll(max(0.0, timeout * 1000))}
             if self.sock.fileno() in ready:
                 self._read_channel()
@@ -144,7 +142,11 @@ class Side:
                 self._guarded(self.feed.consume)
             if source_fd in ready or time.monotonic() >= next_poll:
                 self._guarded(self._poll_source)
-                next_poll = time.monotonic() + _POLL_S
+                next_poll = time.monotonic() + self._pause_s()
+
+    def _pause_s(self) -> float:
+        """How long to wait for an event before the pods are looked at without one."""
+        return _POLL_S if self._untold or not self.view.synced else max(_POLL_S, self.source.due_s())
 
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
@@ -215,37 +217,50 @@ class Side:
     # pods
 
     def _poll_source(self) -> None:
+        before = self.view.pods
+        self._examine(self._learn(), before)
+
+    def _learn(self) -> Change:
+        """What changed; the hot process is told first of all."""
         change = self.source.poll()
-        for problem in change.problems:
-            self.log.warning(problem)
         if change.updated or change.removed:
             self._take(change)
         self._tell_hot()
+        return change
 
     def _take(self, change: Change) -> None:
         pods = dict(self.view.pods)
         seen = dict(self.view.first_seen)
         for uid in change.removed:
-            found = pods.pop(uid, None)
+            pods.pop(uid, None)
             seen.pop(uid, None)
-            self.scores.remove_pod(uid)
             self._untold[uid] = {"t": "pod-", "uid": uid}
-            self.log.info("pod gone", pod=_label(found) if found else uid, uid=uid)
         for found in change.updated:
             uid = found.pod.uid
-            if uid not in pods:
-                self.log.info(
-                    "pod found", pod=_label(found), uid=uid, qos=qos_class(found.pod), cgroup=str(found.cgroup)
-                )
             pods[uid] = found
             seen.setdefault(uid, time.time())
             self._untold[uid] = pod_message(found)
-            self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
         self.view.pods = pods
         self.view.first_seen = seen
         self._by_cgroup = {number: uid for uid, found in pods.items() for number in found.cgroup_ids}
-        if self.view.kubepods is None:
+        # Searching for it walks the whole tree, so only when a pod says that there is one.
+        if self.view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
             self.view.kubepods = self._kubepods(self.view.hierarchy)
+
+    def _examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
+        """Log what changed since ``before``, and look at the processes of the pods."""
+        for problem in change.problems:
+            self.log.warning(problem)
+        for uid in change.removed:
+            self.scores.remove_pod(uid)
+            self.log.info("pod gone", pod=_label(before[uid]) if uid in before else uid, uid=uid)
+        for found in change.updated:
+            uid = found.pod.uid
+            if uid not in before:
+                self.log.info(
+                    "pod found", pod=_label(found), uid=uid, qos=qos_class(found.pod), cgroup=str(found.cgroup)
+                )
+            self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
 
     def _tell_hot(self) -> None:
         """Send what the hot process does not know yet; what does not get through is tried again at the next look."""
@@ -351,7 +366,13 @@ class Side:
         if message["kind"] != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
             known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
-            self.log.info(f"OOM kill: {message['kind']}", pod=pod, **known)
+            if message["kind"] == "exit":
+                self.log.info("a killed process is gone", pod=pod, **known)
+            elif message["si_code"] == _SI_KERNEL:
+                self.log.info("SIGKILL by the kernel", pod=pod, **known)
+            elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
+                sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
+                self.log.info("SIGKILL by a process: no OOM kill", pod=pod, **known, **sender)
             return
         fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
         scope = "memcg" if message["oom_cgroup"] else "global"
@@ -360,24 +381,6 @@ class Side:
             return
         self.view.oom_kills[scope] += 1
         self.log.warning("the kernel's OOM killer killed a process", pod=pod, scope=scope, **fields)
-
-    # HTTP
-
-    def metrics(self) -> Metrics:
-        """Made at the first scrape: prometheus_client costs 4 MB on top of the HTTP server."""
-        with self._metrics_lock:
-            if self._metrics is None:
-                from monitor.report.metrics import Metrics
-
-                self._metrics = Metrics(self.view, self.scores, self.files, self.lines, self.server)
-            return self._metrics
-
-    def _healthz(self, _accept: str) -> http.Response:
-        return http.text(200, "ok") if self.view.hot_lives() else http.text(503, "the hot loop does not turn")
-
-    def _readyz(self, _accept: str) -> http.Response:
-        reason = self.view.not_ready()
-        return http.text(503, reason) if reason else http.text(200, "ok")
 
 
 def _label(found: FoundPod) -> str:

@@ -11,7 +11,7 @@ import socket
 import sys
 
 from monitor.daemon import channel
-from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD
+from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, SIDE, STATS_FD
 
 #: A side that dies at once is started again no sooner than this.
 _BACKOFF_NS = 2_000_000_000
@@ -53,6 +53,26 @@ class Side:
             side.close()
         self.pidfd = os.pidfd_open(self.pid)
         self.sock = hot
+
+    def hand_over(self) -> None:
+        """Leave it, and the counters it reads, to the program this process becomes by execv (see `adopt`)."""
+        assert self.sock is not None
+        for fd in (self.sock.fileno(), self._stats_fd):
+            os.set_inheritable(fd, True)
+        os.environ[STATS_FD] = str(self._stats_fd)
+        os.environ[SIDE] = f"{self.pid} {self.sock.fileno()}"
+
+    def adopt(self, now_ns: int) -> bool:
+        """Take over the child that this process started before its execv; False if there is none."""
+        if SIDE not in os.environ:
+            return False
+        pid, fd = map(int, os.environ.pop(SIDE).split())
+        self.next_start_ns = now_ns + _BACKOFF_NS
+        self.sock = socket.socket(fileno=fd)
+        os.set_inheritable(fd, False)
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)  # works for a child that has ended too: it is ours to collect
+        return True
 
     def reap(self) -> int:
         """Collect the dead child: its wait status (0 if it was not ours to collect)."""

@@ -28,6 +28,7 @@ class Trigger:
         self._prepared: dict[str, Victim] = {}
         self._word = memoryview(pins.mmap("victims", VICTIM.size)).cast("Q")
         self._word[_ARMED] = self._word[_FIRED] = 0
+        self.was_prepared = True  # whether the victim taken last had been ready
         self._uid = ""  # of the pod the kernel's trigger is or was last armed for
 
     def prepare(self) -> None:
@@ -52,7 +53,9 @@ class Trigger:
 
     def take(self, entry: PodEntry) -> Victim:
         """The prepared victim of a pod, for good; made now if it was not prepared."""
-        return self._prepared.pop(entry.uid, None) or self._make(entry)
+        victim = self._prepared.pop(entry.uid, None)
+        self.was_prepared = victim is not None
+        return victim or self._make(entry)
 
     def disarm(self) -> PodEntry | None:
         """Take the kernel's trigger away; the pod it was armed for if it had been pulled already."""

@@ -31,6 +31,8 @@ SWEEP_CHUNK = 1
 COMMIT_CHUNK = 64
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
 _TRACEFS = Path("/sys/kernel/tracing/events")
+#: What clang and the verifier say, in the state dir.
+LOG = "loader.log"
 #: Which state dir an instance belongs to: bpffs holds nothing but BPF objects. Gone after a reboot, as the pins are.
 _RUN = Path("/run/outrace")
 
@@ -120,6 +122,8 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
     _RUN.mkdir(exist_ok=True)
     (_RUN / instance.name).write_text(str(state_dir.resolve()))
     if directory.is_dir():
+        for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
+            unload(half)
         return directory, False
     done = subprocess.run(
         [sys.executable, "-m", "monitor.kernel.loader", str(state_dir), str(directory)],
@@ -191,7 +195,7 @@ def _load(state_dir: Path, directory: Path) -> None:
 
     # Header trees of 7.x need the Microsoft extensions for anonymous tagged members.
     flags = [*compile_flags(), "-fms-extensions", "-Wno-microsoft-anon-tag", "-Wno-macro-redefined"]
-    log = state_dir / "loader.log"
+    log = state_dir / LOG
     try:
         with _stderr_to(log):
             bpf = BPF(text=program_text(), cflags=flags)

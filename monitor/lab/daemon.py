@@ -103,12 +103,13 @@ class LabDaemon:
     def _read(self) -> None:
         assert self.process is not None
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
-            self._queue.put(record)
+        with self.process.stderr as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
+                self._queue.put(record)
         self._queue.put(None)
 
     def complaint(self) -> str:

@@ -59,7 +59,7 @@ class Scan:
 
 
 class PodSource(ABC):
-    """Where pods come from. Call `poll` when `fileno` is readable and at least about once a second."""
+    """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.hierarchy = hierarchy
@@ -72,6 +72,10 @@ class PodSource(ABC):
     def fileno(self) -> int | None:
         """A descriptor that is readable when something changed; None without inotify (then only polls tell)."""
         return self._watcher.fileno() if self._watcher else None
+
+    def due_s(self) -> float:
+        """Seconds until the next scan although no event came; 0 or less: at the next poll."""
+        return self._next_scan - time.monotonic()
 
     @property
     def pods(self) -> Mapping[str, FoundPod]:

@@ -63,11 +63,11 @@ class Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}  # connection -> when it was accepted (monotonic seconds)
 
-    def start(self) -> threading.Thread:
-        """Serve from a thread of its own until the process ends."""
+    def start(self, poll_s: float = 3600.0) -> threading.Thread:
+        """Serve from a thread of its own until the process ends, or until ``shutdown()``, heard within ``poll_s``."""
         # No poll interval worth speaking of: waking twice a second for nothing would be most of an idle side's CPU
         # time.
-        thread = threading.Thread(target=self.serve_forever, args=(3600.0,), name="http", daemon=True)
+        thread = threading.Thread(target=self.serve_forever, args=(poll_s,), name="http", daemon=True)
         thread.start()
         return thread
 

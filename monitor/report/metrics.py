@@ -23,7 +23,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from monitor import __version__
 from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US
@@ -241,7 +240,7 @@ class Metrics(Collector):
     def _latencies(self) -> Iterator[Metric]:
         for name in HISTOGRAMS:
             counts, total = self.view.stats.histogram(name)
-            bounds = [*(floatToGoString(bound / 1e6) for bound in LATENCY_BUCKETS_US), "+Inf"]
+            bounds = [*(str(bound / 1e6) for bound in LATENCY_BUCKETS_US), "+Inf"]
             yield HistogramMetricFamily(
                 f"outrace_{name.removesuffix('_us')}_seconds",
                 _HISTOGRAM_HELP[name],

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Pins
 
-#: While the fine-grained program is detached the counters stand still; older than this they are brought up to date
-#: first.
+#: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
+#: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
 FRESH_NS = 1_000_000_000
 #: The longest anyone waits for that. A sweep of 330 cgroups takes a few milliseconds.
 _REFRESH_TIMEOUT_S = 0.5
@@ -67,7 +67,7 @@ class View:
         """Have the hot process bring the counters up to date unless they are. May wait 0.5 s."""
         with self._refreshing:  # a storm of scrapes causes one sweep
             stats = self.stats
-            if self.table is None or stats.get("armed") or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
+            if self.table is None or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
                 return
             sweeps = stats.get("sweeps")
             if self.send({"t": "refresh"}):

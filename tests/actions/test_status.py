@@ -24,9 +24,9 @@ def pod(name: str = "web", namespace: str = "shop", uid: str = "u1", **metadata:
     )
 
 
-def eviction(id: str = "1", of: Pod | None = None) -> Eviction:
+def eviction(number: str = "1", of: Pod | None = None) -> Eviction:
     return Eviction(
-        id=id,
+        id=number,
         pod=of or pod(annotations={"team": "a"}),
         qos="BestEffort",
         message="The node was low on resource: memory. ",
@@ -77,10 +77,10 @@ def test_event_object() -> None:
 
 def test_an_older_eviction_is_never_lost(tmp_path: Path) -> None:
     store = StatusStore(tmp_path)
-    paths = [store.write(eviction(id=str(n))) for n in (1, 2, 3)]
+    paths = [store.write(eviction(number=str(n))) for n in (1, 2, 3)]
     assert [p.name for p in paths] == ["shop_web_u1.json", "shop_web_u1.2.json", "shop_web_u1.3.json"]
     # a daemon that is started again counts its evictions from 1
-    again = StatusStore(tmp_path).write(eviction(id="1"))
+    again = StatusStore(tmp_path).write(eviction(number="1"))
     assert again.name == "shop_web_u1.4.json"
     assert {p.name for p in (tmp_path / "events").iterdir()} == {p.name for p in (*paths, again)}
 

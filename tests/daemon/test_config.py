@@ -196,7 +196,11 @@ def test_any_text_in_a_file_gives_a_configuration_or_a_clear_error(tmp_path_fact
         try:
             build({}, *arguments)
         except ConfigError as error:
-            assert "\n" not in str(error)
+            refusal = str(error)
+        else:
+            continue
+        assert refusal.startswith(str(path))
+        assert "\n" not in refusal
 
 
 @given(st.sampled_from([s.option for s in SETTINGS]), st.text(max_size=40))
@@ -204,9 +208,12 @@ def test_any_text_of_an_option_gives_a_configuration_or_a_clear_error(option: st
     try:
         config = build({option: text})
     except ConfigError as error:
-        assert str(error).startswith("--")
+        refusal = str(error)
     else:
+        refusal = ""
         assert config.origins[next(s.field for s in SETTINGS if s.option == option)] == f"--{option}"
+    assert refusal == "" or refusal.startswith(f"--{option}: ")
+    assert "\n" not in refusal
 
 
 def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:

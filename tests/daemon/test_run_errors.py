@@ -1,4 +1,4 @@
-"""`outrace run` refuses bad input with one line and the documented exit code, before anything is loaded into the kernel."""
+"""`outrace run` refuses bad input with one line and the documented exit code, before it touches the kernel."""
 
 from __future__ import annotations
 

@@ -23,10 +23,12 @@ class Running:
         self.go = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
         self.server = Server(
-            listener, {"/good": lambda accept: text(200, accept), "/bad": self.bad, "/wait": self.wait}, self.errors.append
+            listener,
+            {"/good": lambda accept: text(200, accept), "/bad": self.bad, "/wait": self.wait},
+            self.errors.append,
         )
         self.address = listener.getsockname()
-        self.server.start()
+        self.server.start(poll_s=0.02)
 
     def bad(self, _accept: str) -> Response:
         raise KeyError("missing")

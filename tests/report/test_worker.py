@@ -49,9 +49,7 @@ def test_a_failed_job_is_tried_again_before_the_next_and_told_once_per_errno() -
             raise OSError(errors.pop(0), "cannot")
         order.append("first")
 
-    worker = Worker(
-        "test", retry_s=0.001, on_error=lambda error: told.append(error.errno), on_recovered=recovered.set
-    )
+    worker = Worker("test", retry_s=0.001, on_error=lambda error: told.append(error.errno), on_recovered=recovered.set)
     worker.submit(write)
     worker.submit(lambda: order.append("second"))
     assert recovered.wait(TIMEOUT_S)

@@ -1,0 +1,25 @@
+"""Where the kubelet's answer is plainly a defect, two answers exist: its own, and a sane one.
+
+The daemon decides with `SANE`. `KUBELET` reproduces Kubernetes 1.36 to the letter, for conformance, replay and
+comparison; docs/differences.md lists every place where the two part.
+"""
+
+from __future__ import annotations
+
+from monitor.policy.errors import PolicyError
+
+SANE = "sane"
+KUBELET = "kubelet-1.36"
+CHOICES = (SANE, KUBELET)
+
+
+def check_compat(compat: str) -> str:
+    """``compat`` itself; raises PolicyError if it is neither `SANE` nor `KUBELET`."""
+    if compat not in CHOICES:
+        raise PolicyError(f"compat: {compat!r} is not known: use {' or '.join(CHOICES)}")
+    return compat
+
+
+def int64(n: int) -> int:
+    """``n`` as a signed 64-bit integer holds it: what Go's arithmetic and casts from uint64 give."""
+    return (n + 2**63) % 2**64 - 2**63

@@ -1,0 +1,236 @@
+"""The kubelet's Summary API, as parsed from JSON: what the eviction policy reads in it.
+
+Sizes are bytes; every unsigned number is cast to 64 bits with a sign, as the kubelet does when it makes a quantity of
+it (a wrapped "available" becomes negative, which meets every threshold). Numbers are looked at when they are asked for,
+so a pass over hundreds of pods pays only for those it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monitor.policy.compat import int64
+from monitor.policy.errors import PolicyError
+from monitor.policy.signals import (
+    ALLOCATABLE_MEMORY,
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IMAGEFS,
+    IMAGEFS_INODES,
+    MEMORY,
+    NODEFS,
+    NODEFS_INODES,
+    PID,
+    Observation,
+    observe_available,
+)
+
+#: The system container whose memory is that of the kubepods cgroup; the first of this name counts.
+PODS_CONTAINER = "pods"
+
+_RFC3339 = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))")
+_EMPTY: Mapping[str, Any] = {}
+
+
+class Memory(NamedTuple):
+    """Memory figures of the node or of kubepods, in bytes; None is "not reported"."""
+
+    available: int | None
+    working_set: int | None
+    usage: int | None
+    stamp_ns: int
+
+
+class Usage(NamedTuple):
+    """What something takes of a file system: bytes and inodes, 0 where not reported."""
+
+    used: int
+    inodes: int
+
+
+class PodStats:
+    """The figures of one pod."""
+
+    __slots__ = ("_raw", "path")
+
+    def __init__(self, raw: Mapping[str, Any], path: str = "pod stats") -> None:
+        self._raw = raw
+        self.path = path
+
+    @property
+    def uid(self) -> str:
+        """The uid in `podRef`, empty if it has none."""
+        return str(_map(self._raw, "podRef", self.path).get("uid", ""))
+
+    def memory(self) -> int | None:
+        """The working set; 0 if the memory figures lack it, None if there are no memory figures."""
+        figures = self._raw.get("memory")
+        if figures is None:
+            return None
+        return _count(_map(self._raw, "memory", self.path), "workingSetBytes", self.path) or 0
+
+    def processes(self) -> int:
+        """How many processes the pod has; 0 if not reported."""
+        return _count(_map(self._raw, "process_stats", self.path), "process_count", self.path) or 0
+
+    def ephemeral_storage(self) -> int:
+        """Bytes of local storage the whole pod uses; 0 if not reported."""
+        return _count(_map(self._raw, "ephemeral-storage", self.path), "usedBytes", self.path) or 0
+
+    def containers(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Name and figures of each container, in the order given."""
+        for i, item in enumerate(_list(self._raw, "containers", self.path)):
+            yield str(item.get("name", "")), _checked(item, f"{self.path}.containers[{i}]")
+
+    def container_memory(self) -> list[tuple[str, int]]:
+        """The working set of each container that reports one."""
+        found = []
+        for name, raw in self.containers():
+            used = _count(_map(raw, "memory", self.path), "workingSetBytes", self.path)
+            if used is not None:
+                found.append((name, used))
+        return found
+
+    def container_storage(self) -> list[tuple[str, int]]:
+        """Writable layer and logs of each container that reports both."""
+        found = []
+        for name, raw in self.containers():
+            parts = [_count(_map(raw, key, self.path), "usedBytes", self.path) for key in ("rootfs", "logs")]
+            if parts[0] is not None and parts[1] is not None:
+                found.append((name, int64(parts[0] + parts[1])))
+        return found
+
+    def file_usage(self, raw: Mapping[str, Any], key: str) -> Usage:
+        """The figures ``key`` (`rootfs` or `logs`) of one of `containers`."""
+        figures = _map(raw, key, self.path)
+        return Usage(
+            _count(figures, "usedBytes", self.path) or 0,
+            _count(figures, "inodesUsed", self.path) or 0,
+        )
+
+    def volume(self, name: str) -> Usage:
+        """The first figures for the volume ``name``; zeros if there are none."""
+        for item in _list(self._raw, "volume", self.path):
+            if item.get("name", "") == name:
+                return Usage(
+                    _count(item, "usedBytes", self.path) or 0,
+                    _count(item, "inodesUsed", self.path) or 0,
+                )
+        return Usage(0, 0)
+
+    def volumes_used(self) -> dict[str, int]:
+        """Bytes by volume, where reported (a volume without would crash a real kubelet). The last of a name counts."""
+        found = {}
+        for item in _list(self._raw, "volume", self.path):
+            used = _count(item, "usedBytes", self.path)
+            if used is not None:
+                found[str(item.get("name", ""))] = used
+        return found
+
+
+class Summary:
+    """One answer of the Summary API. Raises PolicyError naming the key, also later, when a figure turns out wrong."""
+
+    def __init__(self, obj: Mapping[str, Any]) -> None:
+        self._node = _map(_checked(obj, "summary"), "node", "summary")
+        self.observations: dict[str, Observation] = dict(_observe(self._node))
+        self.pods: dict[str, PodStats] = {}
+        for i, raw in enumerate(_list(obj, "pods", "summary")):
+            stats = PodStats(raw, f"summary.pods[{i}]")
+            self.pods[stats.uid] = stats
+
+    def memory(self, signal: str) -> Memory | None:
+        """The figures behind one of the two memory signals; None if there are none at all."""
+        return _memory(self._node) if signal == MEMORY else _memory(_pods_container(self._node))
+
+
+def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, Observation]]:
+    for signal, memory in ((MEMORY, _memory(node)), (ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
+        if memory is not None and memory.available is not None and memory.working_set is not None:
+            yield signal, observe_available(memory.available, memory.working_set, memory.stamp_ns)
+    runtime = _map(node, "runtime", "summary.node")
+    for parent, key, space, inodes in (
+        (node, "fs", NODEFS, NODEFS_INODES),
+        (runtime, "imageFs", IMAGEFS, IMAGEFS_INODES),
+        (runtime, "containerFs", CONTAINERFS, CONTAINERFS_INODES),
+    ):
+        fs = _map(parent, key, "summary.node")
+        for signal, free, total in ((space, "availableBytes", "capacityBytes"), (inodes, "inodesFree", "inodes")):
+            available, capacity = _count(fs, free, key), _count(fs, total, key)
+            if available is not None and capacity is not None:
+                yield signal, Observation(available, capacity, _stamp(fs, key))
+    limits = _map(node, "rlimit", "summary.node")
+    most, running = _count(limits, "maxpid", "rlimit"), _count(limits, "curproc", "rlimit")
+    if most is not None and running is not None:
+        yield PID, Observation(int64(most - running), most, _stamp(limits, "rlimit"))
+
+
+def _pods_container(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    for i, item in enumerate(_list(node, "systemContainers", "summary.node")):
+        if item.get("name") == PODS_CONTAINER:
+            return _checked(item, f"summary.node.systemContainers[{i}]")
+    return _EMPTY
+
+
+def _memory(parent: Mapping[str, Any]) -> Memory | None:
+    if parent.get("memory") is None:
+        return None
+    figures = _map(parent, "memory", "summary.node")
+    available, working_set, usage = (
+        _count(figures, key, "memory") for key in ("availableBytes", "workingSetBytes", "usageBytes")
+    )
+    return Memory(available, working_set, usage, _stamp(figures, "memory"))
+
+
+def _checked(value: Any, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{path}: must be a map, not {type(value).__name__}")
+    return value
+
+
+def _map(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    value = parent.get(key)
+    return _EMPTY if value is None else _checked(value, f"{path}.{key}")
+
+
+def _list(parent: Mapping[str, Any], key: str, path: str) -> Sequence[Mapping[str, Any]]:
+    value = parent.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
+        raise PolicyError(f"{path}.{key}: must be a list of maps")
+    return value
+
+
+def _count(parent: Mapping[str, Any], key: str, path: str) -> int | None:
+    value = parent.get(key)
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise PolicyError(f"{path}.{key}: must be a whole number, not {value!r}")
+    return value if -(2**63) <= value < 2**63 else int64(value)
+
+
+def _stamp(parent: Mapping[str, Any], path: str) -> int:
+    """The time of a figure in ns since 1970; 0 if it has none."""
+    text = parent.get("time")
+    if text is None:
+        return 0
+    match = _RFC3339.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise PolicyError(f"{path}.time: must be a time such as 2026-01-01T00:00:05Z, not {text!r}")
+    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
+    offset = (int(match[9]) * 60 + int(match[10])) * 60 * (-1 if match[8] == "-" else 1) if match[8] else 0
+    seconds = ((_days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second - offset
+    if (year, month, day, hour, minute, second) == (1, 1, 1, 0, 0, 0):
+        return 0  # Go's zero time, written out
+    return seconds * 10**9 + int((match[7] or "0").ljust(9, "0")[:9])
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 in the Gregorian calendar: the year is made to begin in March, so leap days come last."""
+    year -= month <= 2
+    era_day = year * 365 + year // 4 - year // 100 + year // 400
+    return era_day + (153 * ((month + 9) % 12) + 2) // 5 + day - 719469

@@ -1,0 +1,100 @@
+"""process_mrelease on real processes: living, dying but unable to run, and gone."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.reap import mrelease, reap
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+SIZE = 32 << 20
+CODE = f"""
+import mmap, sys
+m = mmap.mmap(-1, {SIZE}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, {SIZE}, {mmap.PAGESIZE}): m[at] = 1
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hog() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def anonymous(pid: int) -> int:
+    """Resident anonymous memory in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def test_a_living_process_keeps_its_memory(hog: subprocess.Popen[bytes]) -> None:
+    before = anonymous(hog.pid)
+    result = reap([hog.pid])
+    assert (result.released, result.nothing, result.failed) == (0, 1, {})
+    assert anonymous(hog.pid) == before >= SIZE
+
+
+def test_gone_processes_are_nothing_to_do(hog: subprocess.Popen[bytes]) -> None:
+    hog.kill()
+    hog.wait()
+    result = reap([hog.pid, 2**22 + 1])
+    assert (result.released, result.nothing, result.failed) == (0, 2, {})
+
+
+def test_other_errors_are_reported() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        assert mrelease(read_end) == errno.EBADF  # not a pidfd
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+@pytest.fixture
+def frozen_cgroup() -> Iterator[Path]:
+    path = FREEZER / f"outrace-test-reap-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup v1 freezer to hold a dying process in: {path}: {error.strerror}")
+    yield path
+    (path / "freezer.state").write_text("THAWED")
+    for pid in (path / "cgroup.procs").read_text().split():
+        os.waitpid(int(pid), 0)
+    path.rmdir()
+
+
+def test_a_dying_process_that_cannot_run_gives_its_memory_back(
+    frozen_cgroup: Path, hog: subprocess.Popen[bytes]
+) -> None:
+    (frozen_cgroup / "cgroup.procs").write_text(str(hog.pid))
+    (frozen_cgroup / "freezer.state").write_text("FROZEN")
+    while (frozen_cgroup / "freezer.state").read_text() != "FROZEN\n":
+        os.sched_yield()
+    hog.send_signal(signal.SIGKILL)
+    assert anonymous(hog.pid) >= SIZE  # killed, but frozen before it can exit
+    result = reap([hog.pid])
+    assert (result.released, result.failed) == (1, {})
+    assert anonymous(hog.pid) < SIZE // 8
+    (frozen_cgroup / "freezer.state").write_text("THAWED")
+    assert hog.wait(30) == -signal.SIGKILL

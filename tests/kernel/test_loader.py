@@ -1,0 +1,175 @@
+"""The pins: loaded once, used again, replaced as a whole, never left in halves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import loader, pins
+from monitor.kernel.pins import Pins
+from monitor.lab.node import LabNode
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+EVERYTHING = sorted(
+    [f"map_{name}" for name in pins.MAPS]
+    + [f"prog_{name}" for name in (*pins.TRACEPOINTS, "sweep", "commit")]
+    + [f"link_{name}" for name in pins.OOM]
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state dir of its own, whose pins go with the test."""
+    yield tmp_path
+    loader.unload(loader.instance_directory(tmp_path))
+    if pins.ROOT.is_dir() and not any(pins.ROOT.iterdir()):
+        pins.ROOT.rmdir()
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    """`ensure_loaded` of the package below ``root``, in a process of its own."""
+    code = f"{prelude}\nimport sys; from pathlib import Path; from monitor.kernel import loader\n"
+    code += "print(*loader.ensure_loaded(Path(sys.argv[1])))"
+    return subprocess.run(
+        [sys.executable, "-c", code, str(state)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def prog_id(directory: Path, name: str) -> int:
+    """The kernel's number of a pinned program: another load has another one."""
+    fd = Pins.open(directory).fd(f"prog_{name}")
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            return int(next(line.split()[1] for line in file if line.startswith("prog_id:")))
+    finally:
+        os.close(fd)
+
+
+def test_pins_are_used_again_and_replaced_when_the_source_changes(state: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    first = load(state)
+    assert first.returncode == 0, first.stderr
+    directory = Path(first.stdout.split()[0])
+    assert first.stdout.split()[1] == "True"
+    assert listing(directory) == EVERYTHING
+    assert listing(directory.parent) == [directory.name]
+    number = prog_id(directory, "on_mark_victim")
+
+    assert loader.ensure_loaded(state) == (directory, False)
+    assert prog_id(directory, "on_mark_victim") == number
+
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(live.ROOT / "monitor", copy / "monitor", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(live.ROOT / "bpf", copy / "bpf")
+    with open(copy / "bpf" / "oom.c", "a") as file:
+        file.write("// another version\n")
+    second = load(state, copy)
+    assert second.returncode == 0, second.stderr
+    other = Path(second.stdout.split()[0])
+    assert second.stdout.split()[1] == "True"
+    assert listing(other.parent) == [other.name] != [directory.name]
+    assert listing(other) == EVERYTHING
+    assert prog_id(other, "on_mark_victim") != number
+
+    # One that cannot be compiled leaves what is there alone, and says so in one line.
+    with open(copy / "bpf" / "oom.c", "a") as file:
+        file.write("static int x = no_such_thing;\n")
+    broken = load(state, copy, "import sys\nsys.excepthook = lambda kind, error, _: print(error.exit_code, error)")
+    assert broken.stdout.startswith("3 the BPF programs do not load"), broken.stderr
+    assert "loader.log" in broken.stdout
+    assert "static int x = no_such_thing;" in (state / "loader.log").read_text()
+    assert listing(other.parent) == [other.name]
+    assert listing(other) == EVERYTHING
+
+
+KILLED = """
+import os, signal, sys
+from monitor.kernel import pins
+pin, left = pins.pin, int(sys.argv[3])
+def and_die(fd, path):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    pin(fd, path)
+pins.pin = and_die
+from monitor.kernel import loader
+sys.exit(loader.main(sys.argv[1:3]))
+"""
+
+
+def kill_while_pinning(state: Path, target: Path) -> None:
+    """Run the loader and kill it before its last pin but one."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(state), str(target), str(len(EVERYTHING) - 1)],
+        env=os.environ | live.PYTHONPATH,
+        cwd="/",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not target.exists(), "half a set of pins must never have the name of a whole one"
+
+
+def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -> None:
+    target = loader.instance_directory(state) / loader.stamp()
+    kill_while_pinning(state, target)
+    assert loader.ensure_loaded(state) == (target, True)
+    assert listing(target.parent) == [target.name]
+    assert listing(target) == EVERYTHING
+    # The same beside pins that are good and stay in use.
+    kill_while_pinning(state, target.with_name("another"))
+    assert len(listing(target.parent)) == 2
+    assert loader.ensure_loaded(state) == (target, False)
+    assert listing(target.parent) == [target.name]
+    assert listing(target) == EVERYTHING
+
+
+def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
+    with LabNode("test-away", 64 * MIB) as node:
+        pod = node.add_pod("p", containers=2)
+        options = ("--eviction-hard", "memory.available<1Mi")
+        with live.daemon(node, *options) as first:
+            status = first.stop()
+            assert status == 0
+        hog = node.start_hog(pod, "c1", mib=256)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        with live.daemon(node, *options) as second:
+            told = live.message(second, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
+            assert told["while_away"] is True
+            assert told["pod"] == "lab/p"
+            assert told["scope"] == "memcg"
+            assert told["oom_limit"] == 64 * MIB
+            assert second.stop() == 0
+        # Told once: the third daemon has nothing to say.
+        with live.daemon(node, *options) as third:
+            assert third.stop() == 0
+            assert [r for r in third.log if r.get("victim_pid") == hog.pid] == []
+
+
+def test_a_missing_pin_directory_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(MonitorError, match=r"no BPF programs are pinned at .*; start `outrace run`"):
+        Pins.open(tmp_path / "none")

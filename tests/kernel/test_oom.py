@@ -1,0 +1,184 @@
+"""Real OOM kills in child cgroups: who was killed, by whom, at whose limit; and the kills that only look like one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import POD
+from monitor.kernel.wire import OomEvent
+from monitor.lab import janitor
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+SI_USER, SI_KERNEL = 0, 128
+
+
+def chain(watch: live.Watching, pid: int) -> list[OomEvent]:
+    """mark, kill and exit of a victim, in the order they came, once the exit is there."""
+    watch.oom(lambda e: e.kind == "exit" and e.victim_pid == pid)
+    return [e for e in watch.ooms if e.victim_pid == pid]
+
+
+def rss(pid: int) -> dict[str, int]:
+    """Bytes of the parts of a process's resident set, and its virtual size."""
+    with open(f"/proc/{pid}/status") as file:
+        lines = [line.split() for line in file if line.endswith(" kB\n")]
+    return {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+
+
+def test_the_limit_of_a_parent_is_hit_by_another_than_the_victim() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("oom", 64 * MIB) as parent:
+        big, small = cgroupfs.make(parent / "big"), cgroupfs.make(parent / "small")
+        ids = {path: cgroupfs.cgroup_id(path) for path in (parent, big, small)}
+        index = watch.add(big, flags=POD)
+        with live.Puppet(big) as victim, live.Puppet(small) as invoker:
+            Path(f"/proc/{victim.pid}/oom_score_adj").write_text("500")
+            victim.do("open('/proc/self/comm', 'w').write('a (comm) of 15!')")
+            before = rss(victim.pid)
+            victim.do("anon(40)")
+            invoker.do("anon(32)")  # succeeds, because the victim makes room
+            assert victim.wait() == -signal.SIGKILL
+            records = chain(watch, victim.pid)
+        assert [e.kind for e in records] == ["kill", "mark", "exit"]
+        kill, mark, gone = records
+        assert kill.ts_ns < mark.ts_ns < gone.ts_ns
+        for event in records:
+            assert (event.victim_pid, event.victim_tid) == (victim.pid, victim.pid)
+            assert (event.victim_comm, event.victim_cgroup) == ("a (comm) of 15!", ids[big])
+            assert (event.domain, event.oom_score_adj) == (index, 500)
+        for event in (kill, mark):
+            assert (event.invoker_pid, event.invoker_tid, event.invoker_cgroup) == (invoker.pid, invoker.pid, ids[small])
+            assert event.invoker_comm.startswith("python")
+        assert kill.si_code == gone.si_code == SI_KERNEL
+        assert not mark.exiting
+        assert not mark.memsw
+        assert (mark.oom_cgroup, mark.oom_limit) == (ids[parent], 64 * MIB)
+        assert 63 * MIB <= mark.oom_usage <= 64 * MIB
+        assert mark.uid == os.getuid()
+        # The kernel keeps up to 32 pages (or twice the CPUs) of each counter to each CPU; a batch more for the interpreter.
+        assert abs(mark.anon_rss - before["RssAnon"] - 40 * MIB) < MIB
+        assert abs(mark.file_rss - before["RssFile"]) < MIB
+        assert (mark.shmem_rss, mark.swap) == (0, 0)
+        assert mark.total_vm >= mark.anon_rss + mark.file_rss
+        assert mark.anon_rss // 512 <= mark.pgtables < 2 * MIB  # 8 bytes for each page of 4 KiB
+
+
+def test_the_victims_own_limit_is_hit() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("own", 96 * MIB) as parent:
+        pod = cgroupfs.make(parent / "pod")
+        inner = cgroupfs.make(pod / "container")
+        cgroupfs.set_limit(pod, 24 * MIB)
+        watch.add(pod, flags=POD)
+        with live.Puppet(inner) as puppet:
+            before = rss(puppet.pid)
+            puppet.tell("anon(48)")
+            assert puppet.wait() == -signal.SIGKILL
+            records = chain(watch, puppet.pid)
+        mark = next(e for e in records if e.kind == "mark")
+        assert mark.invoker_pid == mark.victim_pid == puppet.pid
+        assert (mark.oom_cgroup, mark.oom_limit) == (cgroupfs.cgroup_id(pod), 24 * MIB)
+        assert mark.victim_cgroup == cgroupfs.cgroup_id(inner)
+        # What the interpreter needed before it joined stays charged where it was. The rest of the limit is page tables.
+        assert 22 * MIB <= mark.anon_rss - before["RssAnon"] <= 24 * MIB
+
+
+def test_an_oom_kill_outside_every_watched_cgroup_is_reported_too() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("stranger", 24 * MIB) as stranger:
+        with live.Puppet(stranger) as puppet:
+            puppet.tell("anon(48)")
+            assert puppet.wait() == -signal.SIGKILL
+            records = chain(watch, puppet.pid)
+        assert [(e.kind, e.domain) for e in records] == [("kill", None), ("mark", None), ("exit", None)]
+
+
+def test_a_users_sigkill_only_looks_like_one() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("pod") as pod, live.cgroup("elsewhere") as elsewhere:
+        index = watch.add(pod, flags=POD)
+        with live.Puppet(elsewhere) as other, live.Puppet(pod) as puppet:
+            for victim in (other, puppet):
+                victim.process.kill()
+                victim.wait()
+            records = chain(watch, puppet.pid)
+            assert [(e.kind, e.si_code, e.domain) for e in records] == [("kill", SI_USER, index), ("exit", SI_USER, index)]
+            assert records[0].invoker_pid == os.getpid()
+            assert [e for e in watch.ooms if e.victim_pid == other.pid] == [], "nobody watches it"
+
+
+def test_threads_of_a_victim_are_one_process() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("threads", 24 * MIB) as pod:
+        watch.add(pod, flags=POD)
+        with live.Puppet(pod) as puppet:
+            puppet.do("[threading.Thread(target=time.sleep, args=(1000,), daemon=True).start() for _ in range(4)]")
+            puppet.tell("threading.Thread(target=anon, args=(48,)).start()")
+            assert puppet.wait() == -signal.SIGKILL
+            records = chain(watch, puppet.pid)
+        assert sorted(e.kind for e in records) == ["exit", "kill", "mark"]
+        mark = next(e for e in records if e.kind == "mark")
+        assert mark.invoker_pid == puppet.pid
+        assert mark.invoker_tid != puppet.pid, "a thread asked for the memory"
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does."""
+    root = Path("/sys/fs/cgroup/freezer")
+    if not (root / "cgroup.procs").exists():
+        pytest.skip("no v1 freezer here: under v2 a frozen process that is killed exits at once")
+    path = root / f"outrace-test-{os.getpid()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        (path / "freezer.state").write_text("THAWED")
+        assert janitor.remove_tree(str(path))
+
+
+def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("exiting", 64 * MIB) as parent:
+        watch.add(parent, flags=POD)
+        with live.Puppet(parent) as victim, live.Puppet(parent) as invoker:
+            victim.do("anon(40)")
+            (freezer / "cgroup.procs").write_text(str(victim.pid))
+            (freezer / "freezer.state").write_text("FROZEN")
+            live.until(lambda: (freezer / "freezer.state").read_text().strip() == "FROZEN", "the victim to freeze")
+            victim.process.kill()
+            assert live.alive(victim.pid)
+            invoker.do("anon(32)")
+            assert victim.wait() == -signal.SIGKILL
+            watch.oom(lambda e: e.kind == "mark" and e.victim_pid == victim.pid)
+            records = chain(watch, victim.pid)
+    # The mark thaws before it is traced, so the victim may leave first.
+    assert sorted((e.kind, e.si_code) for e in records) == [("exit", SI_USER), ("kill", SI_USER), ("mark", 0)]
+    mark = next(e for e in records if e.kind == "mark")
+    assert mark.exiting, "the OOM killer killed nobody"
+    assert mark.invoker_pid == invoker.pid
+
+
+def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
+    """Nobody reads while 800 processes die in a watched pod; then what fits is there, and the rest is counted."""
+    with live.Watching(attach=False) as watch, live.cgroup("many") as pod:
+        watch.add(pod, flags=POD)
+        with live.Puppet(pod) as puppet:
+            code = "for _ in range(800): (lambda p: p and (os.kill(p, 9), os.waitpid(p, 0)) or p or signal.pause())(os.fork())"
+            puppet.do(code)
+
+        def agreed() -> dict[str, int] | None:
+            watch.consume()
+            counted = watch.counted()  # of every OOM kill on the machine: one may come in between
+            read = {kind: sum(e.kind == kind for e in watch.ooms) for kind in ("kill", "exit")}
+            return counted if all(counted[f"emitted_{kind}"] == n for kind, n in read.items()) else None
+
+        counted = live.until(agreed, "as many records read as were emitted")
+        for kind in ("kill", "exit"):
+            assert counted[f"emitted_{kind}"] + counted[f"lost_{kind}"] >= 800
+            assert counted[f"lost_{kind}"] > 0

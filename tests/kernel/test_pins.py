@@ -1,0 +1,132 @@
+"""Opening what is pinned: rings that deliver, programs that run, links that attach and let go."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.pins import MAPS, PRESSURE, TRACEPOINTS, Map, Pins, Ring, counts, pin
+from monitor.kernel.wire import COUNTS
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+
+
+def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
+    pins = Pins.open(live.pin_dir())
+    before = len(os.listdir("/proc/self/fd"))
+    for name in (*(f"map_{name}" for name in MAPS), *(f"prog_{name}" for name in TRACEPOINTS)):
+        fd = pins.fd(name)
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pin_that_is_not_there_is_named() -> None:
+    pins = Pins.open(live.pin_dir())
+    with pytest.raises(MonitorError, match="map_nothing: No such file or directory; `outrace unload` and start again"):
+        pins.fd("map_nothing")
+    with pytest.raises(MonitorError, match="cannot pin /sys/fs/bpf"):
+        pin(0, Path("/sys/fs/bpf/outrace-test-not-an-object"))  # descriptor 0 is no BPF object
+
+
+def test_a_map_is_written_read_and_emptied() -> None:
+    with live.Watching(attach=False) as watch:
+        table: Map = watch.pins.map("crossings", 8)
+        try:
+            key = (1 << 40).to_bytes(8, "little")
+            assert table.lookup(key) is None
+            table.update(key, (7).to_bytes(8, "little"))
+            assert table.lookup(key) == (7).to_bytes(8, "little")
+            assert table.delete(key)
+            assert not table.delete(key)
+        finally:
+            os.close(table.fd)
+
+
+def test_counts_are_summed_over_every_cpu() -> None:
+    with live.cgroup("counts") as pod, live.Watching() as watch:
+        cpus = sorted(os.sched_getaffinity(0))
+        for cpu in cpus:
+            before = watch.counted()["evaluated"]
+            with live.Puppet(pod) as puppet:
+                puppet.do(f"os.sched_setaffinity(0, {{{cpu}}})")
+                puppet.do("anon(8)")
+                # 4 evaluations for each MiB, whichever CPU they are counted on
+                assert watch.counted()["evaluated"] - before >= 32
+        assert set(counts(watch.pins)) == set(COUNTS)
+
+
+def test_closing_a_link_detaches() -> None:
+    with live.cgroup("links") as pod, live.Watching(attach=False) as watch, live.Puppet(pod) as puppet:
+        for _ in range(3):
+            links = [watch.pins.attach(name) for name in PRESSURE]
+            before = watch.counted()["evaluated"]
+            puppet.do("anon(2)")
+            after = watch.counted()["evaluated"]
+            assert after - before >= 8
+            for link in links:
+                os.close(link)
+            live.until(lambda: (puppet.do("anon(1)"), _still(watch))[1], "the programs to be detached")
+
+
+def _still(watch: live.Watching) -> bool:
+    """Nothing is counted any more, whatever the machine does."""
+    before = watch.counted()["evaluated"]
+    os.sched_yield()
+    return watch.counted()["evaluated"] == before
+
+
+def test_an_error_in_a_callback_is_raised_when_the_ring_is_drained() -> None:
+    seen: list[bytes] = []
+
+    def fails(data: bytes) -> None:
+        seen.append(data)
+        raise ZeroDivisionError
+
+    with live.cgroup("ring") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
+        watch.add(pod, step=MIB)
+        watch.sweeper.run()
+        watch.consume()
+        ring = Ring(watch.pins, "events", fails)
+        try:
+            puppet.do("anon(8)")
+            assert select.select([ring], [], [], live.TIMEOUT_S)[0] == [ring]
+            with pytest.raises(ZeroDivisionError):
+                ring.consume()
+            assert len(seen) >= 7
+            assert ring.consume() == 0
+        finally:
+            ring.close()
+        ring.close()  # twice is no error
+
+
+def test_a_sweep_visits_every_memory_cgroup() -> None:
+    hierarchy = cgroupfs.detect()
+    with live.cgroup("swept") as parent, live.Watching(attach=False) as watch:
+        for i in range(40):
+            cgroupfs.make(parent / f"{i}" / "inner")
+        live_ones = 1 + len(cgroupfs.descendants(hierarchy.root))
+        before = watch.counted()
+        calls = 0
+
+        def between() -> None:
+            nonlocal calls
+            calls += 1
+
+        number = watch.sweeper.run(between)
+        after = watch.counted()
+        # Dying cgroups, and those of other tests that come and go, are visited as well.
+        assert after["swept"] - before["swept"] >= 81
+        assert after["swept"] - before["swept"] >= live_ones - 20
+        assert calls >= 81 // 16
+        assert watch.sweeper.run() == number + 1
