@@ -115,6 +115,7 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """
+    heard = _heard(daemon.metrics())
     time.sleep(SETTLE_S)
     pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
     before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic()
@@ -126,7 +127,13 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
         raise CannotError(
             "this machine is too close to its memory threshold: the programs were attached", "free memory and try again"
         )
-    return [summary(name, [ns / 1e6 * 60 / took], "ms/min") for name, ns in used.items()]
+    heard = _heard(metrics) - heard
+    return [summary(name, [ns / 1e6 * 60 / took], "ms/min") | {"records": heard} for name, ns in used.items()]
+
+
+def _heard(metrics: dict[str, float]) -> int:
+    """Records the hot process has read: processes killed anywhere on the machine wake it, so then it was not idle."""
+    return int(sum(v for k, v in metrics.items() if k.startswith("outrace_records_total") and 'side="reader"' in k))
 
 
 def measure(runs: int, pods: int, idle_s: float) -> list[dict[str, Any]]:

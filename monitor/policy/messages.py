@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
@@ -18,15 +18,16 @@ def eviction_message(
     resource: str,
     quantity: int | Quantity | None,
     available: int | None,
-    container_usage: Mapping[str, int] | None,
+    container_usage: Mapping[str, int] | Iterable[tuple[str, int]] | None,
     pod_usage: int | None,
+    pod_level: bool = True,
 ) -> tuple[str, dict[str, str]]:
     """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
 
     ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
     ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the
     pod has no stats (then nothing is said about containers and no annotation is made). ``pod_usage`` is the pod's own
-    bytes (0 if its memory stats exist without a working set).
+    bytes (0 if its memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
     """
     message = f"The node was low on resource: {resource}. "
     in_bytes = resource in ("memory", "ephemeral-storage")
@@ -37,7 +38,7 @@ def eviction_message(
         return message, {}
 
     annotations: dict[str, str] = {}
-    request = pod.resources.requests.get("memory") if pod.resources is not None else None
+    request = pod.resources.requests.get("memory") if pod_level and pod.resources is not None else None
     if resource == "memory" and pod_usage is not None and request is not None:
         # Said whether or not the pod uses more than it requested; that is how the kubelet has it.
         usage = _shown(pod_usage, True)
@@ -48,7 +49,7 @@ def eviction_message(
 
     requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
     offending, usages = [], []
-    for name, used in container_usage.items():
+    for name, used in container_usage.items() if isinstance(container_usage, Mapping) else container_usage:
         usage = _shown(used, True)
         if name not in requests or not usage > requests[name]:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monitor.policy.compat import KUBELET, SANE, int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_node_critical, qos_class
@@ -16,15 +17,18 @@ BURSTABLE_MIN = 1000 + GUARANTEED_ADJ
 BURSTABLE_MAX = 999
 
 
-def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, pod_level: bool = True) -> int:
+def oom_score_adj(
+    pod: Pod, container_name: str, memory_capacity: int, pod_level: bool = True, compat: str = SANE
+) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
     Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel
-    refuses such a write: clamp before writing). Where the kubelet's arithmetic overflows (requests above 9.2e15 bytes)
-    ours does not. Raises PolicyError for an unknown container or a capacity that is not positive.
+    refuses such a write: clamp before writing). Its arithmetic overflows for requests above 9.2e15 bytes; ours does so
+    only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown container or a capacity that is not positive
+    (the kubelet dies of 0, and only where it divides by it, which "kubelet-1.36" keeps to).
     """
     container, is_init = _find(pod, container_name)
-    if memory_capacity <= 0:
+    if memory_capacity <= 0 and compat != KUBELET:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     if is_node_critical(pod):
         return GUARANTEED_ADJ
@@ -34,12 +38,15 @@ def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, pod_level
     if quality == BEST_EFFORT:
         return BEST_EFFORT_ADJ
 
+    if memory_capacity == 0:
+        raise PolicyError("memory capacity 0: must be positive")
+    narrow = int64 if compat == KUBELET else _as_it_is
     share = _spare_share(pod) if pod_level else 0
     request = _memory_request(container)
     if is_init and container.sidecar:
         # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
         request = max(request, min((_memory_request(c) for c in pod.containers), default=request))
-    adj = 1000 - _truncated(1000 * (request + share), memory_capacity)
+    adj = 1000 - _truncated(narrow(1000 * (request + share)), memory_capacity)
     if adj < BURSTABLE_MIN:
         return BURSTABLE_MIN
     return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
@@ -70,6 +77,11 @@ def _spare_share(pod: Pod) -> int:
     return _truncated(spare, len(pod.containers) + len(pod.init_containers))
 
 
+def _as_it_is(n: int) -> int:
+    return n
+
+
 def _truncated(a: int, b: int) -> int:
     """a / b rounded toward zero, as integer division is on the kubelet's side."""
-    return a // b if a >= 0 else -(-a // b)
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient

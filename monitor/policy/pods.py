@@ -46,6 +46,24 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume. `source` is the key that says what it is (`emptyDir`, `hostPath`, ...); the rest is for `emptyDir`."""
+
+    name: str
+    source: str = ""
+    medium: str = ""
+    size_limit: Quantity | None = None
+
+    @property
+    def local(self) -> bool:
+        """Its content takes space on the node's own disk and is counted against the pod."""
+        return self.source in _LOCAL_SOURCES or (self.source == "emptyDir" and not self.medium)
+
+
+_LOCAL_SOURCES = frozenset({"hostPath", "configMap", "gitRepo"})
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. `grace_period_s` is terminationGracePeriodSeconds; `resources` None means no `spec.resources` at all."""
 
@@ -64,6 +82,7 @@ class Pod:
     tolerations: Sequence[Toleration] = ()
     grace_period_s: int | None = None
     phase: str = ""
+    volumes: Sequence[Volume] = ()
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:
@@ -97,6 +116,7 @@ def pod_from_object(obj: Mapping[str, Any]) -> Pod:
         tolerations=_tolerations(spec),
         grace_period_s=_integer(spec, "terminationGracePeriodSeconds", "spec.terminationGracePeriodSeconds"),
         phase=_text(status, "phase", "status.phase"),
+        volumes=_volumes(spec),
     )
 
 
@@ -204,4 +224,24 @@ def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
         if not isinstance(item, Mapping):
             raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
         found.append(Toleration(*(_text(item, k, f"{path}.{k}") for k in ("key", "operator", "value", "effect"))))
+    return tuple(found)
+
+
+def _volumes(spec: Mapping[str, Any]) -> tuple[Volume, ...]:
+    found = []
+    for i, item in enumerate(_list(spec, "volumes", "spec.volumes")):
+        path = f"spec.volumes[{i}]"
+        if not isinstance(item, Mapping):
+            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+        source = next((str(key) for key, value in item.items() if key != "name" and value is not None), "")
+        empty_dir = _mapping(item, "emptyDir", f"{path}.emptyDir")
+        limit = empty_dir.get("sizeLimit")
+        found.append(
+            Volume(
+                _text(item, "name", f"{path}.name"),
+                source,
+                _text(empty_dir, "medium", f"{path}.emptyDir.medium"),
+                None if limit is None else _quantity(limit, f"{path}.emptyDir.sizeLimit"),
+            )
+        )
     return tuple(found)

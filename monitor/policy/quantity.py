@@ -156,6 +156,17 @@ class Quantity:
     def __str__(self) -> str:
         return self.text or self._canonical()
 
+    def kubelet_text(self) -> str:
+        """``str()`` with the kubelet's defect for 1e21 and more in decimal suffixes: it has none for such powers of
+        1000 and prints the rest alone, `1` for `1000E`.
+        """
+        if self.text or self.format != DECIMAL_SI or self.nanos == 0 or self.nanos % 10**30:
+            return str(self)
+        digits = self.nanos // 10**30
+        while digits % 1000 == 0:
+            digits //= 1000
+        return str(digits)
+
     def __repr__(self) -> str:
         return f"Quantity({str(self)!r})"
 

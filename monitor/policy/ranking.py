@@ -1,4 +1,4 @@
-"""Who is evicted first for memory.
+"""Who is evicted first for memory. (`victims` ranks for every signal; this part alone is all the hot process loads.)
 
 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority; 3. more usage above
 (or less below) the request. Where the kubelet's order is left to chance, ours is namespace, name, uid.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical
+from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_request
 
 _NANO = 10**9
@@ -40,18 +41,7 @@ class Candidate:
 
 def memory_candidate(pod: Pod, usage: int | None, pod_level: bool = True) -> Candidate:
     """The candidate for a pod with this working set in bytes (None: no stats)."""
-    request, nanos = divmod(pod_request(pod, "memory", pod_level).nanos, _NANO)
-    return Candidate(
-        uid=pod.uid,
-        namespace=pod.namespace,
-        name=pod.name,
-        priority=pod.priority or 0,
-        request=request,
-        usage=usage,
-        critical=is_critical(pod),
-        grace_period_s=pod.grace_period_s,
-        request_nanos=nanos,
-    )
+    return candidate(pod, pod_request(pod, "memory", pod_level), usage)
 
 
 def memory_key(c: Candidate) -> Key:
@@ -67,3 +57,12 @@ def memory_key(c: Candidate) -> Key:
 def memory_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     """All candidates, first victim first. Critical pods are ranked too; a pass refuses them when their turn comes."""
     return sorted(candidates, key=memory_key)
+
+
+def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:
+    """The candidate for a pod that asked for ``request`` and uses ``usage`` of something."""
+    whole, nanos = divmod(request.nanos, _NANO)
+    priority = pod.priority or 0
+    return Candidate(
+        pod.uid, pod.namespace, pod.name, priority, whole, usage, is_critical(pod), pod.grace_period_s, nanos
+    )

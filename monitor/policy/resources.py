@@ -65,5 +65,44 @@ def containers_request(pod: Pod, resource: str) -> Quantity:
     return most if most > total else total
 
 
+def pod_limit(pod: Pod, resource: str, pod_level: bool = True) -> Quantity | None:
+    """The limit of the whole pod for ``resource``, overhead included; None if nothing in it names one.
+
+    The most a moment of the pod's life may use: the containers together, or a step of initialisation. One limit alone
+    keeps its spelling.
+    """
+    running: Quantity | None = None
+    for container in pod.containers:
+        running = _plus(running, container.limits.get(resource))
+    sidecars: Quantity | None = None
+    most: Quantity | None = None
+    for container in pod.init_containers:
+        own = container.limits.get(resource)
+        if container.sidecar:
+            running, sidecars = _plus(running, own), _plus(sidecars, own)
+            moment = sidecars
+        else:
+            moment = _plus(own, sidecars)
+        most = _larger(most, moment)
+    limit = _larger(running, most)
+    if pod_level and pod.resources is not None and _pod_level((resource,)) and resource in pod.resources.limits:
+        limit = pod.resources.limits[resource]
+    if limit is not None and not limit.is_zero and resource in pod.overhead:
+        limit = limit + pod.overhead[resource]
+    return limit
+
+
+def _plus(a: Quantity | None, b: Quantity | None) -> Quantity | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _larger(a: Quantity | None, b: Quantity | None) -> Quantity | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return b if b > a else a
+
+
 def _zero(resource: str) -> Quantity:
     return Quantity(0, BINARY_SI if resource in _IN_BYTES else DECIMAL_SI)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from monitor.policy.compat import int64
 from monitor.policy.errors import PolicyError
+from monitor.policy.pods import stable_uid
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
     CONTAINERFS,
@@ -61,8 +62,9 @@ class PodStats:
 
     @property
     def uid(self) -> str:
-        """The uid in `podRef`, empty if it has none."""
-        return str(_map(self._raw, "podRef", self.path).get("uid", ""))
+        """The uid in `podRef`, or the one `pod_from_object` makes for a pod without."""
+        ref = _map(self._raw, "podRef", self.path)
+        return str(ref.get("uid") or stable_uid(str(ref.get("namespace") or "default"), str(ref.get("name", ""))))
 
     def memory(self) -> int | None:
         """The working set; 0 if the memory figures lack it, None if there are no memory figures."""

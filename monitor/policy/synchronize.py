@@ -8,7 +8,9 @@ is no order), this picks: memory before everything else (the kubelet does that m
 hard threshold cannot wait for a soft one's grace, then `allocatableMemory.available` before `memory.available`, then
 the order of `SIGNALS`. Each is a choice the kubelet can make. Allocatable first is the one recorded runs of it show
 most: its sort reverses the memory signals, and the allocatable copies stand last. Both give the same victim and, if
-both are hard, the same grace; only the numbers in the message differ.
+both are hard, the same grace; only the numbers in the message differ. With `compat` "kubelet-1.36" the pick is the
+kubelet's likeliest instead: of the thresholds in the order of the configuration, those held by min reclaim after those
+met, the last that is for memory, else the first.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from monitor.policy.compat import KUBELET, SANE, check_compat
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
@@ -25,6 +28,8 @@ __all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
+#: terminationGracePeriodSeconds of a pod that names none.
+DEFAULT_POD_GRACE_S = 30
 
 Rank = Callable[[str], Sequence[Candidate]]
 
@@ -47,12 +52,14 @@ class EvictionConfig:
     """What a pass is told once.
 
     `transition_period_ns`: how long a condition outlives its threshold; at 0 none is ever in force. `max_pod_grace_s`:
-    the most a pod evicted for a soft threshold gets; negative is passed through, as the kubelet does.
+    the most a pod evicted for a soft threshold gets; negative leaves it to the pod, as the kubelet's own documentation
+    says. `compat` "kubelet-1.36": a negative one is passed through, as its code does (see docs/differences.md).
     """
 
     thresholds: tuple[Threshold, ...]
     transition_period_ns: int
     max_pod_grace_s: int = 0
+    compat: str = SANE
     #: The signals and conditions the thresholds speak of; a State is laid out along these and `rules`.
     signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
     conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -60,7 +67,12 @@ class EvictionConfig:
     _blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        live = sorted((t for t in self.thresholds if t.operator == LESS_THAN), key=_preference)
+        check_compat(self.compat)
+        live = [t for t in self.thresholds if t.operator == LESS_THAN]
+        if self.compat == SANE:
+            live.sort(key=_preference)
+        else:
+            live = _go_keys(live)
         signals = tuple(dict.fromkeys(t.signal for t in live))
         conditions = tuple(dict.fromkeys(CONDITION[signal] for signal in signals))
         identities = [(t.signal, t.grace_ns, t.value) for t in live]
@@ -145,7 +157,8 @@ def synchronize(
             raise ValueError("the state belongs to another configuration: begin with State.initial()")
         state = config._blank
 
-    merged = _merged(rules, state.met, observations)
+    likeliest = config.compat == KUBELET
+    merged = _merged(rules, state.met, observations, likeliest)
     first, met, deadline = _since(config, state.first, merged, now_ns)
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
     seen = [observations.get(signal) for signal in config.signals]
@@ -156,7 +169,7 @@ def synchronize(
             return next_state, _NOTHING
         return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
 
-    starved = _fresh(rules, met, state.stamps, stamps)
+    starved = _fresh(rules, met, state.stamps, stamps, likeliest)
     victim: Candidate | None = None
     refused: tuple[Candidate, ...] = ()
     grace_s = 0
@@ -188,7 +201,35 @@ def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:
     return {condition: when for condition, when in pairs if when is not None}
 
 
-def _merged(rules: tuple[_Rule, ...], held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
+def carried(
+    old: EvictionConfig, state: State, new: EvictionConfig, observations: Mapping[str, Observation] | None
+) -> State:
+    """``state`` after a pass of ``old`` in the places of ``new``, whose thresholds are those of ``old`` and more.
+
+    ``observations`` are those of that pass (None: it saw none), for signals ``old`` did not look at.
+    """
+    if not state.first and not state.stamps:
+        state = old._blank
+    first: list[int | None] = [None] * len(new.rules)
+    places: dict[int, int] = {}
+    taken: set[int] = set()
+    for i, rule in enumerate(old.rules):
+        at = next(j for j, r in enumerate(new.rules) if j not in taken and r.threshold == rule.threshold)
+        taken.add(at)
+        places[i] = at
+        first[at] = state.first[i]
+    stamps: list[int | None] = [None] * len(new.signals)
+    for slot, signal in enumerate(new.signals):
+        if observations is not None and signal in observations:
+            stamps[slot] = observations[signal].stamp_ns
+    lasts = dict(zip(old.conditions, state.last, strict=True))
+    last = tuple(lasts.get(condition) for condition in new.conditions)
+    return State(tuple(first), tuple(places[i] for i in state.met), tuple(stamps), last, state.conditions)
+
+
+def _merged(
+    rules: tuple[_Rule, ...], held: tuple[int, ...], observations: Mapping[str, Observation], held_last: bool
+) -> list[int]:
     """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
     merged: list[int] = []
     for i, rule in enumerate(rules):
@@ -209,7 +250,7 @@ def _merged(rules: tuple[_Rule, ...], held: tuple[int, ...], observations: Mappi
             seen = observations.get(rule.signal)
             if seen is not None and _reclaimed(rule, seen.capacity) > seen.available:
                 merged.append(i)
-        if len(merged) != before:
+        if len(merged) != before and not held_last:
             merged.sort()
     return merged
 
@@ -264,15 +305,26 @@ def _conditions(
 
 
 def _fresh(
-    rules: tuple[_Rule, ...], met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
+    rules: tuple[_Rule, ...],
+    met: tuple[int, ...],
+    before: tuple[int | None, ...],
+    stamps: tuple[int | None, ...],
+    last_memory: bool,
 ) -> Threshold | None:
-    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp)."""
+    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp).
+
+    The rules stand in the order of preference, unless ``last_memory``: then the last one for memory is preferred.
+    """
+    found: Threshold | None = None
     for i in met:
         rule = rules[i]
         stamp, old = stamps[rule.slot], before[rule.slot]
         if stamp is not None and (old is None or stamp == 0 or stamp > old):
-            return rule.threshold
-    return None
+            if not last_memory:
+                return rule.threshold
+            if found is None or rule.signal in MEMORY_SIGNALS:
+                found = rule.threshold
+    return found
 
 
 def _pick(order: Sequence[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
@@ -287,9 +339,23 @@ def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int
     """Seconds of grace asked for. (A real kubelet's runtime layer then makes it 2 s at least.)"""
     if starved.hard:
         return HARD_GRACE_S
+    if config.max_pod_grace_s < 0 and config.compat == SANE:
+        return DEFAULT_POD_GRACE_S if victim.grace_period_s is None else victim.grace_period_s
     if victim.grace_period_s is None:
         return config.max_pod_grace_s
     return min(config.max_pod_grace_s, victim.grace_period_s)
+
+
+def _go_keys(thresholds: list[Threshold]) -> list[Threshold]:
+    """Without those the kubelet cannot tell apart: it keeps thresholds as keys of a map, quantities by address."""
+    seen: set[Threshold] = set()
+    found = []
+    for t in thresholds:
+        by_value = t.value.quantity is None and t.min_reclaim is None
+        if not (by_value and t in seen):
+            found.append(t)
+            seen.add(t)
+    return found
 
 
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:

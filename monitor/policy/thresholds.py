@@ -91,6 +91,15 @@ class Threshold:
         """The value in bytes, inodes or pids for this capacity; min reclaim not included."""
         return self.value.amount(capacity)
 
+    def met(self, available: int, capacity: int, with_reclaim: bool = False) -> bool:
+        """Whether this little is available; ``with_reclaim``: less than the value and the min reclaim together."""
+        if self.operator != LESS_THAN:
+            return False
+        limit = self.value.shown(capacity)
+        if with_reclaim and self.min_reclaim is not None:
+            limit = limit + self.min_reclaim.shown(capacity)
+        return limit > Quantity.of_bytes(available)
+
     def __str__(self) -> str:
         grace = "" if self.hard else f" for {self.grace_ns / 1e9:g}s"
         return f"{self.signal}<{self.value}{grace}"
@@ -130,6 +139,18 @@ def parse_thresholds(
 
     Defaults are not applied here: None is an empty map (see `effective_hard`).
     """
+    thresholds = parse_in_order(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable)
+    return tuple(sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
+
+
+def parse_in_order(
+    hard: Mapping[str, str] | None,
+    soft: Mapping[str, str] | None = None,
+    soft_grace: Mapping[str, str] | None = None,
+    min_reclaim: Mapping[str, str] | None = None,
+    enforce_node_allocatable: Sequence[str] = (),
+) -> tuple[Threshold, ...]:
+    """`parse_thresholds` in the order of the maps: hard, soft, then the allocatable copies."""
     found = [_threshold(signal, value) for signal, value in (hard or {}).items()]
     gentle = [_threshold(signal, value) for signal, value in (soft or {}).items()]
     graces = {signal: _grace(signal, value) for signal, value in (soft_grace or {}).items()}
@@ -146,7 +167,7 @@ def parse_thresholds(
     if "pods" in enforce_node_allocatable:
         # The copy guards the kubepods cgroup: a percentage in it is of that cgroup's limit.
         thresholds += [replace(t, signal=ALLOCATABLE_MEMORY) for t in thresholds if t.signal == MEMORY and t.hard]
-    return tuple(sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
+    return tuple(thresholds)
 
 
 def _known(signal: str) -> None:

@@ -1,0 +1,62 @@
+"""Which pods a node under pressure takes in, and how its conditions look from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from monitor.policy.pods import Pod, Toleration
+from monitor.policy.qos import BEST_EFFORT, is_critical, qos_class
+from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
+
+#: Condition -> the taint (always with effect NoSchedule) the control plane puts on the node for it.
+TAINTS: dict[str, str] = {
+    MEMORY_PRESSURE: "node.kubernetes.io/memory-pressure",
+    DISK_PRESSURE: "node.kubernetes.io/disk-pressure",
+    PID_PRESSURE: "node.kubernetes.io/pid-pressure",
+}
+NO_SCHEDULE = "NoSchedule"
+#: Condition -> its reason in the node's status while it holds, and while it does not.
+CONDITION_REASONS: dict[str, tuple[str, str]] = {
+    MEMORY_PRESSURE: ("KubeletHasInsufficientMemory", "KubeletHasSufficientMemory"),
+    DISK_PRESSURE: ("KubeletHasDiskPressure", "KubeletHasNoDiskPressure"),
+    PID_PRESSURE: ("KubeletHasInsufficientPID", "KubeletHasSufficientPID"),
+}
+#: A refused pod ends as Failed with this reason: from outside it looks like an eviction.
+REASON = "Evicted"
+
+
+class Admission(NamedTuple):
+    """Whether a pod may start here; reason and message of its status if not."""
+
+    admitted: bool
+    reason: str = ""
+    message: str = ""
+
+
+_YES = Admission(True)
+
+
+def admit(pod: Pod, conditions: Collection[str], pod_level: bool = True) -> Admission:
+    """Whether a node with these conditions takes the pod.
+
+    Under memory pressure alone only BestEffort pods that do not tolerate its taint are refused; under anything else
+    every pod but a critical one is, tolerations or not.
+    """
+    if not conditions or is_critical(pod):
+        return _YES
+    if set(conditions) == {MEMORY_PRESSURE}:
+        if qos_class(pod, pod_level) != BEST_EFFORT:
+            return _YES
+        if any(tolerates(t, TAINTS[MEMORY_PRESSURE]) for t in pod.tolerations):
+            return _YES
+    return Admission(False, REASON, f"The node had condition: [{' '.join(sorted(conditions))}]. ")
+
+
+def tolerates(toleration: Toleration, taint: str, effect: str = NO_SCHEDULE) -> bool:
+    """Whether ``toleration`` covers a taint without value. An operator other than Exists or Equal covers nothing."""
+    if toleration.effect not in ("", effect) or toleration.key not in ("", taint):
+        return False
+    if toleration.operator in ("", "Equal"):
+        return toleration.value == ""
+    return toleration.operator == "Exists"

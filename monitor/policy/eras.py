@@ -1,0 +1,69 @@
+"""The kubelet's policy through the years: what changed is here, what did not is the policy itself.
+
+`kubelet-1.36` is today's and the default. `kubelet-1.17` and `kubelet-1.8` are those of the releases that many guides,
+and quite some running clusters, still describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.layout import DiskLayout, reclaim_actions
+from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.pods import Pod
+from monitor.policy.qos import is_critical
+from monitor.policy.signals import SIGNALS
+from monitor.policy.thresholds import DEFAULT_HARD
+from monitor.policy.victims import Ranker, rank_one
+
+
+@dataclass(frozen=True)
+class Era:
+    """What a release decides in its own way.
+
+    `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
+    hard eviction; `containerfs`: the release knows a container file system.
+    """
+
+    name: str
+    signals: tuple[str, ...]
+    default_hard: Mapping[str, str]
+    ranker: Ranker
+    oom_score_adj: Callable[[Pod, str, int], int]
+    reclaim_actions: Callable[[str, DiskLayout], tuple[str, ...]]
+    is_critical: Callable[[Pod], bool]
+    hard_grace_s: int
+    containerfs: bool
+
+
+CURRENT = Era(
+    name="kubelet-1.36",
+    signals=SIGNALS,
+    default_hard=DEFAULT_HARD,
+    ranker=rank_one,
+    oom_score_adj=oom_score_adj,
+    reclaim_actions=reclaim_actions,
+    is_critical=is_critical,
+    hard_grace_s=1,
+    containerfs=True,
+)
+#: The names of all eras, newest first.
+ERAS = ("kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
+
+
+def era(name: str) -> Era:
+    """The era called ``name``; raises PolicyError."""
+    if name == CURRENT.name:
+        return CURRENT
+    # The old ones are read only by those who ask for them.
+    if name == "kubelet-1.17":
+        from monitor.policy.kubelet_1_17 import KUBELET_1_17
+
+        return KUBELET_1_17
+    if name == "kubelet-1.8":
+        from monitor.policy.kubelet_1_8 import KUBELET_1_8
+
+        return KUBELET_1_8
+    raise PolicyError(f"policy: {name!r} is not known: use {', '.join(ERAS)}")

@@ -1,0 +1,110 @@
+"""The disks of a node, and what follows from how they are laid out: which usage is ranked, what is cleaned up before
+pods are evicted, which thresholds guard the container file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from monitor.policy.signals import (
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IMAGEFS,
+    IMAGEFS_INODES,
+    MEMORY_SIGNALS,
+    NODEFS,
+    NODEFS_INODES,
+    PID,
+)
+from monitor.policy.thresholds import Threshold, ThresholdValue
+
+#: What a pod's disk usage is made of.
+ROOTFS, LOGS, VOLUMES = "rootfs", "logs", "volumes"
+#: Clean-up at node level, by the name of the kubelet's call.
+DELETE_CONTAINERS, DELETE_IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
+
+_NODEFS_SIGNALS = (NODEFS, NODEFS_INODES)
+_IMAGEFS_SIGNALS = (IMAGEFS, IMAGEFS_INODES)
+_CONTAINERFS_SIGNALS = (CONTAINERFS, CONTAINERFS_INODES)
+
+
+class DiskLayout(NamedTuple):
+    """`image_fs`: images have a file system of their own. `container_fs`: and the containers' writable layers are not on
+    it, but on the node's (a "split" disk). Without `image_fs`, `container_fs` changes nothing but the overlay.
+    """
+
+    image_fs: bool = False
+    container_fs: bool = False
+
+    @property
+    def split(self) -> bool:
+        """Images apart, containers on the node's file system."""
+        return self.image_fs and self.container_fs
+
+
+SINGLE_DISK = DiskLayout()
+
+
+def measured(signal: str, layout: DiskLayout) -> tuple[str, ...]:
+    """The parts of a pod's disk usage that count when pods are ranked for this disk signal."""
+    if not layout.image_fs:
+        return (ROOTFS, LOGS, VOLUMES)
+    if layout.container_fs:
+        # Image bytes belong to no pod: with images alone on a disk all pods rank as using nothing of it.
+        return () if signal in _IMAGEFS_SIGNALS else (ROOTFS, LOGS, VOLUMES)
+    return (LOGS, VOLUMES) if signal in _NODEFS_SIGNALS else (ROOTFS,)
+
+
+def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
+    """What the node cleans up, in order, before a pod is evicted for ``signal``."""
+    if signal in MEMORY_SIGNALS or signal == PID:
+        return ()
+    if not layout.image_fs:
+        return (DELETE_CONTAINERS, DELETE_IMAGES)
+    if layout.container_fs:
+        return (DELETE_IMAGES,) if signal in _IMAGEFS_SIGNALS else (DELETE_CONTAINERS,)
+    return () if signal in _NODEFS_SIGNALS else (DELETE_CONTAINERS, DELETE_IMAGES)
+
+
+class Overlay(NamedTuple):
+    """Thresholds after the overlay. `in_place` are those without what was appended: all that the pass which discovers the
+    layout sees. `conflicts`: a complaint for each threshold of the user's that was replaced or ignored.
+    """
+
+    thresholds: tuple[Threshold, ...]
+    in_place: tuple[Threshold, ...]
+    conflicts: tuple[str, ...]
+
+
+def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> Overlay:
+    """Containerfs thresholds are copies of those of the file system the containers are on, whatever the user wrote.
+
+    Where that one has none, a threshold without operator stands instead, which is never met. The kubelet leaves the
+    thresholds alone when told of a container file system without an image file system.
+    """
+    found = list(thresholds)
+    conflicts = tuple(
+        f"found {t.signal} for {'hard' if t.hard else 'soft'} eviction. ignoring"
+        for t in found
+        if t.signal in _CONTAINERFS_SIGNALS
+    )
+    if layout.container_fs and not layout.image_fs:
+        return Overlay(tuple(found), tuple(found), conflicts)
+    sources = _IMAGEFS_SIGNALS if layout.image_fs and not layout.container_fs else _NODEFS_SIGNALS
+    appended = []
+    for source, target in zip(sources, _CONTAINERFS_SIGNALS, strict=True):
+        for hard in (True, False):
+            copy = Threshold(target, ThresholdValue(), operator="")
+            at = -1
+            for i, t in enumerate(found):
+                if t.hard == hard and t.operator and t.signal == source:
+                    copy = replace(t, signal=target)  # the last one wins, as in the kubelet
+                elif t.hard == hard and t.signal == target:
+                    at = i
+            if at >= 0:
+                found[at] = copy
+            else:
+                appended.append(copy)
+    return Overlay((*found, *appended), tuple(found), conflicts)
