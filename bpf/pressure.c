@@ -112,39 +112,54 @@ static __always_inline void pull(struct domain *d, u32 index) {
   emit(&e, d, index, EVENT_SIGNAL, COUNT_EMIT_SIGNAL);
 }
 
-// Compare one domain with its ceilings; report what changed.
-static __always_inline void compare(struct domain *d, u32 index) {
+// One ceiling is on the other side of the working set than it was. The map of crossings decides who reports it, and when again.
+static __always_inline void change(struct domain *d, u32 index, u32 i, int over) {
+  u64 bit = 1ULL << i, key = (u64)index << 8 | i, now = d->seen_ns, *since = crossings.lookup(&key);
+  if (since && now - *since < d->rearm_ns) {
+    // A working set that trembles at the line may not flood the ring. A dip is remembered, so that being above counts as a
+    // crossing again once the quiet time is over.
+    if (!over) d->dipped |= bit;
+    return;
+  }
+  if (since && crossings.delete(&key)) return;  // another CPU sees to it
+  d->dipped &= ~bit;
+  if (!over) {
+    d->crossed &= ~bit;
+    return;
+  }
+  if (crossings.insert(&key, &now) == 0) {
+    struct event e = {};
+    e.threshold = i;
+    emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS);
+  }
+  d->crossed |= bit;
+}
+
+// Compare one domain with its ceilings; report what changed. Only what adds memory can cross: pages being freed leave the LRU list, and the
+// LRU sizes, a moment before they are uncharged, and in between freed page cache looks like working set. 1 if that hid a crossing.
+static __always_inline int compare(struct domain *d, u32 index, int rising) {
   s64 ws = (s64)d->usage - d->inactive_file;
   if (ws < 0) ws = 0;
   d->seen_ns = bpf_ktime_get_ns();
 
-  if (ws > d->lowest || d->crossed) {
-    // Every number is loaded afresh in each turn: a verifier that remembered the outcome of eight tests would follow 256 paths.
-    u64 pulled = 0;
+  if (rising && ws > d->pull_above) pull(d, index);
+
+  u64 crossed = d->crossed;
+  if (ws > d->lowest || crossed) {
+    // One change at a time: a second ceiling crossed by the same charge is reported at the next one. (Handling all eight here is 256
+    // paths for the verifier; and user space compares with all of them as soon as it hears of the first.)
+    u32 i = 0;
+    int over = 0;
+    u64 stays = crossed & ~d->dipped;
     NO_UNROLL
-    for (u32 i = 0; i < MAX_THRESHOLDS; i++) {
-      int over = ws > d->ceiling[i];
-      int was = d->crossed >> i & 1;
-      if (over && (d->hard >> i & 1)) pulled |= 1;
-      if (over == was) continue;
-      u64 key = (u64)index << 8 | i, now = d->seen_ns;
-      if (over) {
-        if (crossings.insert(&key, &now) == 0) {
-          struct event e = {};
-          e.threshold = i;
-          emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS);
-        }
-        d->crossed |= 1ULL << i;
-      } else {
-        // Below again: the next crossing is news, but a working set that trembles at the line may not flood the ring.
-        u64 *since = crossings.lookup(&key);
-        if (!since || now - *since >= d->rearm_ns) {
-          d->crossed &= ~(1ULL << i);
-          crossings.delete(&key);
-        }
-      }
+    for (; i < MAX_THRESHOLDS; i++) {
+      over = ws > d->ceiling[i];
+      if (over ? !(stays >> i & 1) : crossed >> i & 1) break;
     }
-    if (pulled) pull(d, index);
+    if (i < MAX_THRESHOLDS) {
+      if (over && !rising) return 1;
+      change(d, index, i, over);
+    }
   }
 
   if (d->step) {
@@ -160,15 +175,18 @@ static __always_inline void compare(struct domain *d, u32 index) {
       }
     }
   }
+  return 0;
 }
 
 // Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to the LRU list `lru`: the
 // tracepoint fires before the size changes.
-static __always_inline void evaluate(u64 memcg, int file, u64 sweeping, s64 pending_inactive, s64 pending_active) {
+static __always_inline int evaluate(u64 memcg, int file, const int comparing, int rising, u64 sweeping, s64 pending_inactive,
+                                    s64 pending_active) {
   u32 zero = 0;
   u64 css = memcg + OFF_MEMCG_CSS, id = 0;
   s64 inactive = 0, active = 0, more_inactive = 0, more_active = 0;
   u64 shadow = 0;  // the running sweep, if it has been here already
+  int hidden = 0;
 
   if (file && nearest_domain(css, DOMAIN_CGROUP, &id)) {
     u64 self = cgroup_id_of(css);
@@ -214,15 +232,17 @@ static __always_inline void evaluate(u64 memcg, int file, u64 sweeping, s64 pend
           u64 usage = 0;
           READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
           d->usage = usage;
+          d->css = css;
         }
-        if (d->synced && !sweeping) compare(d, index);  // after a sweep commit() compares
+        if (comparing && d->synced) hidden |= compare(d, index, rising);
       }
     }
     css = css_parent(css);
   }
+  return hidden;
 }
 
-static __always_inline int on_stat(u64 memcg, int val, u64 file, s64 pending_inactive, s64 pending_active) {
+static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
   u32 zero = 0;
   struct gate *g = gates.lookup(&zero);
   if (!g) return 0;
@@ -243,13 +263,13 @@ static __always_inline int on_stat(u64 memcg, int val, u64 file, s64 pending_ina
   } else {
     READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
   }
-  g->memcg = memcg;
+  count(COUNT_EVALUATED);
+  int hidden = evaluate(memcg, file, 1, rising, 0, pending_inactive, pending_active);
+  g->memcg = hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
   g->usage = usage;
   g->moved = 0;
   g->checked = 0;
   g->file = 0;
-  count(COUNT_EVALUATED);
-  evaluate(memcg, file, 0, pending_inactive, pending_active);
   return 0;
 wait:
   g->moved = moved;
@@ -265,14 +285,15 @@ int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
   if (item > 63 || !(ITEMS >> item & 1)) return 0;
   int val = (int)ctx->args[2];  // int up to 7.0, zero-extended; long since 7.2: this cast is right for both
   int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
-  return on_stat(ctx->args[0], val, inactive | active, inactive ? val : 0, active ? val : 0);
+  return on_stat(ctx->args[0], val, val > 0 && !inactive, inactive | active, inactive ? val : 0, active ? val : 0);
 }
 
 // Kernel memory, sockets: charged to the same counter, but they never touch an LRU list.
 int on_memcg_stat(struct bpf_raw_tracepoint_args *ctx) {
   int item = (int)ctx->args[1];
   if (item != MEMCG_KMEM_ && item != MEMCG_SOCK_) return 0;
-  return on_stat(ctx->args[0], (int)ctx->args[2], 0, 0, 0);
+  int val = (int)ctx->args[2];
+  return on_stat(ctx->args[0], val, val > 0, 0, 0, 0);
 }
 
 // One stretch of a walk over all memory cgroups, also the dying ones that still hold page cache. Run by user space (BPF_PROG_RUN),
@@ -303,7 +324,7 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
 
   NO_UNROLL
   for (int n = 0; n < SWEEP_CHUNK; n++) {
-    evaluate(css - OFF_MEMCG_CSS, 1, number, 0, 0);
+    evaluate(css - OFF_MEMCG_CSS, 1, 0, 0, number, 0, 0);
     count(COUNT_SWEPT);
     // pre-order: first child, else the next sibling of the nearest ancestor that has one
     u64 next = 0, head = css + OFF_CSS_CHILDREN, at = 0;
@@ -357,7 +378,33 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
         d->reported = ws < 0 ? 0 : ws;
       }
       d->synced = ctx->args[1];
-      compare(d, index);
+    }
+    index++;
+  }
+  return index;
+}
+
+// Compare one domain now: args[0] = its index. For those with ceilings, after a sweep.
+int check(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0];
+  struct domain *d = domains.lookup(&index);
+  if (d && d->cgroup_id && d->synced) compare(d, index, 1);
+  return 0;
+}
+
+// Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process
+// frees a lot, is followed by no event. Returns the next domain, or 0 at the end.
+int reread(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[1];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    u64 css = d->css, usage = 0;
+    if (css && d->cgroup_id && cgroup_id_of(css) == d->cgroup_id) {  // still the same, and not freed
+      READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+      d->usage = usage;
     }
     index++;
   }

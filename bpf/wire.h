@@ -20,7 +20,7 @@ struct domain {
   u64 flags;
   s64 ceiling[MAX_THRESHOLDS];   // crossed while working set > ceiling, that is while available < threshold
   s64 lowest;                    // the smallest ceiling: one comparison when far away
-  u64 hard;                      // bit per ceiling that may be answered by a signal inside the kernel
+  s64 pull_above;                // above this the armed victim is signalled inside its own charge
   u64 step;                      // report when the working set moved this far; 0: never
   u64 rearm_ns;                  // a ceiling is not reported again sooner than this after its last crossing
   u64 reserved[2];
@@ -35,7 +35,9 @@ struct domain {
   u64 synced;                    // number of the last sweep whose sums were taken over; 0: never, do not compare
   u64 seen_ns;                   // when BPF last evaluated it
   u64 shadow_sweep;              // the sweep that the shadow sums belong to
-  u64 reserved2[6];
+  u64 dipped;                    // bit per ceiling: was below for a moment, too soon after its crossing to be cleared
+  u64 css;                       // its cgroup_subsys_state, good only while its cgroup id is still this one's
+  u64 reserved2[4];
 };
 
 enum event_kind { EVENT_CROSS = 1, EVENT_STEP = 2, EVENT_SIGNAL = 3 };

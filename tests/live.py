@@ -24,11 +24,13 @@ from monitor.kernel.pins import PRESSURE, Pins, Ring, counts
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import Hog, LabNode, LabPod
+
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Far longer than anything takes; only a hang reaches it.
 TIMEOUT_S = 30.0
+MIB = 1 << 20
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
@@ -108,11 +110,16 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The environment in which a child process finds this package."""
+    return os.environ | PYTHONPATH | more
+
+
 def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """One command of the CLI, to its end."""
     return subprocess.run(
         [*options.pop("wrapper", ()), sys.executable, "-c", CLI, *arguments],
-        env=os.environ | PYTHONPATH | options.pop("env", {}),
+        env=environment(),
         cwd="/",
         capture_output=True,
         text=True,
@@ -136,7 +143,6 @@ def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) ->
 _PUPPET = """
 import ctypes, mmap, os, signal, sys, threading, time
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the test
-MIB = 1 << 20
 kept = []
 def anon(mib):
     block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -176,6 +182,7 @@ class Puppet:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self._buffer = b""
         assert self.answer() == "ready"
 
     @property
@@ -191,8 +198,15 @@ class Puppet:
     def answer(self) -> str:
         """The next line it prints; "" when it ended instead."""
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], TIMEOUT_S)[0], "no answer"
-        return self.process.stdout.readline().decode().strip()
+        out = self.process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            assert select.select([out], [], [], TIMEOUT_S)[0], "no answer"
+            data = os.read(out, 4096)
+            if not data:
+                return ""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
 
     def do(self, line: str) -> None:
         self.tell(line)
@@ -321,6 +335,12 @@ def message(daemon: LabDaemon, msg: str, since: int = 0, **fields: object) -> Re
     if found is None:
         pytest.fail(f"the daemon never said {msg!r} {fields}:\n" + "\n".join(str(r) for r in daemon.log[since:]))
     return found
+
+
+def ended(daemon: LabDaemon) -> None:
+    """Stop it and take in its log to the last line, so that what is not there was never said."""
+    assert daemon.stop() == 0
+    assert daemon.wait_for(lambda _: False, TIMEOUT_S) is None
 
 
 def messages(daemon: LabDaemon, msg: str) -> list[Record]:

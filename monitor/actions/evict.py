@@ -126,6 +126,10 @@ class Eviction:
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
         self.usage_before = usage_before
+        if grace_s > 0:
+            # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
+            # may be what cleans up.
+            victim.refresh()
         self.pids: set[int] = set(victim.pidfds)
         self.started_ns = time.monotonic_ns()
         self.kill_at_ns: int | None = self.started_ns + self.grace_ns if grace_s > 0 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ TARGETS = {
 NODE_BYTES = 512 * MIB
 #: What a start leaves behind (late audits of pods, the first sweep's pages) is over by then.
 SETTLE_S = 3.0
+#: Idle CPU is also given per window, because others on the machine (a process killed anywhere) can wake the monitor.
+WINDOW_S = 5.0
 
 
 def processes(pid: int) -> list[int]:
@@ -111,24 +114,32 @@ def _memory_rows(daemon: LabDaemon, after: str) -> list[dict[str, Any]]:
 
 
 def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
-    """CPU of both processes while nothing happens and nobody asks.
+    """CPU of both processes while nothing happens and nobody asks, in windows of 5 s, each scaled to a minute; ``mean``
+    is over all of them.
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """
     heard = _heard(daemon.metrics())
     time.sleep(SETTLE_S)
     pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
-    before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic()
-    time.sleep(seconds)
-    took = time.monotonic() - began
-    used = {name: cpu_ns(pid) - before[name] for name, pid in pids.items()}
+    windows = max(1, round(seconds / WINDOW_S))
+    used: dict[str, list[float]] = {name: [] for name in pids}
+    for _ in range(windows):
+        before, began = {name: cpu_ns(pid) for name, pid in pids.items()}, time.monotonic()
+        time.sleep(seconds / windows)
+        to_minute = 60e-6 / (time.monotonic() - began)
+        for name, pid in pids.items():
+            used[name].append((cpu_ns(pid) - before[name]) * to_minute)
     metrics = daemon.metrics()
     if metrics["outrace_armed"] or metrics["outrace_arms_total"] != metrics["outrace_disarms_total"]:
         raise CannotError(
             "this machine is too close to its memory threshold: the programs were attached", "free memory and try again"
         )
     heard = _heard(metrics) - heard
-    return [summary(name, [ns / 1e6 * 60 / took], "ms/min") | {"records": heard} for name, ns in used.items()]
+    return [
+        summary(name, values, "ms/min") | {"mean": statistics.mean(values), "records": heard}
+        for name, values in used.items()
+    ]
 
 
 def _heard(metrics: dict[str, float]) -> int:
@@ -187,8 +198,11 @@ def footprint(runs: int, pods: int, idle: float, output: str) -> None:
         print_json({"bench": "footprint", "results": rows})
         return
     print_table(
-        ("what", "unit", "n", "p50", "max", "target"),
-        [(r["name"], r["unit"], r["n"], *map(_whole, (r["p50"], r["max"], r.get("target")))) for r in rows],
+        ("what", "unit", "n", "p50", "mean", "max", "target", "records"),
+        [
+            (r["name"], r["unit"], r["n"], *(_whole(r.get(k)) for k in ("p50", "mean", "max", "target", "records")))
+            for r in rows
+        ],
     )
 
 

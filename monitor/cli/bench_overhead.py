@@ -54,7 +54,8 @@ def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
     table = DomainTable(pins)
     table.reset()
     at = table.add(cgroupfs.cgroup_id(node.cgroup))
-    table.set_ceilings(at, [ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)], hard_mask=1)
+    ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
+    table.set_ceilings(at, [ceiling], pull_above=ceiling)
     table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
     for directory in pod.containers.values():
         table.add(cgroupfs.cgroup_id(directory))

@@ -20,6 +20,7 @@ BENCHES = {
     "race": ("monitor.cli.bench_race:race", "Eviction against the OOM killer, margin by margin."),
     "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
+    "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
 }
 COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
@@ -27,6 +28,7 @@ COMMANDS = {
     "doctor": ("monitor.cli.doctor:doctor", "Say what this kernel and these privileges allow."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
+    "conformance": ("monitor.cli.conformance:conformance", "Ask the policy what a real kubelet was asked, and compare."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
 

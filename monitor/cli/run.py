@@ -46,7 +46,11 @@ _BACKLOG = 64
 @click.option("--kube-reserved", metavar="MAP", help="For example 'memory=500Mi'.")
 @click.option("--kernel-memcg-notification", default=None, is_flag=True, help="Accepted; every notification is exact.")
 @click.option("--hooks", metavar="NAME", help="Where to listen in the kernel: auto (default) or memcg-tracepoint.")
-@click.option("--max-fill-rate", metavar="BYTES", help="How much the machine can fault in per second. [6Gi for each CPU, at most 96Gi]")
+@click.option(
+    "--max-fill-rate",
+    metavar="BYTES",
+    help="How much the machine can fault in per second. [6Gi for each CPU, at most 96Gi]",
+)
 @click.option("--step", metavar="BYTES", help="How far a pod moves before it is ranked anew. [1Mi]")
 @click.option("--listen", metavar="HOST:PORT", help="Where /metrics and the rest are served. [127.0.0.1:9469]")
 @click.option("--record", metavar="FILE", help="Write a recording for outrace replay (not in this version).")

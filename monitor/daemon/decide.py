@@ -26,6 +26,11 @@ REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
 #: log.
 QUIET_NS = 20_000_000
+#: A crossing less than 5 ms after the one before is not reported by the kernel (struct domain rearm_ns); so when
+#: pressure ends, one more pass is run after that time.
+RECHECK_NS = 10_000_000
+#: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
+REREAD_NS = 5_000_000
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
 
@@ -59,18 +64,37 @@ class Decider:
         self.eviction: Eviction | None = None
         self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
         self.changed = True  # something the side should know about
+        self._recheck_ns: int | None = None
+        self.reread_ns: int | None = None
         self._decided_ns = 0
         self._id = 0
 
     @property
     def deadline_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
-        return self.outcome.next_deadline_ns if self.outcome is not None else None
+        due = self.outcome.next_deadline_ns if self.outcome is not None else None
+        again = self._recheck_ns
+        return due if again is None else again if due is None else min(again, due)
 
     @property
     def pressed(self) -> bool:
         """Whether a threshold is met, grace or not."""
         return self.outcome is not None and bool(self.outcome.observed)
+
+    def step(self, index: int, working_set: int) -> None:
+        """A pod's working set moved by a step; it is ranked later, together with others."""
+        self.moved[index] = working_set
+        entry = self._registry.by_index.get(index)
+        if entry is not None and entry.usage is not None and working_set < entry.usage and self.reread_ns is None:
+            self.reread_ns = time.monotonic_ns() + REREAD_NS
+
+    def reread(self) -> None:
+        """Count all pods anew, and rank by that."""
+        self.reread_ns = None
+        self.rank_moved()
+        self._gauge.reread()
+        self._registry.refresh()
+        self.prepare()
 
     def rank_moved(self) -> None:
         """Give the pods that reported a step their new places."""
@@ -97,6 +121,7 @@ class Decider:
         """
         if self.moved and not self._order_stands():
             self.rank_moved()
+        self._recheck_ns = None
         readings: dict[str, Reading] = {}
         observations: dict[str, Observation] = {}
         now = time.monotonic_ns()
@@ -107,6 +132,8 @@ class Decider:
                 observations[w.signal] = w.observation(numbers, now)
         self._state, outcome = synchronize(self._config, self._state, observations, now, self._rank)
         before, self.outcome = self.outcome, outcome
+        if not outcome.observed and (crossed_ns or (before is not None and before.observed)):
+            self._recheck_ns = now + RECHECK_NS
         if outcome.victim is not None:
             if self.eviction is None:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
@@ -218,8 +245,9 @@ class Decider:
             self._finish_pulled(ts_ns)
 
     def _finish_pulled(self, ts_ns: int) -> None:
-        """A signal went out in the kernel, and the policy, asked with the same numbers, wants nobody: thresholds or pods
-        changed in between. It cannot be taken back, but it is said.
+        """A signal went out in the kernel, and the policy, asked with the same numbers, wants nobody.
+
+        Thresholds or pods changed in between. It cannot be taken back, but it is said.
         """
         fired = self._trigger.disarm()
         self._log(

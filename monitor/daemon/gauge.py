@@ -90,6 +90,10 @@ class Gauge:
         self._stats.set("sweep_ns", now)
         self.sweep_due_ns = now + SWEEP_NS
 
+    def reread(self) -> None:
+        """Make the usage of every watched cgroup exact; a few microseconds."""
+        self._sweeper.reread()
+
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""
         if watch.machine:

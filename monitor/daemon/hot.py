@@ -26,8 +26,9 @@ from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
+from monitor.errors import MonitorError
 from monitor.kernel.domains import Reading
-from monitor.kernel.pins import Pins, Ring
+from monitor.kernel.pins import Pins, Ring, counts
 from monitor.kernel.sched import Protection, protect
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 
@@ -89,6 +90,8 @@ class Hot:
                     self.registry.put(message)
                 except OSError as error:
                     self.log("warning", "a pod's cgroup is gone", pod=message["name"], error=error.strerror)
+                except MonitorError as error:
+                    self.log("error", "a pod is not watched", pod=message["name"], problem=str(error))
                 self.resent.add(message["uid"])
                 stale = True
                 # Looking for it walks the tree (10 ms with 330 cgroups), so only when a pod says that there is one.
@@ -153,15 +156,15 @@ class Hot:
         """One record of the pressure ring."""
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, _, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
-            self.decider.moved[index] = max(0, usage - inactive) * PAGE
+            self.decider.step(index, max(0, usage - inactive) * PAGE)
             self.stats.add("records_step")
         elif kind in (CROSS, SIGNAL):
             watch = self.watches.get(index)
             if watch is not None and watch.cgroup_id == cgroup_id:
-                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                 if kind == CROSS:
-                    self.decider.run_pass(ts, watch, reading)
+                    self.decider.run_pass(ts)
                 else:
+                    reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                     self.decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
             self.stats.add("records_cross" if kind == CROSS else "records_signal")
         else:
@@ -209,8 +212,11 @@ class Hot:
         if not self.decider.pressed:
             self.look(now_ns)
             gc.collect(1)
-        if self.gauge.arming.armed and now_ns >= self.gauge.sweep_due_ns:
-            self.sweep()
+        if self.gauge.arming.armed:
+            if now_ns >= self.gauge.sweep_due_ns:
+                self.sweep()
+            else:
+                self.decider.reread()
         if self.gauge.limits_changed():
             self.watch_thresholds()
         self.decider.prepare()
@@ -231,6 +237,8 @@ class Hot:
             due = min(due, now_ns + TICK_NS)
         if self.decider.deadline_ns is not None:
             due = min(due, self.decider.deadline_ns)
+        if self.decider.reread_ns is not None:
+            due = min(due, self.decider.reread_ns)
         if self.decider.eviction is not None:
             due = min(due, self.decider.eviction.deadline_ns(now_ns))
         if self.dirty:
@@ -252,9 +260,7 @@ class Hot:
 
         self.events = Ring(self.pins, "events", self.on_event)
         self.ooms = Ring(self.pins, "ooms", self.on_oom)
-        self.events.consume()  # what an earlier daemon left unread is about domains that are no more
-        self.ooms.consume()  # but every OOM kill since then is news
-        self.away = False
+        self.take_over()
         for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno()):
             self.epoll.register(fd, select.EPOLLIN)
 
@@ -265,6 +271,19 @@ class Hot:
         gc.disable()  # collected by hand in quiet moments
         for note in self.protection.notes:
             self.log("warning", note)
+
+    def take_over(self) -> None:
+        """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
+        while True:
+            self.events.consume()  # about domains that are no more: nobody is watched yet
+            self.ooms.consume()  # but every OOM kill since then is news
+            written = counts(self.pins)
+            if not self.ooms.consume():  # nothing came in between: the numbers belong together
+                break
+        self.away = False
+        self.decider.moved.clear()
+        for kind in ("cross", "step", "signal", "oom", "kill", "exit"):
+            self.stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self.stats.get(f"records_{kind}")))
 
     def start_side(self) -> None:
         self.resent: set[str] = set()  # pods this side has told of
@@ -301,6 +320,8 @@ class Hot:
                 decider.rank_moved()
                 decider.prepare()
                 self.dirty = True
+            if decider.reread_ns is not None and now >= decider.reread_ns:
+                decider.reread()
             if decider.eviction is not None:
                 decider.follow(now)
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):

@@ -73,7 +73,11 @@ class Registry:
         return iter(self.by_uid.values())
 
     def put(self, message: dict[str, Any]) -> PodEntry:
-        """Take in a ``pod+`` message (docs/architecture.md). Raises OSError when a cgroup of it is gone."""
+        """Take in a ``pod+`` message (docs/architecture.md).
+
+        Raises OSError when a cgroup of it is gone, MonitorError when the table of watched cgroups is full; the pod is
+        then not watched.
+        """
         old = self.by_uid.get(message["uid"])
         cgroup = Path(message["cgroup"])
         cgroup_id = cgroup.stat().st_ino
@@ -98,6 +102,7 @@ class Registry:
         return entry
 
     def _new(self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, int]) -> PodEntry:
+        self._table.check_room(1 + len(wanted))
         index = self._watch(cgroup_id, POD, self._step)
         entry = PodEntry(
             uid=message["uid"],

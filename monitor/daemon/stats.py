@@ -25,6 +25,14 @@ COUNTERS = (
     "records_kill",  # SIGKILLs of watched processes
     "records_exit",  # exits of killed processes
     "records_bad",  # records that did not decode
+    # Records that the pinned programs had written and an earlier daemon had read; taken off when both sides are
+    # compared.
+    "base_cross",
+    "base_step",
+    "base_signal",
+    "base_oom",
+    "base_kill",
+    "base_exit",
     "passes",  # passes of the policy
     "decisions",  # pods chosen for eviction (observed or enforced)
     "evictions",  # pods really evicted

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.kernel.domains import MACHINE, DomainTable, Reading, ceiling_pages
+from monitor.kernel.domains import MACHINE, NO_CEILING, DomainTable, Reading, ceiling_pages
 from monitor.kernel.wire import PAGE
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
@@ -93,8 +93,8 @@ def _floor(thresholds: Sequence[Threshold], capacity: int) -> int:
 def arm_thresholds(table: DomainTable, watch: Watch, kernel_trigger: bool) -> None:
     """Give the kernel the ceilings to compare; hard ones may pull the trigger there if ``kernel_trigger``."""
     ceilings = [ceiling_pages(watch.capacity, t.quantity(watch.capacity)) for t in watch.thresholds]
-    hard = sum(1 << i for i, t in enumerate(watch.thresholds) if t.hard) if kernel_trigger else 0
-    table.set_ceilings(watch.index, ceilings, hard)
+    hard = [ceiling for ceiling, t in zip(ceilings, watch.thresholds, strict=True) if t.hard]
+    table.set_ceilings(watch.index, ceilings, min(hard) if kernel_trigger and hard else NO_CEILING)
 
 
 def armed_bound(cpus: int, huge_pages: bool) -> int:

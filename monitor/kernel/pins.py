@@ -39,6 +39,8 @@ PRESSURE = ("on_lruvec_stat", "on_memcg_stat")
 OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit")
 #: Attached by the side: processes that appear in pods.
 PROCS = ("on_fork", "on_exec", "on_attach")
+#: Run by the daemon itself.
+RUN = ("sweep", "commit", "check", "reread")
 MAPS = ("domain_of", "domains", "events", "ooms", "procs", "counts", "victims", "crossings", "sweeps")
 
 _RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

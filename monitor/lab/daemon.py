@@ -122,8 +122,10 @@ class LabDaemon:
         fresh: list[Record] = []
         while not self._queue.empty():
             arrived = self._queue.get()
-            if arrived is not None:
-                fresh.append(arrived)
+            if arrived is None:
+                self._queue.put(None)  # the end stays the end, for `wait_for` too
+                break
+            fresh.append(arrived)
         self.log.extend(fresh)
         return fresh
 

@@ -6,7 +6,7 @@ and quite some running clusters, still describe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monitor.policy.errors import PolicyError
@@ -15,7 +15,7 @@ from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical
 from monitor.policy.signals import SIGNALS
-from monitor.policy.thresholds import DEFAULT_HARD
+from monitor.policy.thresholds import DEFAULT_HARD, Threshold, parse_thresholds
 from monitor.policy.victims import Ranker, rank_one
 
 
@@ -36,6 +36,22 @@ class Era:
     is_critical: Callable[[Pod], bool]
     hard_grace_s: int
     containerfs: bool
+
+    def parse_thresholds(
+        self,
+        hard: Mapping[str, str] | None,
+        soft: Mapping[str, str] | None = None,
+        soft_grace: Mapping[str, str] | None = None,
+        min_reclaim: Mapping[str, str] | None = None,
+        enforce_node_allocatable: Sequence[str] = (),
+    ) -> tuple[Threshold, ...]:
+        """The thresholds of a configuration; ``hard`` None is this release's defaults. Raises PolicyError."""
+        hard = self.default_hard if hard is None else hard
+        for entries in (hard, soft, soft_grace, min_reclaim):
+            for signal in entries or ():
+                if signal in SIGNALS and signal not in self.signals:
+                    raise PolicyError(f"unsupported eviction signal {signal}: {self.name} does not know it")
+        return parse_thresholds(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable)
 
 
 CURRENT = Era(

@@ -31,8 +31,8 @@ _CONTAINERFS_SIGNALS = (CONTAINERFS, CONTAINERFS_INODES)
 
 
 class DiskLayout(NamedTuple):
-    """`image_fs`: images have a file system of their own. `container_fs`: and the containers' writable layers are not on
-    it, but on the node's (a "split" disk). Without `image_fs`, `container_fs` changes nothing but the overlay.
+    """`image_fs`: images have a file system of their own. `container_fs`: and the containers' writable layers are not
+    on it, but on the node's (a "split" disk). Without `image_fs`, `container_fs` changes nothing but the overlay.
     """
 
     image_fs: bool = False
@@ -69,8 +69,8 @@ def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
 
 
 class Overlay(NamedTuple):
-    """Thresholds after the overlay. `in_place` are those without what was appended: all that the pass which discovers the
-    layout sees. `conflicts`: a complaint for each threshold of the user's that was replaced or ignored.
+    """Thresholds after the overlay. `in_place` are those without what was appended: all that the pass which discovers
+    the layout sees. `conflicts`: a complaint for each threshold of the user's that was replaced or ignored.
     """
 
     thresholds: tuple[Threshold, ...]

@@ -1,8 +1,8 @@
-"""A whole pass of the eviction manager, on an answer of the Summary API: local storage, thresholds, clean-up of the node,
-one pod.
+"""A whole pass of the eviction manager, on an answer of the Summary API: local storage, thresholds, clean-up of the
+node, one pod.
 
-`synchronize` decides about thresholds; this puts around it what memory alone does not need. Pure as that is: the clean-up
-in the middle of a pass, and the look at the stats after it, are a function the caller passes in.
+`synchronize` decides about thresholds; this puts around it what memory alone does not need. Pure as that is: the
+clean-up in the middle of a pass, and the look at the stats after it, are a function the caller passes in.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Outcome, State, carried, synchronize
+from monitor.policy.synchronize import EvictionConfig, Outcome, State, carried, synchronize
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 
@@ -31,8 +30,8 @@ Reclaim = Callable[[tuple[str, ...]], Summary | None]
 
 @dataclass(frozen=True)
 class ManagerConfig:
-    """What the passes of one kubelet have in common. `thresholds` are those of the configuration, without the overlay for
-    the container file system; times are in nanoseconds, graces in seconds (see `EvictionConfig`).
+    """What the passes of one kubelet have in common. `thresholds` are those of the configuration, without the overlay
+    for the container file system; times are in nanoseconds, graces in seconds (see `EvictionConfig`).
     """
 
     thresholds: tuple[Threshold, ...]
@@ -67,20 +66,20 @@ class ManagerState(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """A pod to evict now. `annotations` are those of its event; None, as `disrupted` False, for local storage, where the
-    pod gets no DisruptionTarget condition either.
+    """A pod to evict now. `annotations` are those of its event; `disrupted`: its status gets the condition
+    DisruptionTarget (not for local storage).
     """
 
     pod: Pod
     grace_s: int
     message: str
-    annotations: Mapping[str, str] | None
+    annotations: Mapping[str, str]
     disrupted: bool
 
 
 class PassResult(NamedTuple):
-    """What a pass decided. `warning` is the event on the node; `reclaimed` the clean-up that was run; `outcome` None if no
-    thresholds were looked at, because there are none or the stats could not be had.
+    """What a pass decided. `warning` is the event on the node; `reclaimed` the clean-up that was run; `outcome` None if
+    no thresholds were looked at, because there are none or the stats could not be had.
     """
 
     state: ManagerState
@@ -99,8 +98,8 @@ def manage(
     now_ns: int,
     reclaim: Reclaim,
 ) -> PassResult:
-    """One pass at ``now_ns`` over the active ``pods``. ``read`` answers with the stats, None if they cannot be had; it is
-    not asked when there is nothing to look for.
+    """One pass at ``now_ns`` over the active ``pods``. ``read`` answers with the stats, None if they cannot be had; it
+    is not asked when there is nothing to look for.
     """
     if not config.thresholds and not config.local_storage:
         return PassResult(state)
@@ -143,8 +142,8 @@ def _local_storage(config: ManagerConfig, pods: Sequence[Pod], stats: Mapping[st
     for pod in pods:
         own = stats.get(pod.uid)
         message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
-        if message is not None and not is_critical(pod):
-            found.append(Eviction(pod, HARD_GRACE_S, message, None, False))
+        if message is not None and not config.era.is_critical(pod):
+            found.append(Eviction(pod, config.era.hard_grace_s, message, {}, False))
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.signals import IN_BYTES
 
 REASON = "Evicted"
 #: The Warning on the node when a threshold is about to cost a pod, and its message (`%s` is the resource).
@@ -30,7 +31,7 @@ def eviction_message(
     bytes (0 if its memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
     """
     message = f"The node was low on resource: {resource}. "
-    in_bytes = resource in ("memory", "ephemeral-storage")
+    in_bytes = resource in IN_BYTES
     if quantity is not None and available is not None:
         limit = quantity if isinstance(quantity, Quantity) else _shown(quantity, in_bytes)
         message += f"Threshold quantity: {limit}, available: {_shown(available, in_bytes)}. "

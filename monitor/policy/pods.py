@@ -83,6 +83,8 @@ class Pod:
     grace_period_s: int | None = None
     phase: str = ""
     volumes: Sequence[Volume] = ()
+    #: Sums over the containers, kept once made: a pod is asked for them in every pass and never changes.
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:

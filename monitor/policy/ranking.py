@@ -61,8 +61,9 @@ def memory_order(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:
     """The candidate for a pod that asked for ``request`` and uses ``usage`` of something."""
+    critical: bool | None = pod.memo.get("critical")
+    if critical is None:
+        critical = pod.memo["critical"] = is_critical(pod)
     whole, nanos = divmod(request.nanos, _NANO)
     priority = pod.priority or 0
-    return Candidate(
-        pod.uid, pod.namespace, pod.name, priority, whole, usage, is_critical(pod), pod.grace_period_s, nanos
-    )
+    return Candidate(pod.uid, pod.namespace, pod.name, priority, whole, usage, critical, pod.grace_period_s, nanos)

@@ -15,7 +15,7 @@ _RESERVING = {MEMORY: "memory", NODEFS: "ephemeral-storage"}
 
 
 class Reservation(NamedTuple):
-    """Amounts by resource. `pods_limit`: of the kubepods cgroup. `reserved`: taken off Allocatable, what is zero left out.
+    """Amounts by resource. `pods_limit`: of the kubepods cgroup. `reserved`: taken off Allocatable, without zeros.
     `exceeded`: the resources of which more is reserved than there is; a kubelet does not start then.
     """
 

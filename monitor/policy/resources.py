@@ -32,6 +32,9 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     ``pod_level`` False is the kubelet with the feature gate PodLevelResources off: a pod-level request then still
     replaces the containers' for the resource it names, and hides nothing else.
     """
+    known: Quantity | None = pod.memo.get((resource, pod_level))
+    if known is not None:
+        return known
     asked = pod.resources.requests.get(resource) if pod.resources is not None and _pod_level((resource,)) else None
     if asked is not None:
         total = _zero(resource) + asked
@@ -42,6 +45,7 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     # Overhead is only for pods that asked for something.
     if resource in pod.overhead and not total.is_zero:
         total += pod.overhead[resource]
+    pod.memo[resource, pod_level] = total
     return total
 
 

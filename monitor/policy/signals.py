@@ -55,6 +55,9 @@ RESOURCE: dict[str, str] = {
     PID: "pids",
 }
 
+#: The resources counted in bytes; the others are plain numbers.
+IN_BYTES = frozenset({"memory", "ephemeral-storage"})
+
 # cAdvisor takes a limit above 2^62 for "no limit": there is then nothing to be available of.
 _UNLIMITED = 2**62
 

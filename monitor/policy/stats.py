@@ -8,7 +8,7 @@ so a pass over hundreds of pods pays only for those it needs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.policy.compat import int64
@@ -32,6 +32,7 @@ from monitor.policy.signals import (
 PODS_CONTAINER = "pods"
 
 _RFC3339 = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))")
+_INT64 = 2**63
 _EMPTY: Mapping[str, Any] = {}
 
 
@@ -42,13 +43,6 @@ class Memory(NamedTuple):
     working_set: int | None
     usage: int | None
     stamp_ns: int
-
-
-class Usage(NamedTuple):
-    """What something takes of a file system: bytes and inodes, 0 where not reported."""
-
-    used: int
-    inodes: int
 
 
 class PodStats:
@@ -64,6 +58,9 @@ class PodStats:
     def uid(self) -> str:
         """The uid in `podRef`, or the one `pod_from_object` makes for a pod without."""
         ref = _map(self._raw, "podRef", self.path)
+        uid = ref.get("uid")
+        if type(uid) is str and uid:
+            return uid
         return str(ref.get("uid") or stable_uid(str(ref.get("namespace") or "default"), str(ref.get("name", ""))))
 
     def memory(self) -> int | None:
@@ -71,7 +68,7 @@ class PodStats:
         figures = self._raw.get("memory")
         if figures is None:
             return None
-        return _count(_map(self._raw, "memory", self.path), "workingSetBytes", self.path) or 0
+        return _count(_checked(figures, self.path), "workingSetBytes", self.path) or 0
 
     def processes(self) -> int:
         """How many processes the pod has; 0 if not reported."""
@@ -83,8 +80,8 @@ class PodStats:
 
     def containers(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Name and figures of each container, in the order given."""
-        for i, item in enumerate(_list(self._raw, "containers", self.path)):
-            yield str(item.get("name", "")), _checked(item, f"{self.path}.containers[{i}]")
+        for item in _list(self._raw, "containers", self.path):
+            yield str(item.get("name", "")), item
 
     def container_memory(self) -> list[tuple[str, int]]:
         """The working set of each container that reports one."""
@@ -104,23 +101,38 @@ class PodStats:
                 found.append((name, int64(parts[0] + parts[1])))
         return found
 
-    def file_usage(self, raw: Mapping[str, Any], key: str) -> Usage:
-        """The figures ``key`` (`rootfs` or `logs`) of one of `containers`."""
-        figures = _map(raw, key, self.path)
-        return Usage(
-            _count(figures, "usedBytes", self.path) or 0,
-            _count(figures, "inodesUsed", self.path) or 0,
-        )
+    def files(self, raw: Mapping[str, Any], kinds: Iterable[str], key: str) -> int:
+        """`usedBytes` or `inodesUsed` (``key``) of one of `containers`, over its `rootfs` and `logs` (``kinds``)."""
+        total = 0
+        for kind in kinds:
+            figures = raw.get(kind)
+            if figures is not None:
+                total += _count(_checked(figures, self.path), key, self.path) or 0
+        return total
 
-    def volume(self, name: str) -> Usage:
-        """The first figures for the volume ``name``; zeros if there are none."""
+    def all_files(self, kinds: Sequence[str], key: str) -> int:
+        """`files` over all containers; most of the time of ranking for a disk is spent in this loop."""
+        total = 0
+        for item in _list(self._raw, "containers", self.path):
+            for kind in kinds:
+                figures = item.get(kind)
+                if figures is None:
+                    continue
+                value = figures.get(key) if type(figures) is dict else _checked(figures, self.path)
+                if type(value) is int and 0 <= value < _INT64:
+                    total += value
+                elif value is not None:
+                    total += _count(figures, key, self.path) or 0
+        return total
+
+    def volumes(self, names: Iterable[str], key: str) -> int:
+        """`usedBytes` or `inodesUsed` of these volumes; the first figures of a name count."""
+        first: dict[str, int] = {}
         for item in _list(self._raw, "volume", self.path):
-            if item.get("name", "") == name:
-                return Usage(
-                    _count(item, "usedBytes", self.path) or 0,
-                    _count(item, "inodesUsed", self.path) or 0,
-                )
-        return Usage(0, 0)
+            name = item.get("name", "")
+            if name not in first:
+                first[name] = _count(item, key, self.path) or 0
+        return sum(first.get(name, 0) for name in names)
 
     def volumes_used(self) -> dict[str, int]:
         """Bytes by volume, where reported (a volume without would crash a real kubelet). The last of a name counts."""
@@ -139,8 +151,8 @@ class Summary:
         self._node = _map(_checked(obj, "summary"), "node", "summary")
         self.observations: dict[str, Observation] = dict(_observe(self._node))
         self.pods: dict[str, PodStats] = {}
-        for i, raw in enumerate(_list(obj, "pods", "summary")):
-            stats = PodStats(raw, f"summary.pods[{i}]")
+        for raw in _list(obj, "pods", "summary"):
+            stats = PodStats(raw)
             self.pods[stats.uid] = stats
 
     def memory(self, signal: str) -> Memory | None:
@@ -187,7 +199,7 @@ def _memory(parent: Mapping[str, Any]) -> Memory | None:
 
 
 def _checked(value: Any, path: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise PolicyError(f"{path}: must be a map, not {type(value).__name__}")
     return value
 
@@ -201,8 +213,11 @@ def _list(parent: Mapping[str, Any], key: str, path: str) -> Sequence[Mapping[st
     value = parent.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
+    if not isinstance(value, list):
         raise PolicyError(f"{path}.{key}: must be a list of maps")
+    for item in value:
+        if not isinstance(item, dict):
+            raise PolicyError(f"{path}.{key}: must be a list of maps")
     return value
 
 
@@ -212,7 +227,7 @@ def _count(parent: Mapping[str, Any], key: str, path: str) -> int | None:
         return None
     if type(value) is not int:
         raise PolicyError(f"{path}.{key}: must be a whole number, not {value!r}")
-    return value if -(2**63) <= value < 2**63 else int64(value)
+    return value if -_INT64 <= value < _INT64 else int64(value)
 
 
 def _stamp(parent: Mapping[str, Any], path: str) -> int:

@@ -64,6 +64,7 @@ class EvictionConfig:
     signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
     conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
     rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False)
+    likeliest: bool = field(init=False, repr=False, compare=False)  # pick what the kubelet would most likely
     _blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +92,8 @@ class EvictionConfig:
         )
         nothing = (None,) * len(rules)
         blank = State(nothing, (), (None,) * len(signals), (None,) * len(conditions), frozenset())
-        for name, value in (("signals", signals), ("conditions", conditions), ("rules", rules), ("_blank", blank)):
+        made = {"signals": signals, "conditions": conditions, "rules": rules, "_blank": blank}
+        for name, value in (*made.items(), ("likeliest", self.compat == KUBELET)):
             object.__setattr__(self, name, value)
 
 
@@ -157,7 +159,7 @@ def synchronize(
             raise ValueError("the state belongs to another configuration: begin with State.initial()")
         state = config._blank
 
-    likeliest = config.compat == KUBELET
+    likeliest = config.likeliest
     merged = _merged(rules, state.met, observations, likeliest)
     first, met, deadline = _since(config, state.first, merged, now_ns)
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)

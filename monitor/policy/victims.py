@@ -1,8 +1,8 @@
 """Who is evicted first, for every signal and every layout of disks.
 
-Memory and disk: 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority; 3. more
-usage above (or less below) the request. Process ids: lower priority, then pods without stats, then more processes. Where
-the kubelet's order is left to chance, ours is namespace, name, uid.
+Memory and disk: 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority;
+3. more usage above (or less below) the request. Process ids: lower priority, then pods without stats, then more
+processes. Where the kubelet's order is left to chance, ours is namespace, name, uid.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from monitor.policy.layout import LOGS, ROOTFS, SINGLE_DISK, VOLUMES, DiskLayout, measured
+from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.pods import Pod
-from monitor.policy.quantity import ZERO
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, memory_candidate, memory_key
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
@@ -76,33 +76,37 @@ def rank_one(
 
 def _disk(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, pod_level: bool) -> tuple[Key, Candidate]:
     resource = RESOURCE[signal]
-    # The amount above the request is always against the request for bytes, also of inodes: so the kubelet has it.
     storage = pod_request(pod, "ephemeral-storage", pod_level)
-    if stats is None:
-        victim = candidate(pod, storage, None)
-        return (0, victim.priority, 0, 0, pod.namespace, pod.name, pod.uid), victim
-    used = disk_usage(pod, stats, signal, layout)
     request = storage if resource == "ephemeral-storage" else pod_request(pod, resource, pod_level)
-    victim = candidate(pod, storage, used)
+    victim = candidate(pod, storage, None if stats is None else disk_usage(pod, stats, signal, layout))
+    return disk_key(victim, request), victim
+
+
+def disk_key(victim: Candidate, request: Quantity) -> Key:
+    """Sort key for disk space and inodes. ``request`` is for the starved resource, that in ``victim`` for bytes.
+
+    How far a pod is above its request is always against the bytes, also of inodes: so the kubelet has it.
+    """
+    used = victim.usage
+    if used is None:
+        return (0, victim.priority, 0, 0, victim.namespace, victim.name, victim.uid)
     group = 1 if used * _NANO > request.nanos else 2
-    below, nanos = divmod(storage.nanos - used * _NANO, _NANO)
-    return (group, victim.priority, below, nanos, pod.namespace, pod.name, pod.uid), victim
+    below = victim.request - used
+    return (group, victim.priority, below, victim.request_nanos, victim.namespace, victim.name, victim.uid)
 
 
 def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
     """What ``pod`` uses of the file system behind ``signal``: bytes or inodes."""
     kinds = measured(signal, layout)
-    what = 0 if RESOURCE[signal] == "ephemeral-storage" else 1  # of a Usage
-    total = 0
-    if ROOTFS in kinds or LOGS in kinds:
-        for _, raw in stats.containers():
-            for kind in (ROOTFS, LOGS):
-                if kind in kinds:
-                    total += stats.file_usage(raw, kind)[what]
-    if VOLUMES in kinds:
-        for volume in pod.volumes:
-            if volume.local:
-                total += stats.volume(volume.name)[what]
+    key = "usedBytes" if RESOURCE[signal] == "ephemeral-storage" else "inodesUsed"
+    files = [kind for kind in kinds if kind != VOLUMES]
+    total = stats.all_files(files, key) if files else 0
+    if VOLUMES in kinds and pod.volumes:
+        names = pod.memo.get("local volumes")
+        if names is None:
+            names = pod.memo["local volumes"] = [volume.name for volume in pod.volumes if volume.local]
+        if names:
+            total += stats.volumes(names, key)
     return total
 
 

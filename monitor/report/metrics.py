@@ -214,7 +214,10 @@ class Metrics(Collector):
             from monitor.kernel.pins import counts
 
             kernel = counts(self.view.pins)
-        sides = [((kind, "kernel"), float(kernel.get(f"emitted_{kind}", 0))) for kind in RECORDS]
+        sides = [
+            ((kind, "kernel"), float(max(0, kernel.get(f"emitted_{kind}", 0) - stats.get(f"base_{kind}"))))
+            for kind in RECORDS
+        ]
         sides += [((kind, "reader"), float(stats.get(f"records_{kind}"))) for kind in RECORDS]
         yield _labelled(
             CounterMetricFamily,

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def decided(daemon: LabDaemon) -> list[str]:
 
 
 def passes(daemon: LabDaemon, more: int = 5) -> None:
-    """Wait until the policy has made more passes on fresh numbers."""
+    """While a threshold is met: wait until the policy has made more passes on fresh numbers."""
     begin = live.metric(daemon, "passes_total")
     live.until(lambda: live.metric(daemon, "passes_total") >= begin + more, "passes of the policy")
 
@@ -89,7 +90,7 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
         assert counted['outrace_records_total{kind="cross",side="reader"}'] >= 3
         assert counted['outrace_decisions_total{mode="observe",signal="memory.available"}'] == 3
         assert counted["outrace_evictions_total"] == 0
-        assert daemon.stop() == 0
+        live.ended(daemon)
 
 
 # -- enforce -----------------------------------------------------------------------------------------------------------
@@ -142,15 +143,18 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
         assert decision["decided_ns"] <= decision["signalled_ns"] < end["gone_ns"]
         assert set(pids) <= set(end["pids"])
         assert decided(daemon) == ["batch"]
-        assert decision["message"].startswith("The node was low on resource: memory. Threshold quantity: 40Mi, available: ")
+        assert decision["message"].startswith(
+            "The node was low on resource: memory. Threshold quantity: 40Mi, available: "
+        )
         assert "Container c0 was using " in decision["message"]
 
         status = live.state_dir() / "pods" / f"lab_batch_{batch.uid}.json"
-        live.until(lambda: status.exists() and "gone" in status.read_text().lower(), "the status with its outcome")
+        live.until(lambda: status.exists() and "outrace/pids" in status.read_text(), "the status with its outcome")
         written = json.loads(status.read_text())
         assert written["metadata"]["uid"] == batch.uid
         assert (written["status"]["phase"], written["status"]["reason"]) == ("Failed", "Evicted")
         assert written["status"]["message"] == decision["message"]
+        assert set(map(str, pids)) <= set(written["metadata"]["annotations"]["outrace/pids"].split(","))
         counted = daemon.metrics()
         assert counted["outrace_evictions_total"] == 1
         assert counted["outrace_eviction_failures_total"] == 0
@@ -166,8 +170,7 @@ def test_one_pod_at_a_time_and_the_next_while_still_short(node: LabNode) -> None
         live.filled(node, database, 40)
         evicted(daemon, first)
         evicted(daemon, second)
-        passes(daemon, 1)
-        daemon.poll()
+        live.ended(daemon)
         steps = [(r["msg"], r["uid"]) for r in daemon.log if r["msg"] in ("evicting", "evicted")]
         assert steps == [(msg, pod.uid) for pod in (first, second) for msg in ("evicting", "evicted")]
         assert hogs[0].process.poll() is None
@@ -189,17 +192,23 @@ def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
     pod = node.add_pod("critical", priority=2_000_000_000)
     with live.daemon(node, "--enforce", *hard(80)) as daemon:
         hog = live.filled(node, pod, 64)
-        live.message(daemon, "node conditions", conditions=["MemoryPressure"])
+        live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
         passes(daemon)
         assert hog.process.poll() is None
         assert decided(daemon) == []
-        # Beside an ordinary pod that is smaller the ordinary one goes.
-        small = live.filled(node, node.add_pod("small"), 4)
-        evicted(daemon, node.pods["small"])
+        hog.free()
+        # Beside an ordinary pod, however small, that one goes, and then nobody.
+        ordinary = node.add_pod("small")
+        live.message(daemon, "pod found", uid=ordinary.uid)
+        small = live.filled(node, ordinary, 4)
+        hog.go()
+        evicted(daemon, ordinary)
         assert small.wait() == -signal.SIGKILL
+        hog.expect("grown")
         passes(daemon)
-        assert decided(daemon) == ["small"]
         assert hog.process.poll() is None
+        live.ended(daemon)
+        assert decided(daemon) == ["small"]
 
 
 def test_the_kernel_wins_are_told_too(node: LabNode) -> None:
@@ -223,8 +232,10 @@ def test_the_kernel_wins_are_told_too(node: LabNode) -> None:
 
 def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) -> None:
     pod = node.add_pod("stubborn")
-    with live.daemon(node, "--enforce", *soft(80, "50ms"), "--eviction-max-pod-grace-period", "1") as daemon:
-        with live.Puppet(pod.containers["c0"]) as deaf, live.Puppet(pod.containers["c0"]) as obedient:
+    options = (*soft(80, "50ms"), "--eviction-max-pod-grace-period", "1")
+    with live.daemon(node, "--enforce", *options) as daemon:
+        container = pod.containers["c0"]
+        with live.Puppet(container) as deaf, live.Puppet(container) as obedient:
             deaf.do("signal.signal(signal.SIGTERM, lambda *_: print('told', time.monotonic_ns(), flush=True))")
             deaf.do("anon(56)")
             decision = live.message(daemon, "evicting")
@@ -244,17 +255,32 @@ def test_a_pod_that_recovers_in_the_grace_is_left_alone(node: LabNode) -> None:
     options = (*soft(80, "1s"), "--eviction-pressure-transition-period", "1500ms")
     with live.daemon(node, "--enforce", *options) as daemon:
         hog = live.filled(node, pod, 64)
-        live.message(daemon, "node conditions", conditions=["MemoryPressure"])
+        live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
         since = len(daemon.log)
         hog.free()
         # The condition ends 1.5 s after the threshold was last met, so after the grace would have been over.
-        live.message(daemon, "node conditions", since, conditions=[])
+        live.message(daemon, "node conditions changed", since, conditions=[])
         assert decided(daemon) == []
         assert hog.process.poll() is None
         # The grace begins anew with the next crossing, and this time nobody recovers.
         hog.go()
         evicted(daemon, pod)
-        assert hog.wait() == -signal.SIGTERM
+        assert hog.wait() == -signal.SIGKILL, "the most a soft eviction gives is 0 s unless it is told otherwise"
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the LRU size falls before the page_counter: freed page cache looks like working set"
+)
+def test_nobody_is_evicted_because_page_cache_is_freed(node: LabNode) -> None:
+    pod = node.add_pod("cache")
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
+        daemon = live.daemon(node, *hard(100))
+        with daemon, live.Puppet(pod.containers["c0"]) as puppet:
+            # 20 MiB of working set, 28 may be used; and page cache, which may all be given back.
+            puppet.do(f"anon(20); write('{directory}/a', 60)")
+            puppet.do(f"os.unlink('{directory}/a')")
+            live.ended(daemon)
+            assert [r["available"] >> 20 for r in live.messages(daemon, "would evict")] == []
 
 
 # -- pods that come, change and go -------------------------------------------------------------------------------------
@@ -286,8 +312,10 @@ def test_manifests_that_appear_change_and_vanish(node: LabNode) -> None:
         armed_for(database)
         other = node.add_pod("other")
         live.message(daemon, "pod found", uid=other.uid)
-        live.filled(node, other, 8)
+        newcomer = node.start_hog(other, mib=8)
+        newcomer.go()
         evicted(daemon, other)
+        assert newcomer.wait() == -signal.SIGKILL
         assert decided(daemon) == ["late", "other"]
         assert len(cgroupfs.processes(big.cgroup)) == 1
         assert crosser.process.poll() is None
@@ -308,7 +336,7 @@ def armed() -> int:
 
 
 def armed_for(pod: LabPod) -> None:
-    """Wait until the hot process knows that ``pod`` is the first; its order shows nowhere sooner than in the trigger."""
+    """Wait until the hot process knows that ``pod`` is the first: the trigger shows it at once."""
     number = cgroupfs.cgroup_id(pod.cgroup)
     live.until(lambda: armed() == number, f"the trigger to be armed for {pod.name}")
 
@@ -332,9 +360,9 @@ def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) ->
         assert second.wait() == -signal.SIGKILL, "user space finishes the pod"
         assert decision["trigger"] == "kernel"
         assert bystander.process.poll() is None
-        passes(daemon, 1)
         counted = daemon.metrics()
         assert counted['outrace_records_total{kind="signal",side="reader"}'] >= 1
+        live.ended(daemon)
         assert decided(daemon) == ["hog"]
 
 
@@ -408,7 +436,7 @@ def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
         finally:
             os.kill(side_of(daemon), signal.SIGCONT)
         evicted(daemon, pod)
-        assert daemon.stop() == 0
+        live.ended(daemon)
 
 
 def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
@@ -432,14 +460,14 @@ def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
         again.go()
         evicted(daemon, pod, since)
         assert again.wait() == -signal.SIGKILL
-        assert daemon.stop() == 0
+        live.ended(daemon)
 
 
 def test_sigterm_ends_it_cleanly(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(16)) as daemon:
         side = side_of(daemon)
         assert live.metric(daemon, "armed") == 1
-        assert daemon.stop() == 0
+        live.ended(daemon)
         assert not live.alive(side)
         assert [r for r in daemon.log if r.get("raw")] == [], "something that is no log record was printed"
         assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
@@ -462,12 +490,12 @@ def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> Non
         live.ends(side, fd=True)
         os.close(side)
     # Its trigger is still armed, but the program that would pull it went with the descriptors.
-    crosser = live.filled(node, pod, 96)
+    crosser = live.filled(node, pod, 108)
     assert crosser.process.poll() is None
     with live.daemon(node, "--enforce", *hard(16)) as daemon:
         evicted(daemon, pod)
         assert crosser.wait() == -signal.SIGKILL
-        assert daemon.stop() == 0
+        live.ended(daemon)
 
 
 def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
@@ -475,7 +503,7 @@ def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
         result = live.outrace("run", "--state-dir", str(live.state_dir()), "--listen", "127.0.0.1:0")
         live.one_line(result, 1, f"(pid {daemon.pid})", str(live.state_dir()), "--state-dir")
         assert daemon.get("/readyz")[0] == 200
-        assert daemon.stop() == 0
+        live.ended(daemon)
 
 
 def test_what_is_lost_is_shown(node: LabNode) -> None:
@@ -483,6 +511,7 @@ def test_what_is_lost_is_shown(node: LabNode) -> None:
     pod = node.add_pod("noisy", containers=2)
     with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
         hogs = [node.start_hog(pod, c, mib=32, cycles=60) for c in pod.containers]
+        before = records(daemon, "step")
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
             for hog in hogs:
@@ -492,13 +521,19 @@ def test_what_is_lost_is_shown(node: LabNode) -> None:
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
 
-        def both() -> dict[str, float] | None:
-            counted = daemon.metrics()
-            sides = [counted[f'outrace_records_total{{kind="step",side="{side}"}}'] for side in ("kernel", "reader")]
-            return counted if sides[0] - before == sides[1] else None
+        # The programs count as long as they are pinned, the daemon as long as it runs.
+        live.until(lambda: settled(daemon, "step", before), "as many records read as were written")
+        assert daemon.metrics()['outrace_events_lost_total{where="ring_step"}'] > 0
+        live.ended(daemon)
 
-        before = 0.0
-        counted = daemon.metrics()
-        lost = counted['outrace_events_lost_total{where="ring_step"}']
-        assert lost > 0
-        del before, both
+
+def records(daemon: LabDaemon, kind: str) -> list[float]:
+    """How many the kernel wrote and how many the hot process read."""
+    counted = daemon.metrics()
+    return [counted[f'outrace_records_total{{kind="{kind}",side="{side}"}}'] for side in ("kernel", "reader")]
+
+
+def settled(daemon: LabDaemon, kind: str, before: list[float]) -> bool:
+    """Whether both counted the same records since ``before``."""
+    written, read = (now - then for now, then in zip(records(daemon, kind), before, strict=True))
+    return written == read > 0

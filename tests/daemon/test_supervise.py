@@ -1,60 +1,110 @@
-"""The side is started before the hot process exists, and handed over: then it is its child like any other."""
+"""The side process as the hot one starts, loses and ends it."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from monitor.cli.bench_footprint import side_of
-from monitor.daemon.config import SIDE, STATS_FD
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon import channel
+from monitor.daemon.config import RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
-from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode
+from monitor.kernel.loader import package_path
+
+pytestmark = pytest.mark.kernel
 
 
-def test_without_a_side_handed_over_there_is_none_to_adopt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SIDE, raising=False)
-    side = Side(-1, -1, -1)
-    assert not side.adopt(0)
-    assert (side.pid, side.sock) == (0, None)
+@pytest.fixture
+def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+    monkeypatch.setenv("PYTHONPATH", package_path())
+    stats = SharedStats.create()
+    (tmp_path / "pods").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = replace(
+            RunConfig(), pods=f"manifests:{tmp_path / 'pods'}", state_dir=str(tmp_path), listen_fd=listener.fileno()
+        )
+        config_fd = config.to_memfd()
+        made = Side(config_fd, stats.fd, listener.fileno())
+        yield made
+        made.stop()
+        os.close(config_fd)
+    os.close(stats.fd)
 
 
-def test_counters_are_inherited_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = SharedStats.create()
-    page.add("passes", 7)
-    monkeypatch.setenv(STATS_FD, str(os.dup(page.fd)))
-    heir = SharedStats.inherit(STATS_FD)
-    assert heir.get("passes") == 7
-    assert not os.get_inheritable(heir.fd)
-    assert STATS_FD not in os.environ
-    assert SharedStats.inherit(STATS_FD).get("passes") == 0  # nothing is named any more: a new page
-    os.close(heir.fd)
-    os.close(page.fd)
+def hear(side: Side, kind: str) -> None:
+    """Wait for a message of this type."""
+    sock = side.sock
+    assert sock is not None
+    while True:
+        assert select.select([sock], [], [], live.TIMEOUT_S)[0], f"no {kind!r}"
+        for message in channel.drain(sock):
+            assert message is not None, "the side closed the channel"
+            if message["t"] == kind:
+                return
 
 
-@pytest.mark.kernel
-def test_a_side_that_was_handed_over_is_reaped_and_replaced_when_it_dies(tmp_path: Path) -> None:
-    with LabNode("supervise", 64 * MIB) as node:
-        pod = node.add_pod("only")
-        with LabDaemon(node, state_dir=tmp_path) as daemon:
-            first = side_of(daemon)
-            assert Path(f"/proc/{first}/comm").read_text() == "outrace-side\n"
-            assert daemon.metrics()["outrace_side_starts_total"] == 1
-            os.kill(first, signal.SIGKILL)
-            told = daemon.wait_for(lambda r: "side process ended" in r.get("msg", ""), 20.0)
-            assert told is not None, daemon.complaint()
-            again = side_of(daemon)  # fails if the dead one was left as a zombie
-            assert again != first
-            twice = [r for r in daemon.log if r.get("msg") == "pod found"]
-            while len(twice) < 2:
-                more = daemon.wait_for(lambda r: r.get("msg") == "pod found", 20.0, len(daemon.log))
-                assert more is not None, daemon.complaint()
-                twice.append(more)
-            assert [r["uid"] for r in twice] == [pod.uid, pod.uid]
-            metrics = daemon.metrics()
-            assert metrics["outrace_side_starts_total"] == 2
-            assert metrics["outrace_pods"] == 1
+def test_it_speaks_ends_with_the_channel_and_leaves_no_zombie(side: Side) -> None:
+    side.start(time.monotonic_ns())
+    pid = side.pid
+    hear(side, "synced")
+    for fd in (side.pidfd, side.sock.fileno() if side.sock else -1):
+        assert not os.get_inheritable(fd)
+    side.stop()
+    assert (side.pid, side.pidfd, side.sock) == (0, -1, None)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, 0)
+    side.stop()  # nothing to end is no error
+
+
+def test_its_death_is_seen_and_it_starts_again(side: Side) -> None:
+    begin = time.monotonic_ns()
+    side.start(begin)
+    hear(side, "synced")
+    assert side.next_start_ns > begin
+    os.kill(side.pid, signal.SIGKILL)
+    assert select.select([side.pidfd], [], [], live.TIMEOUT_S)[0]
+    status = side.reap()
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert side.pid == 0
+    side.start(time.monotonic_ns())
+    hear(side, "synced")
+
+
+def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
+    side.start(time.monotonic_ns())
+    hear(side, "synced")
+    os.kill(side.pid, signal.SIGSTOP)
+    pid = side.pid
+    side.stop(timeout_s=0.05)
+    assert not live.alive(pid)
+    assert side.pid == 0
+
+
+def test_a_handled_signal_of_ours_is_not_ignored_in_it(side: Side) -> None:
+    """The hot process handles SIGTERM and ignores SIGHUP and SIGPIPE; the side starts with none of that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        side.start(time.monotonic_ns())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    hear(side, "synced")
+    with open(f"/proc/{side.pid}/status") as file:
+        ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
+    assert not ignored >> (signal.SIGHUP - 1) & 1
+    assert not ignored >> (signal.SIGTERM - 1) & 1

@@ -42,8 +42,8 @@ def kernels(path: Path) -> Reading:
 def agree(watch: live.Watching, *paths: Path) -> list[Reading]:
     """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
 
-    First without a sweep: the programs alone must have kept the file pages to within what their gate holds back, 64 pages
-    on each CPU. Then after one: everything, exactly.
+    First without a sweep: the programs alone must have kept the file pages to within what their gate holds back, 64
+    pages on each CPU. Then after one: everything, exactly.
     """
 
     def ours() -> list[Reading | None]:
@@ -101,7 +101,7 @@ def test_page_cache_of_a_pod_its_parent_and_of_dead_children(files: Path) -> Non
             at = agree(watch, *paths)
             assert 14 * MIB <= at[0].inactive_file + at[0].active_file < 18 * MIB
 
-        # The container is removed while its page cache stays: charged to ancestors, in no file of a living cgroup's own.
+        # The container is removed while its page cache stays: charged to its ancestors only.
         watch.table.remove(cgroupfs.cgroup_id(inner))
         cgroupfs.remove(inner)
         at = agree(watch, node, pod, other)
@@ -180,7 +180,7 @@ def test_the_machine_is_what_vmstat_says() -> None:
 def test_a_slot_used_again_carries_nothing_over() -> None:
     with live.Watching() as watch, live.cgroup("first") as first, live.cgroup("second") as second:
         index = watch.add(first, step=MIB)
-        watch.table.set_ceilings(index, [1, 2], 0)
+        watch.table.set_ceilings(index, [1, 2])
         with live.Puppet(first) as puppet:
             puppet.do("anon(4)")
         watch.sweeper.run()
@@ -200,7 +200,7 @@ def test_a_slot_used_again_carries_nothing_over() -> None:
         words = watch.table._words[index * 32 + 1 : index * 32 + 32].tolist()
         assert [word for word in words if word not in (0, NO_CEILING, 4, 5_000_000)] == []
 
-        watch.table.set_ceilings(index, [2 * MIB // PAGE], 0)
+        watch.table.set_ceilings(index, [2 * MIB // PAGE])
         watch.sweeper.run()
         with live.Puppet(second) as puppet:
             puppet.do("anon(4)")

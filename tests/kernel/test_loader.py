@@ -24,7 +24,7 @@ pytestmark = pytest.mark.kernel
 MIB = live.MIB
 EVERYTHING = sorted(
     [f"map_{name}" for name in pins.MAPS]
-    + [f"prog_{name}" for name in (*pins.TRACEPOINTS, "sweep", "commit")]
+    + [f"prog_{name}" for name in (*pins.TRACEPOINTS, *pins.RUN)]
     + [f"link_{name}" for name in pins.OOM]
 )
 
@@ -67,7 +67,9 @@ def prog_id(directory: Path, name: str) -> int:
         os.close(fd)
 
 
-def test_pins_are_used_again_and_replaced_when_the_source_changes(state: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_pins_are_used_again_and_replaced_when_the_source_changes(
+    state: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     first = load(state)
     assert first.returncode == 0, first.stderr
     directory = Path(first.stdout.split()[0])
@@ -80,7 +82,9 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(state: Path, t
     assert prog_id(directory, "on_mark_victim") == number
 
     copy = tmp_path_factory.mktemp("copy")
-    shutil.copytree(live.ROOT / "monitor", copy / "monitor", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        live.ROOT / "monitor", copy / "monitor", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copytree(live.ROOT / "bpf", copy / "bpf")
     with open(copy / "bpf" / "oom.c", "a") as file:
         file.write("// another version\n")

@@ -57,7 +57,11 @@ def test_the_limit_of_a_parent_is_hit_by_another_than_the_victim() -> None:
             assert (event.victim_comm, event.victim_cgroup) == ("a (comm) of 15!", ids[big])
             assert (event.domain, event.oom_score_adj) == (index, 500)
         for event in (kill, mark):
-            assert (event.invoker_pid, event.invoker_tid, event.invoker_cgroup) == (invoker.pid, invoker.pid, ids[small])
+            assert (event.invoker_pid, event.invoker_tid, event.invoker_cgroup) == (
+                invoker.pid,
+                invoker.pid,
+                ids[small],
+            )
             assert event.invoker_comm.startswith("python")
         assert kill.si_code == gone.si_code == SI_KERNEL
         assert not mark.exiting
@@ -65,7 +69,7 @@ def test_the_limit_of_a_parent_is_hit_by_another_than_the_victim() -> None:
         assert (mark.oom_cgroup, mark.oom_limit) == (ids[parent], 64 * MIB)
         assert 63 * MIB <= mark.oom_usage <= 64 * MIB
         assert mark.uid == os.getuid()
-        # The kernel keeps up to 32 pages (or twice the CPUs) of each counter to each CPU; a batch more for the interpreter.
+        # Each CPU keeps up to 32 pages of a counter to itself, and the interpreter needs a little more.
         assert abs(mark.anon_rss - before["RssAnon"] - 40 * MIB) < MIB
         assert abs(mark.file_rss - before["RssFile"]) < MIB
         assert (mark.shmem_rss, mark.swap) == (0, 0)
@@ -109,7 +113,10 @@ def test_a_users_sigkill_only_looks_like_one() -> None:
                 victim.process.kill()
                 victim.wait()
             records = chain(watch, puppet.pid)
-            assert [(e.kind, e.si_code, e.domain) for e in records] == [("kill", SI_USER, index), ("exit", SI_USER, index)]
+            assert [(e.kind, e.si_code, e.domain) for e in records] == [
+                ("kill", SI_USER, index),
+                ("exit", SI_USER, index),
+            ]
             assert records[0].invoker_pid == os.getpid()
             assert [e for e in watch.ooms if e.victim_pid == other.pid] == [], "nobody watches it"
 
@@ -164,13 +171,22 @@ def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
     assert mark.invoker_pid == invoker.pid
 
 
+KILL_800 = """
+for _ in range(800):
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+
+
 def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
     """Nobody reads while 800 processes die in a watched pod; then what fits is there, and the rest is counted."""
     with live.Watching(attach=False) as watch, live.cgroup("many") as pod:
         watch.add(pod, flags=POD)
         with live.Puppet(pod) as puppet:
-            code = "for _ in range(800): (lambda p: p and (os.kill(p, 9), os.waitpid(p, 0)) or p or signal.pause())(os.fork())"
-            puppet.do(code)
+            puppet.do(f"exec({KILL_800!r})")
 
         def agreed() -> dict[str, int] | None:
             watch.consume()

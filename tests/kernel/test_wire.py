@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def enumerators(enum_name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "decoder"), [("event", wire.EVENT), ("oom_event", wire.OOM), ("proc_event", wire.PROC), ("victim", wire.VICTIM)]
+    ("name", "decoder"),
+    [("event", wire.EVENT), ("oom_event", wire.OOM), ("proc_event", wire.PROC), ("victim", wire.VICTIM)],
 )
 def test_records_have_the_headers_layout(name: str, decoder: struct.Struct) -> None:
     form, _ = layout(name)
@@ -75,11 +77,11 @@ def test_the_domain_table_has_the_headers_layout() -> None:
     assert struct.calcsize(form) == domains.WORDS * 8
     words = {name: offset // 8 for name, offset in offsets.items()}
     ours = {
-        "cgroup_id": domains._CGROUP,
+        "cgroup_id": 0,
         "flags": domains._FLAGS,
         "ceiling": domains._CEILING,
         "lowest": domains._LOWEST,
-        "hard": domains._HARD,
+        "pull_above": domains._PULL,
         "step": domains._STEP,
         "rearm_ns": domains._REARM,
         "usage": domains._USAGE,
@@ -89,16 +91,21 @@ def test_the_domain_table_has_the_headers_layout() -> None:
         "crossed": domains._CROSSED,
         "synced": domains._SYNCED,
         "seen_ns": domains._SEEN,
+        "dipped": domains._DIPPED,
     }
     assert ours == {name: words[name] for name in ours}
-    assert (domains.MAX_DOMAINS, domains.MAX_THRESHOLDS) == (NAMES["MAX_DOMAINS"], NAMES["MAX_THRESHOLDS"])
-    assert domains.NO_CEILING == NAMES["NO_CEILING"]
+    for name in ("MAX_DOMAINS", "MAX_THRESHOLDS", "NO_CEILING"):
+        assert getattr(domains, name) == NAMES[name]
     flags = enumerators("domain_flag")
-    assert (domains.MACHINE, domains.POD, domains.CGROUP) == tuple(flags.values())
+    assert list(flags.values()) == [domains.MACHINE, domains.POD, domains.CGROUP]
 
 
 def test_the_enums_are_the_headers() -> None:
-    assert enumerators("event_kind") == {"EVENT_CROSS": wire.CROSS, "EVENT_STEP": wire.STEP, "EVENT_SIGNAL": wire.SIGNAL}
+    assert enumerators("event_kind") == {
+        "EVENT_CROSS": wire.CROSS,
+        "EVENT_STEP": wire.STEP,
+        "EVENT_SIGNAL": wire.SIGNAL,
+    }
     assert enumerators("oom_kind") == {"OOM_MARK": wire.OOM_MARK, "OOM_KILL": wire.OOM_KILL, "OOM_EXIT": wire.OOM_EXIT}
     assert enumerators("oom_flag") == {"OOM_EXITING": wire.OOM_EXITING, "OOM_MEMSW": wire.OOM_MEMSW}
     kinds = {f"PROC_{name.upper()}": value for value, name in wire._PROC_KINDS.items()}
@@ -119,7 +126,7 @@ def test_a_step_and_a_crossing_of_a_real_process() -> None:
         watch.sweeper.run()
         base = watch.table.working_set(index)
         ceiling = base + 4 * live.MIB
-        watch.table.set_ceilings(index, [ceiling // wire.PAGE, ceiling // wire.PAGE + (64 << 8)], 0)
+        watch.table.set_ceilings(index, [ceiling // wire.PAGE, ceiling // wire.PAGE + (64 << 8)])
         puppet.do("anon(8)")
         watch.consume()
         crossing = next(e for e in watch.events if e.kind == wire.CROSS)
@@ -127,7 +134,7 @@ def test_a_step_and_a_crossing_of_a_real_process() -> None:
     assert (crossing.cgroup_id, crossing.domain, crossing.threshold, crossing.tgid) == (pod_id, index, 0, puppet.pid)
     assert ceiling < crossing.working_set <= ceiling + 2 * 64 * wire.PAGE  # one batch of 64 pages, perhaps on two CPUs
     assert 6 <= len(steps) <= 9
-    assert all(a.working_set < b.working_set for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a.working_set < b.working_set for a, b in pairwise(steps))
     assert 0 <= crossing.cpu < (os.cpu_count() or 1)
 
 
@@ -147,7 +154,9 @@ def test_processes_that_appear_in_a_pod() -> None:
             script = f"echo $$ > {inner}/cgroup.procs; /bin/true; exec sleep 1000"
             shell = subprocess.Popen(["/bin/sh", "-c", script])
             try:
-                live.until(lambda: ring.consume() >= 0 and [e for e in seen if e.kind == "exec" and e.pid == shell.pid], "exec")
+                live.until(
+                    lambda: ring.consume() >= 0 and [e for e in seen if e.kind == "exec" and e.pid == shell.pid], "exec"
+                )
             finally:
                 shell.send_signal(signal.SIGKILL)
                 shell.wait()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.policy.compat import KUBELET
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
 from monitor.policy.synchronize import (
@@ -16,11 +17,12 @@ from monitor.policy.synchronize import (
     Observation,
     Outcome,
     State,
+    carried,
     condition_times,
     first_observed,
     synchronize,
 )
-from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
+from monitor.policy.thresholds import PolicyError, Threshold, ThresholdValue, parse_in_order, parse_thresholds
 
 S = 10**9
 CAPACITY = 1000
@@ -143,13 +145,26 @@ def test_a_soft_threshold_raises_its_condition_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("max_pod_grace", "own", "granted"),
-    [(0, 30, 0), (60, 30, 30), (60, None, 60), (20, 30, 20), (-1, 30, -1), (-1, None, -1)],
+    [(0, 30, 0), (60, 30, 30), (60, None, 60), (20, 30, 20), (-1, 45, 45), (-1, None, 30), (-1, 0, 0)],
 )
 def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: int) -> None:
     config = soft("1s", max_pod_grace)
     state, _ = run(config, State.initial(), 0, {MEMORY: 50})
     _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
     assert outcome.grace_s == granted
+
+
+@pytest.mark.parametrize(("own", "granted"), [(45, -1), (None, -1), (0, -1)])
+def test_a_negative_maximum_as_the_kubelet_has_it(own: int | None, granted: int) -> None:
+    config = replace(soft("1s", -1), compat=KUBELET)
+    state, _ = run(config, State.initial(), 0, {MEMORY: 50})
+    _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
+    assert outcome.grace_s == granted
+
+
+def test_an_unknown_compat_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"kubelet-1\.35"):
+        EvictionConfig((), S, compat="kubelet-1.35")
 
 
 def test_min_reclaim_holds_only_what_has_acted() -> None:
@@ -222,6 +237,51 @@ def test_preference_among_thresholds() -> None:
         ("nodefs.available", True),
         ("pid.available", True),
     ]
+
+
+def test_likeliest_preference_of_the_kubelet() -> None:
+    """The last memory threshold of the configuration, those held by min reclaim last; without memory the first."""
+    thresholds = parse_in_order(
+        {"pid.available": "100", MEMORY: "100", "nodefs.available": "100"},
+        {MEMORY: "200"},
+        {MEMORY: "0s"},
+        {MEMORY: "100"},
+        ["pods"],
+    )
+    config = EvictionConfig(thresholds, 300 * S, compat=KUBELET)
+    everything = dict.fromkeys(CONDITION, 0)
+    state, outcome = run(config, State.initial(), 0, everything)
+    assert outcome.starved == thresholds[-1]
+    assert outcome.starved.signal == ALLOCATABLE_MEMORY
+    _, outcome = run(config, State.initial(), 0, {"pid.available": 0, "nodefs.available": 0})
+    assert outcome.starved == thresholds[0]
+    # 150: of memory.available the soft one alone is met, the hard one held, and so it comes last.
+    _, outcome = run(config, state, 1, {MEMORY: 150})
+    assert outcome.starved is not None
+    assert (outcome.starved.signal, str(outcome.starved.value)) == (MEMORY, "100")
+
+
+def test_what_the_kubelet_cannot_tell_apart_is_one_threshold() -> None:
+    twice = parse_in_order({MEMORY: "10%"}, {MEMORY: "10%"}, {MEMORY: "0s"})
+    assert len(EvictionConfig(twice, S, compat=KUBELET).rules) == 1
+    by_address = parse_in_order({MEMORY: "10"}, {MEMORY: "10"}, {MEMORY: "0s"})
+    assert len(EvictionConfig(by_address, S, compat=KUBELET).rules) == 2
+
+
+def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
+    old = EvictionConfig(parse_thresholds({MEMORY: "100", "pid.available": "100"}), 300 * S)
+    new = EvictionConfig((*old.thresholds, *parse_thresholds({"containerfs.available": "100"})), 300 * S)
+    seen = {MEMORY: Observation(0, CAPACITY, 7), "containerfs.available": Observation(0, CAPACITY, 7)}
+    before, _ = synchronize(old, State.initial(), seen, 5 * S, lambda _: PODS)
+    state = carried(old, before, new, seen)
+    assert first_observed(new, state) == first_observed(old, before)
+    assert condition_times(new, state) == condition_times(old, before)
+    assert state.conditions == before.conditions
+    _, outcome = synchronize(new, state, seen, 6 * S, lambda _: PODS)
+    assert outcome.starved is None  # the same stamps, also for the signal the old one did not look at
+    assert {t.signal for t in outcome.met} == set(seen)
+    fresh = carried(old, State.initial(), new, None)
+    assert synchronize(new, fresh, seen, 6 * S, lambda _: PODS)[1].starved is not None
 
 
 def test_equal_thresholds_are_held_once() -> None:
@@ -312,6 +372,15 @@ def test_soft_never_before_its_grace(line: Line) -> None:
             assert now - since[t] >= t.grace_ns / S
         assert set(outcome.met) == {t for t in outcome.observed if now - since[t] >= t.grace_ns / S}
         assert {t: at // S for t, at in first_observed(line.config, state).items()} == since
+
+
+@given(lines())
+def test_a_threshold_is_met_exactly_when_a_pass_sees_it_met(line: Line) -> None:
+    for _, seen, _, _, outcome in play(replace(line, config=replace(line.config, compat=KUBELET))):
+        met = [t for t in line.config.thresholds if t.signal in seen and t.met(seen[t.signal], CAPACITY)]
+        assert set(met) <= set(outcome.observed)
+        held = [t for t in outcome.observed if t not in met]
+        assert all(t.met(seen[t.signal], CAPACITY, with_reclaim=True) for t in held)
 
 
 @given(lines())

@@ -4,6 +4,6 @@ A case is `{"id", "op", "input", "expected" | "expectedOneOf"}`. The policy runs
 repeats the kubelet's defects too (docs/differences.md).
 """
 
-from monitor.policy.conformance.runner import OPS, CaseError, Failure, check_case
+from monitor.policy.conformance.runner import OPS, CaseError, Failure, check_case, first_difference
 
-__all__ = ["OPS", "CaseError", "Failure", "check_case"]
+__all__ = ["OPS", "CaseError", "Failure", "check_case", "first_difference"]

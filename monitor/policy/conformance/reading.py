@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monitor.policy.errors import PolicyError
-from monitor.policy.gosyntax import parse_percentage
+from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import DiskLayout
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import IN_BYTES, RESOURCE, Observation
@@ -39,15 +39,8 @@ def threshold(given: Case) -> Threshold:
 def _value(given: Case) -> ThresholdValue:
     if given.get("quantity") is not None:
         return ThresholdValue(Quantity.parse(given["quantity"]))
-    return ThresholdValue(percentage=_fraction(given.get("percentage", 0)))
-
-
-def _fraction(number: float) -> float:
-    """A fraction of 32 bits. Parsed as a hundredfold percentage, since the division by 100 is what rounds."""
-    hundredfold = number * 100
-    exact = parse_percentage(f"{hundredfold!r}%")
-    # The hundredfold may round away from what was meant; the neighbour that prints back is the right one.
-    return exact
+    # Already a fraction: rounded to 32 bits once, unlike a percentage in text, which is divided by 100 in 32 bits.
+    return ThresholdValue(percentage=parse_float32(repr(float(given.get("percentage", 0)))))
 
 
 def comparable(t: Threshold) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""`outrace conformance FILE...`: recorded answers of a real kubelet, asked of this policy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from monitor.cli.output import output_option, print_json, print_table
+from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+
+#: How often progress is written to a terminal, in cases.
+_STEP = 100
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--show", "show", type=click.IntRange(0), default=5, show_default=True, help="Failures to explain.")
+@output_option
+def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
+    """Compare the policy with recorded answers of a kubelet; exit 4 if any differs.
+
+    FILE is a JSON array of cases, or one case per line; a name ending in .gz is unpacked.
+    """
+    from monitor.policy.conformance import CaseError, check_case, first_difference
+
+    ops: dict[str, dict[str, Any]] = {}
+    shown = 0
+    for path in files:
+        here = 0
+        for here, case in enumerate(_cases(path), 1):
+            try:
+                failure = check_case(case)
+            except CaseError as error:
+                name = case.get("id") if isinstance(case, dict) else None
+                raise ConfigError(
+                    f"{path}: case {here}{f' ({name})' if name else ''}: {error}", "give files of recorded cases"
+                ) from None
+            counts = ops.setdefault(case["op"], {"passed": 0, "total": 0, "failed": []})
+            counts["total"] += 1
+            if failure is None:
+                counts["passed"] += 1
+            else:
+                counts["failed"].append(case["id"])
+                if shown < show:
+                    shown += 1
+                    difference = first_difference(failure.got, failure.recorded[0])
+                    click.echo(f"{case['id']} ({case['op']}): {difference}", err=True)
+            if here % _STEP == 0 and sys.stderr.isatty():
+                click.echo(f"\r{path.name}: {here}", nl=False, err=True)
+        click.echo(f"{chr(13) if sys.stderr.isatty() else ''}{path.name}: {here} cases", err=True)
+
+    passed, total = (sum(counts[key] for counts in ops.values()) for key in ("passed", "total"))
+    if output == "json":
+        print_json({"ops": ops, "passed": passed, "total": total})
+    else:
+        rows = [(op, counts["passed"], counts["total"], len(counts["failed"])) for op, counts in ops.items()]
+        print_table(("op", "passed", "total", "failed"), [*rows, ("all", passed, total, total - passed)])
+    return EXIT_OK if passed == total else EXIT_FINDINGS
+
+
+def _cases(path: Path) -> Iterator[Any]:
+    """The cases of a file. Raises ConfigError."""
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory", f"give the files in it: {path}/*.json") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{path}: is not a gzip file: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8: byte {error.start}", "name packed files *.gz") from None
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty", "give files of recorded cases")
+    if text.lstrip().startswith("["):
+        yield from _parsed(path, text, "")
+    else:
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield _parsed(path, line, f"line {number}: ")
+
+
+def _parsed(path: Path, text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {where}is not JSON: {error}", "give files of recorded cases") from None

@@ -1,0 +1,144 @@
+"""The op `synchronize`: a time line of passes, every answer of which must be as recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from monitor.policy.admission import admit
+from monitor.policy.compat import KUBELET
+from monitor.policy.conformance.reading import SECOND, Case, by_text, comparable, config_maps, layout, recorded
+from monitor.policy.errors import PolicyError
+from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+from monitor.policy.manager import Eviction, ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.messages import NODE_REASON, REASON
+from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.stats import Summary
+from monitor.policy.synchronize import condition_times, first_observed
+from monitor.policy.thresholds import parse_in_order
+
+
+def synchronize_answer(given: Case, answer: Any) -> tuple[Any, Any]:
+    """All passes. An answer of one element with `configError` is a configuration that was refused."""
+    want = [step if "configError" in step else _recorded_step(step) for step in answer]
+    return play(given), want
+
+
+def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
+    """The passes of a time line, each in the shape of its recorded answer."""
+    try:
+        thresholds = parse_in_order(*config_maps(given))
+    except PolicyError as error:
+        return [{"configError": str(error)}]
+    config = ManagerConfig(
+        thresholds=thresholds,
+        transition_period_ns=round(given["pressureTransitionPeriodSeconds"] * SECOND),
+        max_pod_grace_s=given["evictionMaxPodGracePeriod"],
+        layout=layout(given),
+        local_storage=given["localStorageCapacityIsolation"],
+        pod_level=given.get("podLevelResources", True),
+        compat=compat,
+    )
+    state, now = ManagerState(), 0
+    gone: set[str] = set()
+    answers = []
+    for step in given["steps"]:
+        now += round(step["advanceSeconds"] * SECOND)
+        pods = [p for p in map(pod_from_object, step.get("pods") or ()) if p.uid not in gone]
+        result = manage(config, state, pods, partial(_read, step), now, partial(_after, step))
+        state = result.state
+        if given.get("removeEvictedPods"):
+            gone |= {eviction.pod.uid for eviction in result.evictions}
+        answers.append(_answer(config, result, step, now))
+    return answers
+
+
+def _read(step: Case) -> Summary | None:
+    return None if step.get("summaryError") or step.get("summary") is None else Summary(step["summary"])
+
+
+def _after(step: Case, actions: tuple[str, ...]) -> Summary | None:
+    """The stats after a clean-up: those of the last call that has its own."""
+    after = step["summary"]
+    for action, key in ((DELETE_CONTAINERS, "summaryAfterContainerGC"), (DELETE_IMAGES, "summaryAfterImageGC")):
+        if action in actions and step.get(key) is not None:
+            after = step[key]
+    return Summary(after)
+
+
+def _answer(config: ManagerConfig, result: PassResult, step: Case, now: int) -> dict[str, Any]:
+    rules, core = config.later, result.state.core
+    events = [_event("node/node", NODE_REASON, result.warning, None)] if result.warning else []
+    events += [_event(f"pod/{e.pod.name}", REASON, e.message, e.annotations) for e in result.evictions]
+    pressed = core.conditions
+    return {
+        "admit": [_admitted(pod, pressed, config) for pod in map(pod_from_object, step.get("admitPods") or ())],
+        "error": None,
+        "events": events,
+        "evictedPods": [e.pod.name for e in result.evictions],
+        "gcCalls": list(result.reclaimed),
+        "kills": [_kill(e) for e in result.evictions],
+        "nodeConditions": sorted(pressed),
+        "nodeConditionsLastObservedAt": {c: when / SECOND for c, when in condition_times(rules, core).items()},
+        "secondsSinceStart": now / SECOND,
+        "summaryGetCalls": result.summary_reads,
+        "thresholdsFirstObservedAt": by_text(
+            [
+                {"secondsSinceStart": since / SECOND, "threshold": comparable(t)}
+                for t, since in first_observed(rules, core).items()
+            ]
+        ),
+        "thresholdsMet": by_text([comparable(rules.rules[i].threshold) for i in core.met]),
+    }
+
+
+def _event(about: str, reason: str, message: str, annotations: Mapping[str, str] | None) -> dict[str, Any]:
+    return {"annotations": annotations, "message": message, "object": about, "reason": reason, "type": "Warning"}
+
+
+def _kill(eviction: Eviction) -> dict[str, Any]:
+    condition = {
+        "message": eviction.message,
+        "reason": "TerminationByKubelet",
+        "status": "True",
+        "type": "DisruptionTarget",
+    }
+    return {
+        "conditions": [condition] if eviction.disrupted else [],
+        "gracePeriodOverride": eviction.grace_s,
+        "isEvicted": True,
+        "message": eviction.message,
+        "phase": "Failed",
+        "pod": eviction.pod.name,
+        "reason": REASON,
+    }
+
+
+def _admitted(pod: Pod, conditions: frozenset[str], config: ManagerConfig) -> dict[str, Any]:
+    answer = admit(pod, conditions, config.pod_level)
+    return {"admit": answer.admitted, "message": answer.message, "pod": pod.name, "reason": answer.reason}
+
+
+def _recorded_step(step: Case) -> dict[str, Any]:
+    firsts = step["thresholdsFirstObservedAt"] or ()
+    return {
+        **step,
+        "admit": step["admit"] or [],
+        "events": step["events"] or [],
+        "evictedPods": step["evictedPods"] or [],
+        "gcCalls": step["gcCalls"] or [],
+        "kills": [{**kill, "conditions": kill["conditions"] or []} for kill in step["kills"] or ()],
+        "nodeConditions": sorted(step["nodeConditions"] or ()),
+        "nodeConditionsLastObservedAt": {
+            c: float(when) for c, when in (step["nodeConditionsLastObservedAt"] or {}).items()
+        },
+        "secondsSinceStart": float(step["secondsSinceStart"]),
+        "thresholdsFirstObservedAt": by_text(
+            [
+                {"secondsSinceStart": float(f["secondsSinceStart"]), "threshold": recorded(f["threshold"])}
+                for f in firsts
+            ]
+        ),
+        "thresholdsMet": by_text([recorded(t) for t in step["thresholdsMet"] or ()]),
+    }

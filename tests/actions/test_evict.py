@@ -1,0 +1,176 @@
+"""Killing real pods: everybody in them, nobody else, however they fork, and nobody twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.actions.evict import REAP_AFTER_NS, Eviction, Victim, pids_below
+from monitor.kernel import cgroupfs
+
+pytestmark = pytest.mark.kernel
+VERSION = cgroupfs.detect().version
+FAR_NS = 1 << 62
+BREED = """
+def breed():
+    while True:
+        pid = os.fork()
+        if not pid:
+            time.sleep(0.02); os._exit(0)
+        time.sleep(0.001)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]: pass
+        except ChildProcessError: pass
+for _ in range(3):
+    if not os.fork(): breed()
+"""
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("evict") as path:
+        cgroupfs.make(path / "c0" / "deep")
+        cgroupfs.make(path / "c1")
+        yield path
+
+
+def prepared(pod: Path) -> Victim:
+    victim = Victim("uid", pod, VERSION)
+    victim.refresh()
+    return victim
+
+
+def finish(eviction: Eviction) -> None:
+    live.until(lambda: eviction.step(0), "the pod to be empty")
+    eviction.victim.close()
+
+
+def test_pids_of_the_whole_tree_and_of_nothing(pod: Path) -> None:
+    assert pids_below(pod) == set()
+    assert pids_below(pod / "never") == set()
+    with live.Puppet(pod / "c0" / "deep") as deep, live.Puppet(pod / "c1") as flat:
+        assert pids_below(pod) == {deep.pid, flat.pid}
+        assert pids_below(pod / "c0") == {deep.pid}
+
+
+def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
+    with live.cgroup("neighbour") as neighbour, live.Puppet(neighbour) as other, live.Puppet(pod / "c1") as parent:
+        with live.Puppet(pod / "c0" / "deep") as deep:
+            parent.do(f"exec({BREED!r})")
+            live.until(lambda: len(pids_below(pod)) >= 6, "a few generations")
+            eviction = Eviction(prepared(pod), 0, 1 << 20)
+            assert eviction.killed_ns is not None
+            finish(eviction)
+            assert pids_below(pod) == set()
+            assert parent.wait() == deep.wait() == -signal.SIGKILL
+            assert {parent.pid, deep.pid} <= eviction.pids
+        other.do("pass")
+
+
+def test_a_process_that_came_after_preparing_is_met_on_the_way(pod: Path) -> None:
+    victim = prepared(pod)
+    assert victim.pidfds == {}
+    with live.Puppet(pod / "c0") as late:
+        eviction = Eviction(victim, 0, 0)
+        finish(eviction)
+        assert late.wait() == -signal.SIGKILL
+        assert eviction.pids == {late.pid}
+
+
+def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    victim = prepared(pod)
+    for _ in range(3):
+        with live.Puppet(pod / "c0") as puppet:
+            victim.refresh()
+            assert set(victim.pidfds) == {puppet.pid}
+        victim.refresh()
+        assert victim.pidfds == {}
+    with live.Puppet(pod / "c0") as puppet:
+        victim.refresh()
+        # Moved elsewhere: no longer this pod's.
+        with live.cgroup("elsewhere") as elsewhere:
+            (elsewhere / "cgroup.procs").write_text(str(puppet.pid))
+            victim.refresh()
+            assert victim.pidfds == {}
+            assert victim.kill() in (0, 1)  # 1 for the write to v2's cgroup.kill
+            puppet.do("pass")
+            (pod / "cgroup.procs").write_text(str(puppet.pid))
+    victim.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nobody_is_told_twice(pod: Path) -> None:
+    with live.Puppet(pod / "c0") as puppet:
+        puppet.do("signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))")
+        victim = prepared(pod)
+        assert victim.send(signal.SIGTERM) == 1
+        assert puppet.answer() == "told"
+        victim.refresh()
+        assert victim.send(signal.SIGTERM) == 0
+        puppet.do("pass")
+        assert victim.send(signal.SIGKILL) == 1
+        assert puppet.wait() == -signal.SIGKILL
+        assert victim.send(signal.SIGKILL) == 0
+        victim.close()
+
+
+def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
+    with live.Puppet(pod / "c0") as deaf, live.Puppet(pod / "c1") as obedient:
+        victim = prepared(pod)
+        deaf.do("signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))")
+        with live.Puppet(pod / "c1") as late:  # since the pod was prepared
+            eviction = Eviction(victim, 30, 0)
+            assert deaf.answer() == "told"
+            assert obedient.wait() == late.wait() == -signal.SIGTERM
+        due = eviction.kill_at_ns
+        assert due == eviction.started_ns + 30_000_000_000
+        for now in (eviction.started_ns, due - 1):
+            assert not eviction.step(now)
+            assert eviction.killed_ns is None
+            assert eviction.to_reap(FAR_NS) == []
+            assert now < eviction.deadline_ns(now) <= max(due, now)
+        deaf.do("pass")
+        assert deaf.process.poll() is None
+        eviction.step(due)
+        assert deaf.wait() == -signal.SIGKILL
+        assert eviction.kill_at_ns is None
+        finish(eviction)
+        assert eviction.pids == {deaf.pid, obedient.pid, late.pid}
+
+
+def test_a_grace_may_be_cut_short(pod: Path) -> None:
+    with live.Puppet(pod / "c0") as deaf:
+        deaf.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        eviction = Eviction(prepared(pod), 30, 0)
+        eviction.hurry()
+        eviction.hurry()
+        assert deaf.wait() == -signal.SIGKILL
+        finish(eviction)
+
+
+def test_help_in_freeing_is_asked_for_once(pod: Path) -> None:
+    with live.Puppet(pod / "c0") as puppet:
+        eviction = Eviction(prepared(pod), 0, 0)
+        assert eviction.killed_ns is not None
+        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS - 1) == []
+        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS) == [puppet.pid]
+        assert eviction.to_reap(FAR_NS) == []
+        finish(eviction)
+
+
+def test_a_pod_whose_cgroup_vanished(pod: Path) -> None:
+    inner = cgroupfs.make(pod / "pod")
+    victim = prepared(inner)
+    cgroupfs.remove(inner)
+    eviction = Eviction(victim, 0, 0)
+    assert eviction.step(0)
+    victim.close()

@@ -1,0 +1,123 @@
+"""`outrace conformance` as a user runs it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli.main import main
+
+DATA = Path(__file__).parent.parent / "data" / "policy"
+GOOD = {
+    "id": "q-1",
+    "op": "quantityMath",
+    "input": {"input": "1Gi", "other": "1Gi"},
+    "expected": {
+        "cmp": 0,
+        "add": {
+            "asDec": "2147483648",
+            "format": "BinarySI",
+            "isZero": False,
+            "milliValue": "2147483648000",
+            "sign": 1,
+            "string": "2Gi",
+            "value": "2147483648",
+        },
+        "sub": {
+            "asDec": "0",
+            "format": "BinarySI",
+            "isZero": True,
+            "milliValue": "0",
+            "sign": 0,
+            "string": "0",
+            "value": "0",
+        },
+    },
+}
+BAD = {**GOOD, "id": "q-2", "expected": {**GOOD["expected"], "cmp": 1}}  # type: ignore[dict-item]
+
+
+def written(path: Path, *cases: Any) -> str:
+    path.write_text(json.dumps(list(cases)))
+    return str(path)
+
+
+def test_the_projects_own_cases_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(map(str, DATA.glob("*.gz")))
+    assert main(["conformance", "-o", "json", *files]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["passed"] == report["total"] == sum(op["total"] for op in report["ops"].values()) > 1000
+    assert len(report["ops"]) == 15
+    assert all(op["failed"] == [] for op in report["ops"].values())
+    assert [line.split(":")[0] for line in err.splitlines()] == [Path(f).name for f in files]
+
+
+def test_a_difference_is_told_and_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "-o", "json", written(tmp_path / "cases.json", GOOD, BAD)]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {
+        "ops": {"quantityMath": {"passed": 1, "total": 2, "failed": ["q-2"]}},
+        "passed": 1,
+        "total": 2,
+    }
+    assert "q-2 (quantityMath): cmp: 0, recorded 1" in err
+    assert main(["conformance", "--show", "0", str(tmp_path / "cases.json")]) == 4
+    out, err = capsys.readouterr()
+    assert "q-2" not in err
+    assert [line.split() for line in out.splitlines()] == [
+        ["OP", "PASSED", "TOTAL", "FAILED"],
+        ["quantityMath", "1", "2", "1"],
+        ["all", "1", "2", "1"],
+    ]
+
+
+def test_arrays_and_lines_packed_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}\n"
+    (tmp_path / "lines.jsonl").write_text(lines)
+    (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "array.json.gz").write_bytes(gzip.compress(json.dumps([GOOD]).encode()))
+    array = written(tmp_path / "array.json", GOOD)
+    files = [str(tmp_path / name) for name in ("lines.jsonl", "lines.jsonl.gz", "array.json.gz")]
+    assert main(["conformance", "-o", "json", array, *files]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a.json", b"", "is empty"),
+        ("a.json", b"hello", "line 1: is not JSON"),
+        ("a.json", b"[{]", "is not JSON"),
+        ("a.json", b"[5]", "case 1: not a map with id, op, input and expected"),
+        ("a.json", b'[{"id": "x", "op": "rnak", "input": {}, "expected": 1}]', "case 1 (x): op 'rnak' is not known"),
+        ("a.json", b'{"id": "x", "op": "rank"}', "case 1 (x): no 'input'"),
+        ("a.json", b"\xff\xfe", "is not text in UTF-8"),
+        ("a.gz", b"[]", "is not a gzip file"),
+        ("a.gz", gzip.compress(b"[]")[:-6], "is not a gzip file"),
+        ("a.gz", gzip.compress(b"[]" * 100)[:12] + b"\xff" * 20, "is not a gzip file"),
+    ],
+)
+def test_what_is_not_in_the_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, complaint: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert main(["conformance", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith(f"outrace: error: {path}: ")
+    assert complaint in line
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", str(tmp_path / "none.json")]) == 2
+    assert "none.json: cannot be read: No such file" in capsys.readouterr().err
+    assert main(["conformance", str(tmp_path)]) == 2
+    assert "is a directory" in capsys.readouterr().err
+    assert main(["conformance"]) == 2

@@ -1,0 +1,130 @@
+"""`outrace demo` as a user runs it: who wins, and that nothing is left however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs, pins
+
+pytestmark = pytest.mark.kernel
+
+
+def traces(pid: int) -> list[Path]:
+    """What a demo of this pid may leave: cgroups, manifests."""
+    stem = f"outrace-demo-{pid}"
+    found = [path for path in cgroupfs.detect().root.iterdir() if path.name.startswith(stem)]
+    return found + [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith(stem)]
+
+
+def instances() -> set[str]:
+    return {path.name for path in pins.ROOT.iterdir()} if pins.ROOT.is_dir() else set()
+
+
+def demo(*arguments: str) -> tuple[subprocess.Popen[str], set[str]]:
+    """The demo started, and the pinned instances there were before."""
+    before = instances()
+    process = subprocess.Popen(
+        [sys.executable, "-c", live.CLI, "demo", "-o", "json", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=live.environment(),
+        cwd="/",
+    )
+    return process, before
+
+
+def test_eviction_wins_every_race() -> None:
+    process, _ = demo("--runs", "2", "--margin", "2Mi")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    data = json.loads(out)
+    assert (data["wins"], data["losses"]) == (2, 0)
+    assert set(data) == {"runs", "wins", "losses"}
+    for run in data["runs"]:
+        assert {"winner", "detection_us", "kill_us", "evicted", "oom_victims", "headroom_bytes"} <= set(run)
+        assert (run["winner"], run["evicted"], run["oom_victims"]) == ("eviction", "demo/batch", [])
+        assert 0 < run["detection_us"] <= run["kill_us"]
+        assert 0 <= run["headroom_bytes"] < 512 << 20
+    assert traces(process.pid) == []
+
+
+def test_without_the_monitor_the_oom_killer_does() -> None:
+    before = instances()
+    done = live.outrace("demo", "--no-monitor", "--runs", "2", "--node-memory", "128Mi", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert (data["wins"], data["losses"]) == (0, 2)
+    for run in data["runs"]:
+        assert (run["winner"], run["evicted"], run["detection_us"]) == ("oom", None, None)
+        assert len(run["oom_victims"]) == 1
+    assert instances() - before == set(), "nobody watches, nothing is loaded"
+
+
+def family(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for child in live.children(pid):
+        found += [child, *family(child)]
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
+    """Stopped in the middle of its races, with the daemon up and hogs growing."""
+    process, before = demo("--runs", "1000", "--node-memory", "128Mi")
+    root = cgroupfs.detect().root
+
+    def racing() -> list[int]:
+        assert process.poll() is None, "the demo ended by itself"
+        nodes = [path for path in root.iterdir() if path.name.startswith(f"outrace-demo-{process.pid}")]
+        # Two residents, and hogs beside them: the races are on.
+        return family(process.pid) if sum(len(cgroupfs.processes(node)) for node in nodes) >= 3 else []
+
+    pids = live.until(racing, "the races to begin")
+    assert len(pids) >= 5, "janitor, daemon and its side, residents"
+    watched = [os.pidfd_open(pid) for pid in pids if live.alive(pid)]
+    mine = instances() - before
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), err
+    assert out == ""
+    if number != signal.SIGKILL:
+        assert "Traceback" not in err
+    for fd in watched:
+        assert select.select([fd], [], [], live.TIMEOUT_S)[0], "a process of the demo is still there"
+        os.close(fd)
+    live.until(lambda: not traces(process.pid), "the demo's cgroups and manifests to go")
+    live.until(lambda: not mine & instances(), "the demo's pins to go")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--margin", "2Mx"), 2, "2Mx"),
+        (("--margin", "-1Mi"), 2, "must be more than 0"),
+        (("--margin", "400Mi"), 2, "more than half the node"),
+        (("--node-memory", "64Mi"), 2, "at least 128Mi"),
+        (("--runs", "0"), 2, "--runs"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = live.outrace("demo", *arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert says in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,126 @@
+"""`outrace run` on machines that lack something: each lack is simulated in a mount namespace of its own, for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import loader
+from monitor.kernel.headers import own_tree
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed"),
+]
+
+
+def run_with(change: str, state: Path, *, then: str = "exec") -> subprocess.CompletedProcess[str]:
+    """`outrace run` after ``change`` (shell) in a mount namespace that ends with it."""
+    script = f'{change} && {then} "$0" "$@"'
+    wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
+    return live.outrace("run", "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper)
+
+
+def hide(directory: str) -> str:
+    return f"mount -t tmpfs none {directory}"
+
+
+def test_no_btf(tmp_path: Path) -> None:
+    live.one_line(run_with(hide("/sys/kernel/btf"), tmp_path), 3, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")
+
+
+def test_no_headers(tmp_path: Path) -> None:
+    if own_tree():
+        pytest.skip("BCC finds headers of the running kernel by itself here")
+    result = run_with(hide("/usr/src"), tmp_path)
+    live.one_line(result, 3, "kernel headers", "apt-get install linux-headers")
+    assert not loader.instance_directory(tmp_path).exists()
+
+
+def test_no_bcc(tmp_path: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.find_spec("bcc")
+    assert spec is not None
+    assert spec.origin is not None
+    result = run_with(hide(str(Path(spec.origin).parent)), tmp_path)
+    live.one_line(result, 3, "bcc", "apt-get install python3-bpfcc")
+
+
+def test_no_memcg_tracepoints(tmp_path: Path) -> None:
+    """As on every kernel before 6.13."""
+    result = run_with(hide("/sys/kernel/tracing/events/memcg"), tmp_path)
+    live.one_line(result, 3, "no tracepoint memcg:mod_memcg_lruvec_state", "6.13")
+
+
+def test_bpffs_that_cannot_be_mounted(tmp_path: Path) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not installed")
+    result = run_with("umount /sys/fs/bpf", tmp_path, then="exec setpriv --bounding-set=-sys_admin")
+    live.one_line(result, 3, "bpf is not mounted at /sys/fs/bpf", "mount -t bpf bpf /sys/fs/bpf")
+
+
+def test_bpffs_that_is_not_mounted_is_mounted(tmp_path: Path) -> None:
+    with LabNode("test-bpffs", 64 * MIB) as node:
+        relative = str(node.cgroup.relative_to(node.hierarchy.root))
+        script = 'umount /sys/fs/bpf; "$0" "$@" & read stop; ls /sys/fs/bpf/outrace/*/*; kill $!; wait $!'
+        command = [
+            *("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script),
+            *(
+                sys.executable,
+                "-c",
+                live.CLI,
+                "run",
+                "--node-cgroup",
+                relative,
+                "--pods",
+                f"manifests:{node.manifests}",
+            ),
+            *("--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--log-format", "json"),
+        ]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=live.environment(),
+        ) as process:
+            node.also_end(process.pid)
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if json.loads(line).get("msg") == "ready":
+                    break
+            else:
+                pytest.fail("".join(said))
+            out, _ = process.communicate("stop\n", timeout=live.TIMEOUT_S)
+            assert process.returncode == 0
+        assert "link_on_mark_victim" in out
+    assert not loader.instance_directory(tmp_path).exists(), "pinned where the test did not look"
+
+
+def test_a_manifest_that_is_not_a_pod_is_named_and_the_rest_goes_on() -> None:
+    with LabNode("test-bad", 64 * MIB) as node:
+        good = node.add_pod("good")
+        (node.manifests / "service.json").write_text('{"apiVersion": "v1", "kind": "Service"}')
+        (node.manifests / "torn.yaml").write_text("kind: Pod\n  nothing: [")
+        with live.daemon(node) as daemon:
+            live.message(daemon, "pod found", uid=good.uid)
+            warnings = [r for r in daemon.log if r.get("level") == "warning"]
+            for name, word in (("service.json", "Service"), ("torn.yaml", "torn.yaml")):
+                lines = [r["msg"] for r in warnings if str(node.manifests / name) in r["msg"]]
+                assert len(lines) == 1, warnings
+                assert word in lines[0]
+                assert "\n" not in lines[0]
+            live.ended(daemon)

@@ -1,0 +1,77 @@
+"""Attaching by headroom: in time, not longer than needed, and really."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
+from monitor.kernel.pins import Pins
+
+pytestmark = pytest.mark.kernel
+RATE = 12 << 30
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def arming() -> Iterator[Arming]:
+    made = Arming(Pins.open(live.pin_dir()), RATE)
+    yield made
+    made.detach()
+
+
+def test_the_programs_run_only_while_armed(arming: Arming) -> None:
+    with live.cgroup("arming") as pod, live.Watching(attach=False) as watch, live.Puppet(pod) as puppet:
+
+        def evaluated() -> int:
+            before = watch.counted()["evaluated"]
+            puppet.do("anon(2)")
+            return watch.counted()["evaluated"] - before
+
+        assert evaluated() == 0
+        assert arming.decide(arming.near - 1, 0)
+        assert arming.armed
+        assert evaluated() >= 8
+        assert not arming.decide(0, 0), "that is no change"
+        assert arming.decide(100 * arming.near, 0)
+        assert not arming.armed
+        live.until(lambda: evaluated() == 0, "the programs to be detached")
+
+
+def test_near_the_border_it_does_not_flap(arming: Arming) -> None:
+    assert not arming.decide(arming.near, 0)
+    assert arming.decide(arming.near - 1, 0)
+    for headroom in (arming.near, arming.near + 1, 2 * arming.near):
+        assert not arming.decide(headroom, 0)
+        assert arming.armed
+    assert arming.decide(2 * arming.near + 1, 0)
+    assert not arming.decide(arming.near, 0)
+
+
+@given(headroom=st.integers(0, 1 << 50), now=st.integers(0, 1 << 60))
+def test_the_next_look_comes_before_the_headroom_can_be_gone(headroom: int, now: int) -> None:
+    arming = Arming(Pins(Path("/nowhere")), RATE)
+    if headroom < arming.near:
+        return  # attached: no look is needed, and nothing is pinned there
+    arming.decide(headroom, now)
+    wait = arming.next_look_ns - now
+    assert MIN_LOOK_NS <= wait <= MAX_LOOK_NS
+    # What the machine can fault in until then, and in the reserve kept for a late timer, still fits.
+    assert RATE * (wait + RESERVE_NS) // SECOND <= headroom
+    assert arming.unseen_bytes() == RATE * wait // SECOND
+
+
+def test_it_looks_as_rarely_as_it_may() -> None:
+    arming = Arming(Pins(Path("/nowhere")), RATE)
+    arming.decide(1 << 50, 5)
+    assert arming.next_look_ns == 5 + MAX_LOOK_NS
+    arming.decide(RATE, 5)
+    assert arming.next_look_ns == 5 + SECOND - RESERVE_NS

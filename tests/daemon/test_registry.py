@@ -1,0 +1,200 @@
+"""The pods in eviction order, on the real table of watched cgroups: after any history the order is the policy's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.registry import Registry
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import DomainTable
+from monitor.policy.ranking import memory_order
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+STEP = MIB
+
+
+@pytest.fixture
+def watch() -> Iterator[live.Watching]:
+    with live.Watching(attach=False) as watching:
+        yield watching
+
+
+def told(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    """A `pod+` message."""
+    return {
+        "t": "pod+",
+        "uid": uid,
+        "namespace": "ns",
+        "name": f"name-{uid}",
+        "priority": 0,
+        "request": 0,
+        "qos": "BestEffort",
+        "critical": False,
+        "grace_s": None,
+        "cgroup": str(cgroup),
+        "containers": {name: str(cgroup / name) for name in containers},
+        **fields,
+    }
+
+
+def test_a_pod_and_its_containers_are_watched_until_it_is_dropped(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as pod:
+        inner = cgroupfs.make(pod / "c0")
+        ids = [cgroupfs.cgroup_id(path) for path in (pod, inner)]
+        entry = registry.put(told("a", pod, ("c0",)))
+        assert [watch.table.index(number) for number in ids] == [entry.index, entry.containers["c0"][1]]
+        assert registry.by_index[entry.index] is entry
+        assert registry.owner_of_cgroup(ids[0]) is registry.owner_of_cgroup(ids[1]) is entry
+        assert registry.drop("a") is entry
+        assert registry.drop("a") is None
+        assert [watch.table.index(number) for number in ids] == [None, None]
+        assert registry.owner_of_cgroup(ids[0]) is None
+        assert len(registry) == 0
+        assert registry.first() is None
+
+
+def test_a_missing_cgroup_changes_nothing(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as pod:
+        registry.put(told("a", pod))
+        with pytest.raises(FileNotFoundError):
+            registry.put(told("b", pod / "none"))
+        with pytest.raises(FileNotFoundError):
+            registry.put(told("a", pod, ("none",)))
+        assert [c.uid for c in registry.order()] == ["a"]
+
+
+def test_two_pods_in_one_cgroup_share_its_counters(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as pod:
+        number = cgroupfs.cgroup_id(pod)
+        registry.put(told("a", pod))
+        registry.put(told("b", pod))
+        registry.drop("a")
+        assert watch.table.index(number) is not None
+        registry.drop("b")
+        assert watch.table.index(number) is None
+
+
+def test_a_pod_made_again_in_its_place_is_counted_anew(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as parent:
+        pod = cgroupfs.make(parent / "pod")
+        old = registry.put(told("a", pod))
+        registry.move(old, 7 * MIB)
+        registry.set_evicted(old, True)
+        cgroupfs.remove(pod)
+        cgroupfs.make(pod)
+        new = registry.put(told("a", pod))
+        assert new.cgroup_id != old.cgroup_id
+        assert (new.usage, new.evicted) == (None, False)
+        assert watch.table.index(old.cgroup_id) is None
+
+
+def test_refresh_takes_what_a_sweep_counted(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as parent:
+        small, big = (cgroupfs.make(parent / name) for name in ("small", "big"))
+        registry.put(told("small", small))
+        registry.put(told("big", big))
+        with live.Puppet(small) as one, live.Puppet(big) as two:
+            one.do("anon(2)")
+            two.do("anon(12)")
+            registry.refresh()
+            assert [c.usage for c in registry.order()] == [None, None], "not counted yet"
+            watch.sweeper.run()
+            registry.refresh()
+            assert [c.uid for c in registry.order()] == ["big", "small"]
+            usage = registry.order()[0].usage
+            assert usage is not None
+            assert 12 * MIB <= usage < 16 * MIB
+
+
+class Histories(RuleBasedStateMachine):
+    """Pods are told, moved, evicted and dropped in any order; the cgroups are real and are made once."""
+
+    parent: Path
+    table: DomainTable
+
+    @initialize()
+    def begin(self) -> None:
+        self.table.reset()
+        self.registry = Registry(self.table, STEP)
+
+    uids = st.sampled_from([f"u{i}" for i in range(6)])
+    sizes = st.integers(0, 4).map(lambda n: n * MIB)
+
+    @rule(uid=uids, priority=st.integers(-1, 1), request=sizes, critical=st.booleans(), containers=st.integers(0, 2))
+    def put(self, uid: str, priority: int, request: int, critical: bool, containers: int) -> None:
+        names = tuple(f"c{i}" for i in range(containers))
+        before = self.registry.by_uid.get(uid)
+        kept = (before.usage, before.evicted) if before is not None else (None, False)
+        entry = self.registry.put(
+            told(uid, self.parent / uid, names, priority=priority, request=request, critical=critical)
+        )
+        assert (entry.usage, entry.evicted) == kept
+        assert set(entry.containers) == set(names)
+
+    @precondition(lambda self: len(self.registry) > 0)
+    @rule(data=st.data(), usage=st.none() | sizes)
+    def move(self, data: st.DataObject, usage: int | None) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.registry.by_uid)))
+        self.registry.move(self.registry.by_uid[uid], usage)
+
+    @precondition(lambda self: len(self.registry) > 0)
+    @rule(data=st.data(), evicted=st.booleans())
+    def evict(self, data: st.DataObject, evicted: bool) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.registry.by_uid)))
+        self.registry.set_evicted(self.registry.by_uid[uid], evicted)
+
+    @rule(uid=uids)
+    def drop(self, uid: str) -> None:
+        self.registry.drop(uid)
+
+    @invariant()
+    def ordered(self) -> None:
+        if not hasattr(self, "registry"):
+            return
+        expected = memory_order(entry.candidate() for entry in self.registry if not entry.evicted)
+        assert list(self.registry.order()) == expected
+        allowed = [candidate.uid for candidate in expected if not candidate.critical]
+        first = self.registry.first()
+        assert (first.uid if first else None) == (allowed[0] if allowed else None)
+
+    @invariant()
+    def watched(self) -> None:
+        if not hasattr(self, "registry"):
+            return
+        indexes = [entry.index for entry in self.registry]
+        indexes += [at for entry in self.registry for _, at in entry.containers.values()]
+        assert len(indexes) == len(set(indexes)), "two cgroups share a slot"
+        for uid in (f"u{i}" for i in range(6)):
+            number = cgroupfs.cgroup_id(self.parent / uid)
+            known = self.registry.by_uid.get(uid)
+            assert self.table.index(number) == (known.index if known else None)
+
+
+def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    with live.cgroup("history") as parent:
+        for i in range(6):
+            for name in ("c0", "c1"):
+                cgroupfs.make(parent / f"u{i}" / name)
+        Histories.parent, Histories.table = parent, watch.table
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+        )

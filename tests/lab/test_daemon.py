@@ -1,0 +1,83 @@
+"""The lab's daemon: what it says when it does not start, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import loader
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-labd", 64 * MIB) as made:
+        yield made
+
+
+def test_it_is_ready_serves_and_stops(node: LabNode) -> None:
+    with live.daemon(node) as daemon:
+        assert daemon.get("/healthz")[0] == 200
+        assert live.metric(daemon, "ready") == 1
+        assert daemon.get("/nothing")[0] == 404
+        since = len(daemon.log)
+        assert daemon.wait_for(lambda r: r.get("msg") == "starting") is daemon.log[0], "from the beginning"
+        assert daemon.wait_for(lambda r: r.get("msg") == "starting", 0.0, since) is None
+        assert daemon.stop() == 0
+        assert daemon.stop() == 0, "stopping twice is no error"
+        assert daemon.wait_for(lambda _: False) is None
+        assert daemon.get("/healthz")[0] == 0
+
+
+def test_why_it_does_not_start(node: LabNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option, says in (
+            (("--eviction-hard", "memory.free<1Mi"), "unsupported eviction signal memory.free"),
+            (("--listen", f"127.0.0.1:{port}"), "Address already in use"),
+        ):
+            daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
+            with pytest.raises(MonitorError, match=says):
+                daemon.start()
+            assert daemon.process is not None
+            assert daemon.process.wait(live.TIMEOUT_S) > 0
+
+
+def test_its_own_state_dir_and_pins_go_with_it(node: LabNode) -> None:
+    with LabDaemon(node) as daemon:
+        state, instance = daemon.state_dir, loader.instance_directory(daemon.state_dir)
+        assert daemon.log[0]["bpf"] == "loaded"
+        assert instance.is_dir()
+        assert state.is_dir()
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert daemon.process is not None
+        daemon.process.wait(live.TIMEOUT_S)
+    assert not instance.exists()
+    assert not state.exists()
+    assert loader.state_directory(instance) is None
+
+
+def test_one_that_hangs_is_killed(node: LabNode) -> None:
+    with live.daemon(node) as daemon:
+        (side,) = live.children(daemon.pid)
+        watched = os.pidfd_open(side)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        with pytest.raises(MonitorError, match=r"did not end within 0\.1 s of SIGTERM"):
+            daemon.stop(timeout=0.1)
+        assert daemon.process is not None
+        assert daemon.process.returncode == -signal.SIGKILL
+        live.ends(watched, fd=True)
+        os.close(watched)

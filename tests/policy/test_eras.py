@@ -1,0 +1,262 @@
+"""The policies of older releases, by the rules and examples of the guides that describe them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.eras import CURRENT, ERAS, Era, era
+from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.manager import ManagerConfig, ManagerState, manage
+from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.pods import Pod
+from monitor.policy.quantity import PolicyError
+from monitor.policy.signals import CONDITION, SIGNALS
+from monitor.policy.stats import PodStats, Summary
+from monitor.policy.victims import DECIDING, rank_pods
+from tests.policy.builders import GI, MI, container, pod, stats, summary
+from tests.policy.test_manager import crowds
+
+IMAGEFS = DiskLayout(True)
+OLD, BLOG = era("kubelet-1.8"), era("kubelet-1.17")
+S = 10**9
+SAME = {"cpu": "1", "memory": "1Gi"}
+
+
+def order(policy: Era, signal: str, pods: list[Pod], figures: list[dict[str, Any]], layout: DiskLayout) -> list[str]:
+    known = {one.uid: one for one in map(PodStats, figures)}
+    return [r.pod.name for r in rank_pods(signal, pods, known, layout, ranker=policy.ranker)]
+
+
+def best_effort(name: str, **spec: Any) -> Pod:
+    return pod(name, **spec)
+
+
+def burstable(name: str, memory: str = "1Gi", **spec: Any) -> Pod:
+    return pod(name, container(memory=memory), **spec)
+
+
+def guaranteed(name: str, **spec: Any) -> Pod:
+    return pod(name, container(limits=SAME, **SAME), **spec)
+
+
+def test_names() -> None:
+    assert [era(name).name for name in ERAS] == list(ERAS)
+    assert era("kubelet-1.36") is CURRENT
+    with pytest.raises(
+        PolicyError, match=r"'kubelet-1\.9' is not known: use kubelet-1\.36, kubelet-1\.17, kubelet-1\.8"
+    ):
+        era("kubelet-1.9")
+
+
+# ---- order of eviction
+
+
+def test_class_comes_first_in_the_old_one_and_nowhere_later() -> None:
+    pods = [guaranteed("guaranteed"), burstable("burstable"), best_effort("best-effort", priority=1000)]
+    figures = [stats("guaranteed", 3 * GI), stats("burstable", 2 * GI), stats("best-effort", MI)]
+    assert order(OLD, "memory.available", pods, figures, SINGLE_DISK) == ["best-effort", "burstable", "guaranteed"]
+    for later in (BLOG, CURRENT):
+        expected = ["guaranteed", "burstable", "best-effort"]
+        assert order(later, "memory.available", pods, figures, SINGLE_DISK) == expected
+
+
+def test_old_best_effort_pods_go_by_consumption() -> None:
+    pods = [best_effort("a"), best_effort("b", priority=-100), best_effort("c")]
+    figures = [stats("a", 3), stats("b", 1), stats("c", 2)]
+    assert order(OLD, "memory.available", pods, figures, SINGLE_DISK) == ["a", "c", "b"]
+
+
+def test_old_burstable_pods_go_by_excess_and_if_there_is_none_by_consumption() -> None:
+    pods = [burstable("a", "1Gi"), burstable("b", "2Gi"), burstable("c", "100Mi"), burstable("d", "4Gi")]
+    figures = [stats("a", 1025 * MI), stats("b", 1500 * MI), stats("c", 300 * MI), stats("d", 3 * GI)]
+    assert order(OLD, "memory.available", pods, figures, SINGLE_DISK) == ["c", "a", "d", "b"]
+    within = [stats("a", 900 * MI), stats("b", 1000 * MI), stats("c", 50 * MI), stats("d", 950 * MI)]
+    assert order(OLD, "memory.available", pods, within, SINGLE_DISK) == ["b", "d", "a", "c"]
+    # Today the one closest to its request goes before the largest.
+    assert order(CURRENT, "memory.available", pods, within, SINGLE_DISK) == ["c", "a", "b", "d"]
+
+
+def test_old_inodes_go_by_class_alone_and_disk_by_class_then_use() -> None:
+    pods = [guaranteed("g"), burstable("b"), best_effort("x"), best_effort("y")]
+    figures = [stats(name, rootfs=(size, size)) for name, size in (("g", 9), ("b", 8), ("x", 1), ("y", 2))]
+    assert order(OLD, "nodefs.inodesFree", pods, figures, SINGLE_DISK) == ["x", "y", "b", "g"]
+    assert order(OLD, "nodefs.available", pods, figures, SINGLE_DISK) == ["y", "x", "b", "g"]
+
+
+@pytest.mark.parametrize("policy", [OLD, BLOG])
+def test_which_disk_use_counts(policy: Era) -> None:
+    """With an imagefs: volumes and logs on nodefs, writable layers on imagefs. Without: all of it."""
+    pods = [best_effort("layer"), best_effort("logs")]
+    figures = [stats("layer", rootfs=(5, 5), logs=(1, 1)), stats("logs", rootfs=(2, 2), logs=(3, 3))]
+    assert order(policy, "nodefs.available", pods, figures, SINGLE_DISK) == ["layer", "logs"]
+    assert order(policy, "nodefs.available", pods, figures, IMAGEFS) == ["logs", "layer"]
+    assert order(policy, "imagefs.available", pods, figures, IMAGEFS) == ["layer", "logs"]
+    # A split disk was unknown: the containers were where the images are.
+    assert order(policy, "nodefs.available", pods, figures, DiskLayout(True, True)) == ["logs", "layer"]
+
+
+def test_the_blogs_release_knows_excess_priority_and_amount_but_not_process_counts() -> None:
+    pods = [burstable("a", "1Gi", priority=5), burstable("b", "1Gi"), burstable("c", "1Gi"), burstable("d", "4Gi")]
+    used = (("a", 3 * GI), ("b", 2 * GI), ("c", 2 * GI + 1), ("d", 3 * GI))
+    figures = [stats(name, memory, processes=memory) for name, memory in used]
+    assert order(BLOG, "memory.available", pods, figures, SINGLE_DISK) == ["c", "b", "a", "d"]
+    assert order(BLOG, "pid.available", pods, figures, SINGLE_DISK) == ["b", "c", "d", "a"]
+    assert order(CURRENT, "pid.available", pods, figures, SINGLE_DISK) == ["d", "c", "b", "a"]
+
+
+def test_the_blogs_release_knows_neither_overhead_nor_sidecars_nor_pod_level_requests() -> None:
+    side = [{**container("side", memory="1Gi"), "restartPolicy": "Always"}]
+    pods = [
+        burstable("overhead", overhead={"memory": "1Gi"}),
+        burstable("sidecar", initContainers=side),
+        burstable("pod-level", resources={"requests": {"memory": "2Gi"}}),
+    ]
+    figures = [stats(one.name, GI + 1) for one in pods]
+    for policy, group in ((BLOG, 1), (CURRENT, 2)):
+        known = {one.uid: one for one in map(PodStats, figures)}
+        ranked = rank_pods("memory.available", pods, known, ranker=policy.ranker)
+        assert {r.key[0] for r in ranked} == {group}
+
+
+@given(crowds(), st.sampled_from(ERAS), st.data())
+def test_every_era_ranks_totally_and_the_same_whatever_the_order_of_the_pods(
+    crowd: tuple[list[Pod], list[dict[str, Any]]], name: str, data: st.DataObject
+) -> None:
+    policy = era(name)
+    pods, figures = crowd
+    signal = data.draw(st.sampled_from(policy.signals))
+    known = {one.uid: one for one in map(PodStats, figures)}
+    ranked = rank_pods(signal, pods, known, ranker=policy.ranker)
+    again = rank_pods(signal, data.draw(st.permutations(pods)), known, ranker=policy.ranker)
+    assert [r.pod.name for r in ranked] == [r.pod.name for r in again]
+    assert all(len(r.key) == DECIDING + 3 and r.candidate.critical == policy.is_critical(r.pod) for r in ranked)
+
+
+# ---- thresholds
+
+
+@pytest.mark.parametrize(("threshold", "grams"), [("10%", GI), ("1Gi", GI)])
+@pytest.mark.parametrize("name", ERAS)
+def test_ten_percent_of_ten_gibibytes_is_a_gibibyte(name: str, threshold: str, grams: int) -> None:
+    (memory,) = era(name).parse_thresholds({"memory.available": threshold})
+    assert abs(memory.quantity(10 * GI) - grams) <= 16  # a percentage is rounded to 32 bits
+    assert memory.met(grams - 1, 10 * GI)
+    assert not memory.met(grams + 16, 10 * GI)
+
+
+@pytest.mark.parametrize("name", ERAS)
+def test_min_reclaim_of_the_guides(name: str) -> None:
+    """nodefs below 1Gi with 500Mi to reclaim stays met until 1.5Gi is free; imagefs 100Gi and 2Gi until 102Gi."""
+    hard = {"memory.available": "500Mi", "nodefs.available": "1Gi", "imagefs.available": "100Gi"}
+    reclaim = {"memory.available": "0Mi", "nodefs.available": "500Mi", "imagefs.available": "2Gi"}
+    thresholds = era(name).parse_thresholds(hard, min_reclaim=reclaim)
+    goals = {"memory.available": 500 * MI, "nodefs.available": GI + 500 * MI, "imagefs.available": 102 * GI}
+    for t in thresholds:
+        assert t.met(goals[t.signal] - 1, 10**12, with_reclaim=True)
+        assert not t.met(goals[t.signal], 10**12, with_reclaim=True)
+
+
+def test_defaults_and_signals_of_each_era() -> None:
+    assert [str(t) for t in OLD.parse_thresholds(None)] == ["memory.available<100Mi"]
+    assert [str(t) for t in BLOG.parse_thresholds(None)] == [
+        "memory.available<100Mi",
+        "nodefs.available<10%",
+        "nodefs.inodesFree<5%",
+        "imagefs.available<15%",
+    ]
+    assert len(CURRENT.parse_thresholds(None)) == 5
+    assert set(SIGNALS) - set(BLOG.signals) == {"containerfs.available", "containerfs.inodesFree"}
+    with pytest.raises(PolicyError, match=r"pid\.available: kubelet-1\.8 does not know it"):
+        OLD.parse_thresholds({"pid.available": "10%"})
+    with pytest.raises(PolicyError, match=r"containerfs\.available: kubelet-1\.17"):
+        BLOG.parse_thresholds({}, {"containerfs.available": "10%"}, {"containerfs.available": "1s"})
+    with pytest.raises(PolicyError, match="grace period must be specified"):
+        OLD.parse_thresholds({}, {"memory.available": "1.5Gi"})
+
+
+# ---- passes
+
+
+def one_pass(policy: Era, hard: dict[str, str], layout: DiskLayout, **figures: int) -> Any:
+    settings = ManagerConfig(policy.parse_thresholds(hard), 300 * S, layout=layout, local_storage=False, era=policy)
+    answer = Summary(summary(stats("a", MI), second=1, **figures))
+    return manage(settings, ManagerState(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
+
+
+@pytest.mark.parametrize(
+    ("policy", "nodefs", "imagefs"),
+    [
+        (OLD, ("DeleteAllUnusedContainers",), ("DeleteUnusedImages",)),
+        (BLOG, (), ("DeleteAllUnusedContainers", "DeleteUnusedImages")),
+    ],
+)
+def test_what_is_cleaned_up_first(policy: Era, nodefs: tuple[str, ...], imagefs: tuple[str, ...]) -> None:
+    both = ("DeleteAllUnusedContainers", "DeleteUnusedImages")
+    hard = {"nodefs.available": "1Gi"}
+    assert one_pass(policy, hard, SINGLE_DISK, nodefs=0).reclaimed == both
+    assert one_pass(policy, hard, IMAGEFS, nodefs=0).reclaimed == nodefs
+    assert one_pass(policy, {"imagefs.available": "1Gi"}, IMAGEFS, imagefs=0).reclaimed == imagefs
+    assert one_pass(policy, {"memory.available": "1Gi"}, SINGLE_DISK, memory=0).reclaimed == ()
+
+
+@pytest.mark.parametrize(("policy", "grace"), [(OLD, 0), (BLOG, 0), (CURRENT, 1)])
+def test_grace_of_a_hard_eviction(policy: Era, grace: int) -> None:
+    (eviction,) = one_pass(policy, {"memory.available": "1Gi"}, SINGLE_DISK, memory=0).evictions
+    assert eviction.grace_s == grace
+
+
+def test_old_eras_guard_no_container_file_system() -> None:
+    assert all(
+        "containerfs" not in t.signal for t in ManagerConfig(OLD.parse_thresholds(None), 0, era=OLD).later.thresholds
+    )
+    assert len(ManagerConfig(CURRENT.parse_thresholds(None), 0).later.thresholds) == 9
+
+
+def test_the_disk_condition_stands_for_four_signals() -> None:
+    assert {s for s in OLD.signals if CONDITION[s] == "DiskPressure"} == {
+        f"{fs}.{what}" for fs in ("nodefs", "imagefs") for what in ("available", "inodesFree")
+    }
+
+
+# ---- critical pods and oom_score_adj
+
+
+def test_who_is_critical() -> None:
+    marked = {"scheduler.alpha.kubernetes.io/critical-pod": ""}
+    by_annotation = pod("a", namespace="kube-system", annotations=marked)
+    elsewhere = pod("b", annotations=marked)
+    by_priority = pod("c", priority=2 * 10**9)
+    assert [OLD.is_critical(p) for p in (by_annotation, elsewhere, by_priority)] == [True, False, False]
+    assert [BLOG.is_critical(p) for p in (by_annotation, elsewhere, by_priority)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("request_", "old", "today"),
+    [("1Gi", 900, 900), ("10Gi", 2, 3), ("9.99Gi", 2, 3), ("1", 999, 999), ("5Gi", 500, 500)],
+)
+def test_burstable_scores_on_ten_gibibytes(request_: str, old: int, today: int) -> None:
+    one = burstable("a", request_)
+    assert OLD.oom_score_adj(one, "c", 10 * GI) == BLOG.oom_score_adj(one, "c", 10 * GI) == old
+    assert CURRENT.oom_score_adj(one, "c", 10 * GI) == oom_score_adj(one, "c", 10 * GI) == today
+
+
+def test_scores_of_the_other_classes() -> None:
+    assert [p.oom_score_adj(guaranteed("a"), "c", GI) for p in (OLD, BLOG, CURRENT)] == [-998, -998, -997]
+    assert [p.oom_score_adj(best_effort("a"), "c", GI) for p in (OLD, BLOG, CURRENT)] == [1000, 1000, 1000]
+    critical = burstable("a", priority=2 * 10**9, priorityClassName="system-cluster-critical")
+    assert [p.oom_score_adj(critical, "c", 10 * GI) for p in (OLD, BLOG, CURRENT)] == [900, -998, 900]
+    for policy in (OLD, BLOG):
+        with pytest.raises(PolicyError, match="no container 'x'"):
+            policy.oom_score_adj(burstable("a"), "x", GI)
+        with pytest.raises(PolicyError, match="capacity 0"):
+            policy.oom_score_adj(burstable("a"), "c", 0)
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2**40))
+def test_old_scores_stay_in_their_bounds(asked: int, capacity: int) -> None:
+    one = burstable("a", str(asked))
+    assert 2 <= OLD.oom_score_adj(one, "c", capacity) <= 999
