@@ -12,6 +12,9 @@ struct gate {
   u64 moved;    // pages of statistics that moved on this CPU since it last passed
   u64 checked;  // `moved` when usage was last read
   u64 file;     // some of them were file pages: the exact LRU sizes are worth reading
+  // Between on_stat() and compare(). In memory, because the verifier would follow every path once for each value of an argument.
+  u64 rising;   // this event adds memory: it may cross a ceiling
+  u64 hidden;   // a ceiling seems crossed, but not by this event
 };
 BPF_PERCPU_ARRAY(gates, struct gate, 1);
 
@@ -104,8 +107,8 @@ static __always_inline void pull(struct domain *d, u32 index) {
   u64 now = bpf_ktime_get_ns();
   if (firings.insert(&generation, &now)) return;  // another CPU was first, or it was fired before
   if (v->armed != generation) return;             // user space changed its mind while we looked
+  v->fired = generation;  // first: user space arms again when it finds neither
   v->armed = 0;
-  v->fired = generation;
   struct event e = {};
   e.generation = generation;
   e.result = bpf_send_signal(9);
@@ -113,9 +116,9 @@ static __always_inline void pull(struct domain *d, u32 index) {
 }
 
 // One ceiling is on the other side of the working set than it was. The map of crossings decides who reports it, and when again.
-static __always_inline void change(struct domain *d, u32 index, u32 i, int over) {
-  u64 bit = 1ULL << i, key = (u64)index << 8 | i, now = d->seen_ns, *since = crossings.lookup(&key);
-  if (since && now - *since < d->rearm_ns) {
+static __always_inline void change(struct domain *d, u32 index, u32 i, int over, u64 now) {
+  u64 bit = 1ULL << i, key = (u64)index << 8 | i, *since = crossings.lookup(&key);
+  if (since && (s64)(now - *since) < (s64)d->rearm_ns) {  // signed: another CPU may have been here a moment later
     // A working set that trembles at the line may not flood the ring. A dip is remembered, so that being above counts as a
     // crossing again once the quiet time is over.
     if (!over) d->dipped |= bit;
@@ -136,13 +139,14 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over)
 }
 
 // Compare one domain with its ceilings; report what changed. Only what adds memory can cross: pages being freed leave the LRU list, and the
-// LRU sizes, a moment before they are uncharged, and in between freed page cache looks like working set. 1 if that hid a crossing.
-static __always_inline int compare(struct domain *d, u32 index, int rising) {
+// LRU sizes, a moment before they are uncharged, and in between freed page cache looks like working set.
+static __always_inline void compare(struct domain *d, u32 index, struct gate *g) {
   s64 ws = (s64)d->usage - d->inactive_file;
   if (ws < 0) ws = 0;
-  d->seen_ns = bpf_ktime_get_ns();
+  u64 now = bpf_ktime_get_ns();
+  d->seen_ns = now;
 
-  if (rising && ws > d->pull_above) pull(d, index);
+  if (ws > d->pull_above && g->rising) pull(d, index);
 
   u64 crossed = d->crossed;
   if (ws > d->lowest || crossed) {
@@ -157,8 +161,8 @@ static __always_inline int compare(struct domain *d, u32 index, int rising) {
       if (over ? !(stays >> i & 1) : crossed >> i & 1) break;
     }
     if (i < MAX_THRESHOLDS) {
-      if (over && !rising) return 1;
-      change(d, index, i, over);
+      if (over && !g->rising) g->hidden = 1;
+      else change(d, index, i, over, now);
     }
   }
 
@@ -166,7 +170,7 @@ static __always_inline int compare(struct domain *d, u32 index, int rising) {
     s64 moved = ws - (s64)d->reported;
     if (moved < 0) moved = -moved;
     if ((u64)moved >= d->step) {
-      u64 key = (u64)index << 8 | 255, now = d->seen_ns;
+      u64 key = (u64)index << 8 | 255;
       if (crossings.insert(&key, &now) == 0) {
         d->reported = ws;
         struct event e = {};
@@ -175,18 +179,16 @@ static __always_inline int compare(struct domain *d, u32 index, int rising) {
       }
     }
   }
-  return 0;
 }
 
 // Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to the LRU list `lru`: the
 // tracepoint fires before the size changes.
-static __always_inline int evaluate(u64 memcg, int file, const int comparing, int rising, u64 sweeping, s64 pending_inactive,
-                                    s64 pending_active) {
+static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
+                                     s64 pending_active) {
   u32 zero = 0;
   u64 css = memcg + OFF_MEMCG_CSS, id = 0;
   s64 inactive = 0, active = 0, more_inactive = 0, more_active = 0;
   u64 shadow = 0;  // the running sweep, if it has been here already
-  int hidden = 0;
 
   if (file && nearest_domain(css, DOMAIN_CGROUP, &id)) {
     u64 self = cgroup_id_of(css);
@@ -234,12 +236,11 @@ static __always_inline int evaluate(u64 memcg, int file, const int comparing, in
           d->usage = usage;
           d->css = css;
         }
-        if (comparing && d->synced) hidden |= compare(d, index, rising);
+        if (comparing && d->synced) compare(d, index, comparing);
       }
     }
     css = css_parent(css);
   }
-  return hidden;
 }
 
 static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
@@ -264,8 +265,10 @@ static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64
     READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
   }
   count(COUNT_EVALUATED);
-  int hidden = evaluate(memcg, file, 1, rising, 0, pending_inactive, pending_active);
-  g->memcg = hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
+  g->rising = rising;
+  g->hidden = 0;
+  evaluate(memcg, file, g, 0, pending_inactive, pending_active);
+  g->memcg = g->hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
   g->usage = usage;
   g->moved = 0;
   g->checked = 0;
@@ -324,7 +327,7 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
 
   NO_UNROLL
   for (int n = 0; n < SWEEP_CHUNK; n++) {
-    evaluate(css - OFF_MEMCG_CSS, 1, 0, 0, number, 0, 0);
+    evaluate(css - OFF_MEMCG_CSS, 1, 0, number, 0, 0);
     count(COUNT_SWEPT);
     // pre-order: first child, else the next sibling of the nearest ancestor that has one
     u64 next = 0, head = css + OFF_CSS_CHILDREN, at = 0;
@@ -382,14 +385,6 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
     index++;
   }
   return index;
-}
-
-// Compare one domain now: args[0] = its index. For those with ceilings, after a sweep.
-int check(struct bpf_raw_tracepoint_args *ctx) {
-  u32 index = ctx->args[0];
-  struct domain *d = domains.lookup(&index);
-  if (d && d->cgroup_id && d->synced) compare(d, index, 1);
-  return 0;
 }
 
 // Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process

@@ -26,7 +26,6 @@ from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import Hog, LabNode, LabPod
 
-
 ROOT = Path(__file__).resolve().parents[1]
 #: Far longer than anything takes; only a hang reaches it.
 TIMEOUT_S = 30.0
@@ -143,6 +142,7 @@ def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) ->
 _PUPPET = """
 import ctypes, mmap, os, signal, sys, threading, time
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the test
+MIB = 1 << 20
 kept = []
 def anon(mib):
     block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -29,6 +29,7 @@ class Trigger:
         self._word = memoryview(pins.mmap("victims", VICTIM.size)).cast("Q")
         self._word[_ARMED] = self._word[_FIRED] = 0
         self.was_prepared = True  # whether the victim taken last had been ready
+        self._pulled_ns = 0  # when it was first noticed that the kernel had pulled it
         self._uid = ""  # of the pod the kernel's trigger is or was last armed for
 
     def prepare(self) -> None:
@@ -45,11 +46,22 @@ class Trigger:
                 self.forget(min(self._prepared, key=lambda uid: self._prepared[uid].prepared_ns))
         elif now - victim.prepared_ns > _REFRESH_NS:
             victim.refresh()
+        if self._word[_FIRED] and not self._record_is_lost(now):
+            return  # pulled a moment ago; the record that says so is still to be read
         if self._in_kernel and (self._uid != entry.uid or not self._word[_ARMED]):
             self._word[_ARMED] = 0
             self._word[_POD] = entry.cgroup_id
             self._uid = entry.uid
             self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
+
+    def _record_is_lost(self, now_ns: int) -> bool:
+        """Whether a trigger was pulled long ago and nobody heard of it: its record found the ring full."""
+        if not self._pulled_ns:
+            self._pulled_ns = now_ns
+        if now_ns - self._pulled_ns < _REFRESH_NS:
+            return False
+        self._word[_FIRED] = self._pulled_ns = 0
+        return True
 
     def take(self, entry: PodEntry) -> Victim:
         """The prepared victim of a pod, for good; made now if it was not prepared."""
@@ -62,7 +74,7 @@ class Trigger:
         armed = self._word[_ARMED]
         self._word[_ARMED] = 0
         fired = self._word[_FIRED]
-        self._word[_FIRED] = 0
+        self._word[_FIRED] = self._pulled_ns = 0
         return self._registry.by_uid.get(self._uid) if fired and not armed else None
 
     def forget(self, uid: str) -> None:

@@ -57,8 +57,6 @@ class DomainTable:
         self._known: dict[int, int] = {}
         self._free: list[int] = []
         self._high = 0
-        #: Entries that have ceilings.
-        self.limited: set[int] = set()
 
     @classmethod
     def open(cls, pin_dir: Path | str) -> DomainTable:
@@ -171,7 +169,6 @@ class DomainTable:
         for i in range(MAX_THRESHOLDS):
             w[base + _CEILING + i] = ceilings[i] if i < len(ceilings) else NO_CEILING
         self._forget_crossings(index)
-        self.limited.add(index)
         w[base + _PULL] = pull_above
         w[base + _LOWEST] = min(ceilings, default=NO_CEILING)
 
@@ -183,7 +180,6 @@ class DomainTable:
     def _clear(self, at: int) -> None:
         w, base = self._words, at * WORDS
         w[base] = 0
-        self.limited.discard(at)
         if w[base + _LOWEST] != NO_CEILING or w[base + _STEP]:
             self._forget_crossings(at)
         for i in range(1, WORDS):
@@ -208,7 +204,6 @@ class Sweeper:
         self._table = table
         self._sweep: Program = pins.program("sweep")
         self._commit: Program = pins.program("commit")
-        self._check: Program = pins.program("check")
         self._reread: Program = pins.program("reread")
         self._number = max((table.synced(i) for i in range(MAX_DOMAINS)), default=0)
 
@@ -235,8 +230,6 @@ class Sweeper:
         index, end = 0, self._table.high
         while index < end:
             index = self._commit.run(index, self._number, end) or end
-        for index in self._table.limited:
-            self._check.run(index)
         return self._number
 
     def reread(self) -> None:

@@ -86,7 +86,8 @@ def stamp() -> str:
     here = Path(__file__).parent
     h = hashlib.sha256(f"{__version__} {_numa_nodes()} {' '.join(os.uname())}".encode())
     h.update(program_text().encode())
-    for path in (here / "loader.py", here / "offsets.py", here / "btf.py", VMLINUX, Path("/sys/kernel/notes")):
+    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py"))  # pins.py says what is pinned
+    for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
         try:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
         except OSError:
@@ -126,6 +127,7 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
         for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
             unload(half)
         return directory, False
+    _forget_removed()
     done = subprocess.run(
         [sys.executable, "-m", "monitor.kernel.loader", str(state_dir), str(directory)],
         stdin=subprocess.DEVNULL,
@@ -136,13 +138,22 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        tail = " / ".join(done.stderr.strip().splitlines()[-3:])
+        # clang inside BCC may crash on what it cannot parse; then only the log knows at what.
+        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or f"details in {state_dir / LOG}"
         raise CannotError(
             f"the BPF loader ended with status {done.returncode}: {tail}", "see `outrace doctor`"
         ) from None
     if "error" in answer:
         raise CannotError(answer["error"], answer["remedy"])
     return directory, True
+
+
+def _forget_removed() -> None:
+    """Forget instances whose state dir was removed: nobody can run there."""
+    for entry in _RUN.iterdir():
+        state_dir = state_directory(pins.ROOT / entry.name)
+        if state_dir is not None and not state_dir.exists():
+            entry.unlink(missing_ok=True)
 
 
 def package_path() -> str:

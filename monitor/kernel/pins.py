@@ -40,7 +40,7 @@ OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit")
 #: Attached by the side: processes that appear in pods.
 PROCS = ("on_fork", "on_exec", "on_attach")
 #: Run by the daemon itself.
-RUN = ("sweep", "commit", "check", "reread")
+RUN = ("sweep", "commit", "reread")
 MAPS = ("domain_of", "domains", "events", "ooms", "procs", "counts", "victims", "crossings", "sweeps")
 
 _RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -78,42 +78,32 @@ class PodStats:
         """Bytes of local storage the whole pod uses; 0 if not reported."""
         return _count(_map(self._raw, "ephemeral-storage", self.path), "usedBytes", self.path) or 0
 
-    def containers(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Name and figures of each container, in the order given."""
-        for item in _list(self._raw, "containers", self.path):
-            yield str(item.get("name", "")), item
-
     def container_memory(self) -> list[tuple[str, int]]:
         """The working set of each container that reports one."""
         found = []
-        for name, raw in self.containers():
+        for raw in _list(self._raw, "containers", self.path):
             used = _count(_map(raw, "memory", self.path), "workingSetBytes", self.path)
             if used is not None:
-                found.append((name, used))
+                found.append((raw.get("name", ""), used))
         return found
 
     def container_storage(self) -> list[tuple[str, int]]:
         """Writable layer and logs of each container that reports both."""
         found = []
-        for name, raw in self.containers():
+        for raw in _list(self._raw, "containers", self.path):
             parts = [_count(_map(raw, key, self.path), "usedBytes", self.path) for key in ("rootfs", "logs")]
             if parts[0] is not None and parts[1] is not None:
-                found.append((name, int64(parts[0] + parts[1])))
+                found.append((raw.get("name", ""), int64(parts[0] + parts[1])))
         return found
 
-    def files(self, raw: Mapping[str, Any], kinds: Iterable[str], key: str) -> int:
-        """`usedBytes` or `inodesUsed` (``key``) of one of `containers`, over its `rootfs` and `logs` (``kinds``)."""
-        total = 0
-        for kind in kinds:
-            figures = raw.get(kind)
-            if figures is not None:
-                total += _count(_checked(figures, self.path), key, self.path) or 0
-        return total
+    def files_by_container(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
+        """`usedBytes` or `inodesUsed` (``key``) of each container, over its `rootfs` and `logs` (``kinds``).
 
-    def all_files(self, kinds: Sequence[str], key: str) -> int:
-        """`files` over all containers; most of the time of ranking for a disk is spent in this loop."""
-        total = 0
+        Most of the time of ranking for a disk is spent in this loop.
+        """
+        found = []
         for item in _list(self._raw, "containers", self.path):
+            total = 0
             for kind in kinds:
                 figures = item.get(kind)
                 if figures is None:
@@ -123,7 +113,8 @@ class PodStats:
                     total += value
                 elif value is not None:
                     total += _count(figures, key, self.path) or 0
-        return total
+            found.append((item.get("name", ""), total))
+        return found
 
     def volumes(self, names: Iterable[str], key: str) -> int:
         """`usedBytes` or `inodesUsed` of these volumes; the first figures of a name count."""
@@ -140,7 +131,7 @@ class PodStats:
         for item in _list(self._raw, "volume", self.path):
             used = _count(item, "usedBytes", self.path)
             if used is not None:
-                found[str(item.get("name", ""))] = used
+                found[item.get("name", "")] = used
         return found
 
 

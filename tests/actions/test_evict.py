@@ -110,7 +110,7 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
 
 def test_nobody_is_told_twice(pod: Path) -> None:
     with live.Puppet(pod / "c0") as puppet:
-        puppet.do("signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))")
+        puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
         victim = prepared(pod)
         assert victim.send(signal.SIGTERM) == 1
         assert puppet.answer() == "told"
@@ -126,7 +126,7 @@ def test_nobody_is_told_twice(pod: Path) -> None:
 def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
     with live.Puppet(pod / "c0") as deaf, live.Puppet(pod / "c1") as obedient:
         victim = prepared(pod)
-        deaf.do("signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))")
+        deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
         with live.Puppet(pod / "c1") as late:  # since the pod was prepared
             eviction = Eviction(victim, 30, 0)
             assert deaf.answer() == "told"

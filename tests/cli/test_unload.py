@@ -50,7 +50,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state:
     assert loader.state_directory(instance) == state
     done = live.outrace("unload", "--state-dir", str(state))
     assert (done.returncode, done.stdout) == (0, "")
-    count = len(pins.MAPS) + len(pins.TRACEPOINTS) + 2 + len(pins.OOM)
+    count = len(pins.MAPS) + len(pins.TRACEPOINTS) + len(pins.RUN) + len(pins.OOM)
     assert done.stderr.strip() == f"removed {count} pins"
     assert not instance.exists()
     assert loader.state_directory(instance) is None

@@ -155,6 +155,7 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
         assert (written["status"]["phase"], written["status"]["reason"]) == ("Failed", "Evicted")
         assert written["status"]["message"] == decision["message"]
         assert set(map(str, pids)) <= set(written["metadata"]["annotations"]["outrace/pids"].split(","))
+        live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
         counted = daemon.metrics()
         assert counted["outrace_evictions_total"] == 1
         assert counted["outrace_eviction_failures_total"] == 0
@@ -236,18 +237,16 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
     with live.daemon(node, "--enforce", *options) as daemon:
         container = pod.containers["c0"]
         with live.Puppet(container) as deaf, live.Puppet(container) as obedient:
-            deaf.do("signal.signal(signal.SIGTERM, lambda *_: print('told', time.monotonic_ns(), flush=True))")
+            deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
             deaf.do("anon(56)")
             decision = live.message(daemon, "evicting")
-            word, told_ns = deaf.answer().split()
-            assert word == "told"
+            assert deaf.answer() == "told"
             assert obedient.wait() == -signal.SIGTERM
             assert deaf.wait() == -signal.SIGKILL
             assert deaf.answer() == "", "told once"
             end = live.message(daemon, "evicted")
     assert (decision["kind"], decision["grace_s"]) == ("soft", 1)
     assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
-    assert int(told_ns) < end["gone_ns"]
 
 
 def test_a_pod_that_recovers_in_the_grace_is_left_alone(node: LabNode) -> None:
@@ -268,9 +267,6 @@ def test_a_pod_that_recovers_in_the_grace_is_left_alone(node: LabNode) -> None:
         assert hog.wait() == -signal.SIGKILL, "the most a soft eviction gives is 0 s unless it is told otherwise"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the LRU size falls before the page_counter: freed page cache looks like working set"
-)
 def test_nobody_is_evicted_because_page_cache_is_freed(node: LabNode) -> None:
     pod = node.add_pod("cache")
     with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:

@@ -151,6 +151,18 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
     assert listing(target) == EVERYTHING
 
 
+def test_a_removed_state_dir_is_forgotten(tmp_path: Path) -> None:
+    gone, instance = tmp_path / "gone", loader.instance_directory(tmp_path / "gone")
+    gone.mkdir()
+    loader._RUN.mkdir(exist_ok=True)
+    (loader._RUN / instance.name).write_text(str(gone))
+    loader._forget_removed()
+    assert loader.state_directory(instance) == gone
+    gone.rmdir()
+    loader._forget_removed()
+    assert loader.state_directory(instance) is None
+
+
 def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
     with LabNode("test-away", 64 * MIB) as node:
         pod = node.add_pod("p", containers=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -38,15 +37,20 @@ def ceiling(watch: live.Watching, index: int, above: int) -> None:
 
 def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None:
     cycles = 60
+    low, high = 5 * MIB // 2, 9 * MIB // 2
     with LabNode("test-cross", 192 * MIB) as node, live.Watching() as watch:
         pods = [node.add_pod(f"p{i}") for i in range(4)]
-        # 20 ms to grow and 2.5 ms for each MiB: from one crossing to the next is always longer than rearm_ns (5 ms),
-        # and no hog rests near its ceiling of 3.5 MiB.
+        # 2.5 ms for each MiB, 20 ms to grow: from one crossing of a ceiling to its next is always longer than rearm_ns
+        # (5 ms), and no hog rests near one.
         hogs = [node.start_hog(pod, mib=8, rate=400, cycles=cycles) for pod in pods]
         indexes = [watch.add(pod.cgroup) for pod in pods]
         ids = [cgroupfs.cgroup_id(pod.cgroup) for pod in pods]
+        watch.sweeper.run()
+        ceilings = {}
         for index in indexes:
-            ceiling(watch, index, 7 * MIB // 2)
+            base = watch.table.working_set(index)
+            ceilings[index] = [(base + low) // PAGE, (base + high) // PAGE]
+            watch.table.set_ceilings(index, ceilings[index])
         watch.consume()
         assert watch.events == []
         for hog in hogs:
@@ -61,11 +65,21 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
                 waiting.pop(stream).expect("grown")
         watch.consume()
         counted = watch.counted()
-    assert Counter(event.domain for event in watch.events) == dict.fromkeys(indexes, cycles)
+    assert counted["emitted_cross"] == len(watch.events)
+    assert counted["lost_cross"] == 0
     assert {(event.kind, event.cgroup_id) for event in watch.events} == {(CROSS, number) for number in ids}
     assert {event.tgid for event in watch.events} == {hog.pid for hog in hogs}
-    assert counted["emitted_cross"] == len(watch.events) == 4 * cycles
-    assert counted["lost_cross"] == 0
+    for index in indexes:
+        seen: list[live.Event] = []
+        for event in (event for event in watch.events if event.domain == index):
+            assert event.working_set > ceilings[index][event.threshold] * PAGE
+            if seen and seen[-1].threshold == event.threshold:
+                # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again,
+                # which is news no sooner than rearm_ns later.
+                assert event.ts_ns - seen[-1].ts_ns >= 5_000_000
+                continue
+            seen.append(event)
+        assert [event.threshold for event in seen] == [0, 1] * cycles
 
 
 def test_every_ceiling_is_reported_in_its_turn_and_ancestors_too() -> None:

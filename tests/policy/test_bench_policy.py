@@ -1,0 +1,40 @@
+"""`outrace bench policy` in small: what it measures and prints. How fast anything was is not asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from monitor.cli.bench_policy import SIGNALS, crowd
+from monitor.cli.main import main
+
+
+def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "policy", "--max-pods", "50", "--passes", "3", "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["bench"] == "policy"
+    rows = {row["name"]: row for row in answer["results"]}
+    passes = {f"pass_{kind}_{pods}" for kind in SIGNALS for pods in (10, 50)}
+    assert rows.keys() == passes | {"victim_lookup_500", "victim_lookup_behind_critical_500"}
+    for name, row in rows.items():
+        assert row["unit"] == "us"
+        assert 0 < row["p50"] <= row["p99"] <= row["max"]
+        assert row["n"] == (3 if name in passes else 300)
+    assert rows["victim_lookup_500"]["target_p50"] == 20
+    assert len(err.splitlines()) == len(rows)
+
+
+def test_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "policy", "--max-pods", "10", "--passes", "1"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["WHAT", "UNIT", "N"]
+    assert len(rows) == len(SIGNALS) + 2
+
+
+def test_the_crowd_is_the_same_every_time() -> None:
+    assert crowd(5, limited=True) == crowd(5, limited=True)
+    assert crowd(5, limited=True) != crowd(5, limited=False)
+    objects, stats = crowd(7, limited=False)
+    assert len(objects) == len(stats) == 7
