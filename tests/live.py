@@ -20,7 +20,7 @@ import pytest
 
 from monitor.kernel import cgroupfs, loader, mounts
 from monitor.kernel.domains import DomainTable, Sweeper
-from monitor.kernel.pins import PRESSURE, Pins, Ring, counts
+from monitor.kernel.pins import PRESSURE, Pins, Program, Ring, counts
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
@@ -297,6 +297,9 @@ class Watching:
             ring.close()
         self.table.reset()
         self.table.close()
+        for part in vars(self.sweeper).values():  # the daemon keeps its programs for life; here there is one per test
+            if isinstance(part, Program):
+                os.close(part.fd)
 
     def add(self, path: Path, **options: int) -> int:
         return self.table.add(cgroupfs.cgroup_id(path), **options)

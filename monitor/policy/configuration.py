@@ -1,8 +1,8 @@
 """Which eviction settings are in force, and where each came from, the way a kubelet puts them together.
 
-Defaults, the configuration file, drop-ins, flags, in this order. A kubelet without a file has no default hard thresholds
-at all; with one it has all of them or, if the file names any, none; drop-ins are merged key by key into what that gave; a
-flag replaces its whole map.
+Defaults, the configuration file, drop-ins, flags, in this order. A kubelet without a file has no default hard
+thresholds at all; with one it has all of them or, if the file names any, none; drop-ins are merged key by key into what
+that gave; a flag replaces its whole map.
 """
 
 from __future__ import annotations

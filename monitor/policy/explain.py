@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from monitor.policy.eras import CURRENT, Era
-from monitor.policy.layout import measured
+from monitor.policy.layout import DiskLayout, measured
 from monitor.policy.pods import Pod
 from monitor.policy.qos import CRITICAL_PRIORITY, is_mirror, is_static, qos_class
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
-from monitor.policy.victims import DiskLayout, Ranked
+from monitor.policy.victims import Ranked
 
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
 
@@ -25,22 +25,23 @@ class Comparison(NamedTuple):
 def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Comparison]:
     """What decides about this pod's place for ``signal``, in the order in which it is compared."""
     c = one.candidate
+    old = era.name == "kubelet-1.8"
     priority = Comparison("priority", f"{c.priority}: lower ones go first")
-    if era.name == "kubelet-1.8":
+    if old:
         found = [Comparison("QoS class", f"{qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
         if RESOURCE[signal] != "inodes":
-            found.append(_usage(one, signal, layout))
+            found.append(_usage(one, signal, layout, compared=signal in MEMORY_SIGNALS))
     elif signal == PID:
         found = [priority]
         if era is CURRENT:
-            found.append(Comparison("processes", "no stats: goes first" if c.usage is None else f"{c.usage}"))
+            found.append(Comparison("processes", "no stats: goes first" if c.usage is None else str(c.usage)))
     else:
-        found = [_usage(one, signal, layout), priority]
+        found = [_usage(one, signal, layout, compared=True), priority]
         if c.usage is not None:
             found.append(Comparison("excess", _excess(one, signal)))
-    reason = why_critical(one.pod) if era is not CURRENT or c.critical else ""
     if c.critical:
-        found.append(Comparison("critical", f"{reason or 'marked as critical'}: never evicted"))
+        reason = "marked by annotation" if old else why_critical(one.pod)
+        found.append(Comparison("critical", f"{reason}: never evicted"))
     return found
 
 
@@ -55,7 +56,8 @@ def why_critical(pod: Pod) -> str:
     return ""
 
 
-def _usage(one: Ranked, signal: str, layout: DiskLayout) -> Comparison:
+def _usage(one: Ranked, signal: str, layout: DiskLayout, compared: bool) -> Comparison:
+    """``compared``: what was requested plays a part."""
     c = one.candidate
     if c.usage is None:
         return Comparison("usage", "no stats: goes first")
@@ -63,11 +65,13 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout) -> Comparison:
         what = "working set"
     else:
         what = ", ".join(_PARTS[part] for part in measured(signal, layout)) or "nothing is counted for this disk"
-    over = one.key[0] == 1
+    text = f"{_shown(signal, c.usage)} ({what})"
+    if not compared:
+        return Comparison("usage", f"{text}: more goes first")
     # Nobody requests inodes, so any use of them is above the request.
-    asked = _shown(signal, c.request) if RESOURCE[signal] in IN_BYTES else "0"
-    place = "above its request" if over else "within its request"
-    return Comparison("usage", f"{_shown(signal, c.usage)} ({what}), requested {asked}: {place}")
+    request = c.request if RESOURCE[signal] in IN_BYTES else 0
+    place = "above" if c.usage > request else "within"
+    return Comparison("usage", f"{text}, requested {_shown(signal, request)}: {place} its request")
 
 
 def _excess(one: Ranked, signal: str) -> str:

@@ -6,7 +6,7 @@ from monitor.policy.compat import KUBELET, SANE, int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_node_critical, qos_class
-from monitor.policy.quantity import ZERO
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.resources import containers_request, pod_level_requests_set
 
 GUARANTEED_ADJ = -997
@@ -40,13 +40,17 @@ def oom_score_adj(
 
     if memory_capacity == 0:
         raise PolicyError("memory capacity 0: must be positive")
-    narrow = int64 if compat == KUBELET else _as_it_is
-    share = _spare_share(pod) if pod_level else 0
-    request = _memory_request(container)
-    if is_init and container.sidecar:
+    wide = compat != KUBELET
+    share = _spare_share(pod, wide) if pod_level else 0
+
+    def by_request(request: int) -> int:
+        product = 1000 * (request + share)
+        return 1000 - _truncated(product if wide else int64(product), memory_capacity)
+
+    adj = by_request(_memory_request(container, wide))
+    if is_init and container.sidecar and pod.containers:
         # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
-        request = max(request, min((_memory_request(c) for c in pod.containers), default=request))
-    adj = 1000 - _truncated(narrow(1000 * (request + share)), memory_capacity)
+        adj = min(adj, by_request(min(_memory_request(c, wide) for c in pod.containers)))
     if adj < BURSTABLE_MIN:
         return BURSTABLE_MIN
     return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
@@ -62,23 +66,24 @@ def _find(pod: Pod, name: str) -> tuple[Container, bool]:
     raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {name!r}")
 
 
-def _memory_request(container: Container) -> int:
-    return container.requests.get("memory", ZERO).value
+def _bytes(amount: Quantity, wide: bool) -> int:
+    """``wide``: of any size; else as 64 bits hold it."""
+    return amount.value if wide else amount.int64()
 
 
-def _spare_share(pod: Pod) -> int:
+def _memory_request(container: Container, wide: bool) -> int:
+    return _bytes(container.requests.get("memory", ZERO), wide)
+
+
+def _spare_share(pod: Pod, wide: bool) -> int:
     """What the pod asked for beyond its containers' requests, divided among them; negative if it asked for less."""
     if pod.resources is None or not pod_level_requests_set(pod):
         return 0
     asked = pod.resources.requests.get("memory", ZERO)
     if asked.is_zero:
         return 0
-    spare = asked.value - containers_request(pod, "memory").value
+    spare = _bytes(asked, wide) - _bytes(containers_request(pod, "memory"), wide)
     return _truncated(spare, len(pod.containers) + len(pod.init_containers))
-
-
-def _as_it_is(n: int) -> int:
-    return n
 
 
 def _truncated(a: int, b: int) -> int:

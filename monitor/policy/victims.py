@@ -100,7 +100,7 @@ def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> in
     kinds = measured(signal, layout)
     key = "usedBytes" if RESOURCE[signal] == "ephemeral-storage" else "inodesUsed"
     files = [kind for kind in kinds if kind != VOLUMES]
-    total = sum([used for _, used in stats.files_by_container(files, key)]) if files else 0
+    total = stats.files(files, key) if files else 0
     if VOLUMES in kinds and pod.volumes:
         names = pod.memo.get("local volumes")
         if names is None:

@@ -18,6 +18,7 @@ from monitor.policy.conformance.timeline import play
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import pod_from_object
 from monitor.policy.quantity import PolicyError, Quantity
+from tests.policy.builders import summary
 
 DATA = Path(__file__).parent.parent / "data" / "policy"
 FILES = sorted(path.name for path in DATA.glob("*.jsonl.gz"))
@@ -142,6 +143,24 @@ def test_any_of_several_right_answers_is_right() -> None:
     assert ours.count(True) == 1
 
 
+def test_two_thresholds_alike_are_both_in_the_books() -> None:
+    """A soft threshold without grace beside a hard one of the same value: the kubelet keeps both, by address."""
+    given = {
+        "evictionHard": {"memory.available": "1Gi"},
+        "evictionSoft": {"memory.available": "1Gi"},
+        "evictionSoftGracePeriod": {"memory.available": "0s"},
+        "pressureTransitionPeriodSeconds": 300,
+        "evictionMaxPodGracePeriod": 0,
+        "localStorageCapacityIsolation": False,
+        "steps": [{"advanceSeconds": 1, "summary": summary(memory=0), "pods": []}],
+    }
+    (one,) = play(given)
+    assert len(one["thresholdsFirstObservedAt"]) == len(one["thresholdsMet"]) == 2
+    given["evictionHard"] = given["evictionSoft"] = {"memory.available": "10%"}
+    (one,) = play(given)
+    assert len(one["thresholdsFirstObservedAt"]) == len(one["thresholdsMet"]) == 1
+
+
 def decisions(passes: list[Case]) -> list[Case]:
     """What passes did, without which of several thresholds was named for it."""
     kept = ("evictedPods", "gcCalls", "nodeConditions", "nodeConditionsLastObservedAt", "admit", "summaryGetCalls")
@@ -174,6 +193,10 @@ def test_decimal_amounts_beyond_exa_print_sanely() -> None:
 
 def test_oom_score_adj_of_an_absurd_request_is_the_floor_not_an_overflow() -> None:
     asked = {"requests": {"memory": str(2**63 - 1)}}
+    pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
+    assert oom_score_adj(pod, "c0", 2**34) == 3
+    assert oom_score_adj(pod, "c0", 2**34, compat=KUBELET) == 999
+    asked["requests"]["memory"] = "1E20"  # beyond 64 bits the kubelet reads 0
     pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
     assert oom_score_adj(pod, "c0", 2**34) == 3
     assert oom_score_adj(pod, "c0", 2**34, compat=KUBELET) == 999

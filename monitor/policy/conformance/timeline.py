@@ -15,7 +15,7 @@ from monitor.policy.manager import Eviction, ManagerConfig, ManagerState, PassRe
 from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import condition_times, first_observed
+from monitor.policy.synchronize import condition_times
 from monitor.policy.thresholds import parse_in_order
 
 
@@ -85,8 +85,9 @@ def _answer(config: ManagerConfig, result: PassResult, step: Case, now: int) -> 
         "summaryGetCalls": result.summary_reads,
         "thresholdsFirstObservedAt": by_text(
             [
-                {"secondsSinceStart": since / SECOND, "threshold": comparable(t)}
-                for t, since in first_observed(rules, core).items()
+                {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
+                for rule, since in zip(rules.rules, core.first, strict=False)
+                if since is not None
             ]
         ),
         "thresholdsMet": by_text([comparable(rules.rules[i].threshold) for i in core.met]),
