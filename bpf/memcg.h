@@ -16,18 +16,38 @@ BPF_HASH(domain_of, u64, u32, MAX_DOMAINS);  // memory cgroup id -> index into d
 BPF_F_TABLE("array", u32, struct domain, domains, MAX_DOMAINS, BPF_F_MMAPABLE);
 
 // The inode of the cgroup's directory in the memory hierarchy.
-static __always_inline u64 cgroup_id_of(u64 css) {
-  u64 cgroup = 0, kn = 0, id = 0;
-  READ(cgroup, css, OFF_CSS_CGROUP);
+static __always_inline u64 id_of(u64 cgroup) {
+  u64 kn = 0, id = 0;
   READ(kn, cgroup, OFF_CGROUP_KN);
   READ(id, kn, OFF_KN_ID);
   return id;
 }
 
+static __always_inline u64 cgroup_of(u64 css) {
+  u64 cgroup = 0;
+  READ(cgroup, css, OFF_CSS_CGROUP);
+  return cgroup;
+}
+
+static __always_inline u64 cgroup_id_of(u64 css) { return id_of(cgroup_of(css)); }
+
 static __always_inline u64 css_parent(u64 css) {
   u64 parent = 0;
   READ(parent, css, OFF_CSS_PARENT);
   return parent;
+}
+
+static __always_inline int level_of(u64 cgroup) {
+  int level = 0;
+  READ(level, cgroup, OFF_CGROUP_LEVEL);
+  return level;
+}
+
+// The ancestor at a level (0: the root), from the array that every cgroup has: as dear at level 40 as at level 1.
+static __always_inline u64 ancestor(u64 cgroup, int level) {
+  u64 at = 0;
+  READ(at, cgroup, OFF_CGROUP_ANCESTORS + 8 * level);
+  return at;
 }
 
 // A task's css in the memory hierarchy. bpf_get_current_cgroup_id() answers for the v2 hierarchy even where memory is on v1.
@@ -40,28 +60,33 @@ static __always_inline u64 task_css(u64 task) {
 
 // Index + 1 of the nearest watched cgroup at or above css that has `flags`; 0 if there is none.
 static __always_inline u32 nearest_domain(u64 css, u64 flags, u64 *id) {
+  u64 cgroup = cgroup_of(css);
+  int level = level_of(cgroup);
+  u32 found = 0;
   NO_UNROLL
-  for (int i = 0; i < MAX_DEPTH && css; i++) {
-    u64 key = cgroup_id_of(css);
+  for (int i = 0; i <= MAX_LEVEL; i++) {
+    if (i > level) break;
+    u64 key = id_of(ancestor(cgroup, i));
     u32 *index = domain_of.lookup(&key);
     if (index) {
       u32 at = *index;
       struct domain *d = domains.lookup(&at);
       if (d && (d->flags & flags) == flags) {
         *id = key;
-        return at + 1;
+        found = at + 1;
       }
     }
-    css = css_parent(css);
   }
-  return 0;
+  return found;
 }
 
 static __always_inline int is_below(u64 css, u64 cgroup_id) {
+  u64 cgroup = cgroup_of(css);
+  int level = level_of(cgroup);
   NO_UNROLL
-  for (int i = 0; i < MAX_DEPTH && css; i++) {
-    if (cgroup_id_of(css) == cgroup_id) return 1;
-    css = css_parent(css);
+  for (int i = 0; i <= MAX_LEVEL; i++) {
+    if (i > level) break;
+    if (id_of(ancestor(cgroup, i)) == cgroup_id) return 1;
   }
   return 0;
 }

@@ -2,7 +2,8 @@
 // The OOM killer's side of the race: who was killed, for whose allocation, at which limit, and when it was gone.
 // These programs stay attached while the daemon restarts; their ring is pinned, so nothing that happens in between is lost.
 
-BPF_RINGBUF_OUTPUT(ooms, 64);  // pages: 256 KiB, about 1,400 records
+BPF_RINGBUF_OUTPUT(ooms, 64);   // pages: 256 KiB, about 1,400 victims of the OOM killer
+BPF_RINGBUF_OUTPUT(kills, 64);  // SIGKILLs and exits apart, so that ordinary kills cannot crowd them out while no daemon reads
 
 struct killed {
   u64 ts_ns;
@@ -13,8 +14,8 @@ struct killed {
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
 
-static __always_inline void send_oom(struct oom_event *e, u32 emitted) {
-  count(ooms.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
+static __always_inline void send_kill(struct oom_event *e, u32 emitted) {
+  count(kills.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
 }
 
 static __always_inline void fill_victim(struct oom_event *e, u64 task) {
@@ -56,7 +57,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   struct killed k = {e.ts_ns, e.invoker_tgid, code, e.domain, 0};
   u32 tgid = e.victim_tgid;
   killed.update(&tgid, &k);
-  send_oom(&e, COUNT_EMIT_KILL);
+  send_kill(&e, COUNT_EMIT_KILL);
   return 0;
 }
 
@@ -90,7 +91,7 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   // The limit that was hit: the first level above the allocating task with no room for the smallest order that can OOM (8 pages).
   u64 css = task_css(bpf_get_current_task());
   NO_UNROLL
-  for (int i = 0; i < MAX_DEPTH && css; i++) {
+  for (int i = 0; i < 64 && css; i++) {
     u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
     READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
     READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);
@@ -114,7 +115,7 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
 #endif
     css = parent;
   }
-  send_oom(&e, COUNT_EMIT_OOM);
+  count(ooms.ringbuf_output(&e, sizeof(e), 0) ? COUNT_LOST_OOM : COUNT_EMIT_OOM);
   return 0;
 }
 
@@ -135,6 +136,6 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   fill_victim(&e, task);
   e.domain = k->domain;
   killed.delete(&tgid);
-  send_oom(&e, COUNT_EMIT_EXIT);
+  send_kill(&e, COUNT_EMIT_EXIT);
   return 0;
 }

@@ -31,6 +31,7 @@ struct sweep {
   u64 number;   // of the running sweep; 0: none
   u64 css;      // where the next call goes on
   u64 id;       // its cgroup id, to notice that it was freed in between
+  u64 up;       // it was visited, and so were its children: on the way up
   u64 root;
 };
 BPF_ARRAY(sweeps, struct sweep, 1);
@@ -83,7 +84,7 @@ static __always_inline void read_machine(u64 memcg, struct domain *d) {
   d->active_file = active;
 }
 
-static __always_inline void emit(struct event *e, struct domain *d, u32 index, u32 kind, u32 emitted) {
+static __always_inline int emit(struct event *e, struct domain *d, u32 index, u32 kind, u32 emitted) {
   e->ts_ns = bpf_ktime_get_ns();
   e->cgroup_id = d->cgroup_id;
   e->usage = d->usage;
@@ -93,7 +94,9 @@ static __always_inline void emit(struct event *e, struct domain *d, u32 index, u
   e->domain = index;
   e->tgid = bpf_get_current_pid_tgid() >> 32;
   e->cpu = bpf_get_smp_processor_id();
-  count(events.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
+  int lost = events.ringbuf_output(e, sizeof(*e), 0) != 0;
+  count(emitted + lost);
+  return lost;
 }
 
 // The decision was taken ahead in user space; here only the trigger is pulled, by the victim itself, inside its own charge.
@@ -102,7 +105,7 @@ static __always_inline void pull(struct domain *d, u32 index) {
   struct victim *v = victims.lookup(&zero);
   if (!v) return;
   u64 generation = v->armed;
-  if (!generation || v->domain != index) return;
+  if (!generation) return;
   if (!is_below(task_css(bpf_get_current_task()), v->pod_cgroup_id)) return;
   u64 now = bpf_ktime_get_ns();
   if (firings.insert(&generation, &now)) return;  // another CPU was first, or it was fired before
@@ -133,7 +136,10 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
   if (crossings.insert(&key, &now) == 0) {
     struct event e = {};
     e.threshold = i;
-    emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS);
+    if (emit(&e, d, index, EVENT_CROSS, COUNT_EMIT_CROSS)) {
+      crossings.delete(&key);  // the ring is full: not crossed yet, the next charge tries again
+      return;
+    }
   }
   d->crossed |= bit;
 }
@@ -150,8 +156,8 @@ static __always_inline void compare(struct domain *d, u32 index, struct gate *g)
 
   u64 crossed = d->crossed;
   if (ws > d->lowest || crossed) {
-    // One change at a time: a second ceiling crossed by the same charge is reported at the next one. (Handling all eight here is 256
-    // paths for the verifier; and user space compares with all of them as soon as it hears of the first.)
+    // One change at a time: a second ceiling crossed by the same charge is reported at the next one. (Handling all of them here multiplies the
+    // paths that the verifier follows; and user space compares with all of them as soon as it hears of the first.)
     u32 i = 0;
     int over = 0;
     u64 stays = crossed & ~d->dipped;
@@ -181,65 +187,100 @@ static __always_inline void compare(struct domain *d, u32 index, struct gate *g)
   }
 }
 
-// Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to the LRU list `lru`: the
-// tracepoint fires before the size changes.
+// What one evaluation knows. In a map rather than on the stack: the verifier takes every value of it as possible, instead of following
+// each path that led to one.
+struct scratch {
+  s64 inactive;       // of the cgroup charged, now
+  s64 active;
+  s64 more_inactive;  // what changed since it was last counted
+  s64 more_active;
+  u64 shadow;         // the sweep that has been here already
+  u64 n;              // watched cgroups at or above it
+  u64 deepest;        // level of the last of them
+  struct { u64 cgroup; u64 index; } found[MAX_NESTED];
+};
+BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+
+// Count the LRU lists of the cgroup that is charged.
+static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
+  s64 inactive = 0, active = 0;
+  read_lru(memcg, &inactive, &active);
+  inactive += pending_inactive;
+  active += pending_active;
+  struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
+  c->more_inactive = inactive;
+  c->more_active = active;
+  if (old) {
+    c->more_inactive = inactive - old->inactive;
+    c->more_active = active - old->active;
+    if (!sweeping) now.sweep = c->shadow = old->sweep;
+  }
+  c->inactive = inactive;
+  c->active = active;
+  leaves.update(&self, &now);
+}
+
+static __always_inline void add_lists(struct scratch *c, struct domain *d, u64 sweeping) {
+  lock_xadd(&d->inactive_file, c->more_inactive);
+  lock_xadd(&d->active_file, c->more_active);
+  if (sweeping) {
+    if (d->shadow_sweep != sweeping) {
+      d->shadow_sweep = sweeping;
+      d->shadow_inactive = 0;
+      d->shadow_active = 0;
+    }
+    lock_xadd(&d->shadow_inactive, c->inactive);
+    lock_xadd(&d->shadow_active, c->active);
+  } else if (c->shadow == d->shadow_sweep) {
+    lock_xadd(&d->shadow_inactive, c->more_inactive);
+    lock_xadd(&d->shadow_active, c->more_active);
+  }
+}
+
+// Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to its LRU lists: the tracepoint
+// fires before the sizes change.
 static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
                                      s64 pending_active) {
   u32 zero = 0;
-  u64 css = memcg + OFF_MEMCG_CSS, id = 0;
-  s64 inactive = 0, active = 0, more_inactive = 0, more_active = 0;
-  u64 shadow = 0;  // the running sweep, if it has been here already
-
-  if (file && nearest_domain(css, DOMAIN_CGROUP, &id)) {
-    u64 self = cgroup_id_of(css);
-    read_lru(memcg, &inactive, &active);
-    inactive += pending_inactive;
-    active += pending_active;
-    struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
-    more_inactive = inactive;
-    more_active = active;
-    if (old) {
-      more_inactive -= old->inactive;
-      more_active -= old->active;
-      if (!sweeping) now.sweep = shadow = old->sweep;
+  struct scratch *c = scratches.lookup(&zero);
+  if (!c) return;
+  u64 cgroup = cgroup_of(memcg + OFF_MEMCG_CSS), n = 0;
+  int level = level_of(cgroup);
+  NO_UNROLL
+  for (int i = 0; i <= MAX_LEVEL; i++) {
+    if (i > level) break;
+    u64 at = ancestor(cgroup, i), id = id_of(at);
+    u32 *index = domain_of.lookup(&id);
+    if (index && n < MAX_NESTED) {
+      c->found[n].cgroup = at;
+      c->found[n].index = *index;
+      c->deepest = i;
+      n++;
     }
-    leaves.update(&self, &now);
   }
+  if (!n) return;
+  c->n = n;
+  c->shadow = 0;
+  if (!c->deepest) file = 0;  // only the machine, which counts for itself
+  if (file) count_lists(c, memcg, id_of(cgroup), sweeping, pending_inactive, pending_active);
 
   NO_UNROLL
-  for (int i = 0; i < MAX_DEPTH && css; i++) {
-    id = cgroup_id_of(css);
-    u32 *at = domain_of.lookup(&id);
-    if (at) {
-      u32 index = *at;
-      struct domain *d = domains.lookup(&index);
-      if (d && d->cgroup_id == id) {
-        if (d->flags & DOMAIN_MACHINE) {
-          read_machine(memcg, d);
-        } else {
-          lock_xadd(&d->inactive_file, more_inactive);
-          lock_xadd(&d->active_file, more_active);
-          if (sweeping) {
-            if (d->shadow_sweep != sweeping) {
-              d->shadow_sweep = sweeping;
-              d->shadow_inactive = 0;
-              d->shadow_active = 0;
-            }
-            lock_xadd(&d->shadow_inactive, inactive);
-            lock_xadd(&d->shadow_active, active);
-          } else if (shadow == d->shadow_sweep) {
-            lock_xadd(&d->shadow_inactive, more_inactive);
-            lock_xadd(&d->shadow_active, more_active);
-          }
-          u64 usage = 0;
-          READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-          d->usage = usage;
-          d->css = css;
-        }
-        if (comparing && d->synced) compare(d, index, comparing);
-      }
+  for (int i = 0; i < MAX_NESTED; i++) {
+    if (i >= c->n) break;
+    u32 index = c->found[i].index;
+    u64 at = c->found[i].cgroup, css = 0, usage = 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d || !d->cgroup_id) continue;
+    if (d->flags & DOMAIN_MACHINE) {
+      read_machine(memcg, d);
+    } else {
+      if (file) add_lists(c, d, sweeping);
+      READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+      READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+      d->usage = usage;
+      d->css = css;
     }
-    css = css_parent(css);
+    if (comparing && d->synced) compare(d, index, comparing);
   }
 }
 
@@ -305,57 +346,44 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
   u32 zero = 0;
   struct sweep *s = sweeps.lookup(&zero);
   if (!s) return 1;
-  u64 css;
   if (ctx->args[1]) {
-    css = task_css(bpf_get_current_task());
-    NO_UNROLL
-    for (int i = 0; i < 2 * MAX_DEPTH; i++) {
-      u64 parent = css_parent(css);
-      if (!parent) break;
-      css = parent;
-    }
-    s->root = css;
+    u64 root = ancestor(cgroup_of(task_css(bpf_get_current_task())), 0), css = 0;
+    READ(css, root, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+    s->root = s->css = css;
+    s->up = 0;
     s->number = ctx->args[0];
-  } else {
-    css = s->css;
-    if (!css || cgroup_id_of(css) != s->id) {
-      count(COUNT_SWEEP_RESTARTED);
-      return 2;
-    }
+  } else if (!s->css || cgroup_id_of(s->css) != s->id) {
+    count(COUNT_SWEEP_RESTARTED);
+    return 2;
   }
-  u64 root = s->root, number = s->number;
 
   NO_UNROLL
   for (int n = 0; n < SWEEP_CHUNK; n++) {
-    evaluate(css - OFF_MEMCG_CSS, 1, 0, number, 0, 0);
-    count(COUNT_SWEPT);
-    // pre-order: first child, else the next sibling of the nearest ancestor that has one
-    u64 next = 0, head = css + OFF_CSS_CHILDREN, at = 0;
-    READ(at, css, OFF_CSS_CHILDREN);
-    if (at && at != head) {
-      next = at - OFF_CSS_SIBLING;
-    } else {
-      NO_UNROLL
-      for (int i = 0; i < MAX_DEPTH; i++) {
-        if (css == root) break;
-        u64 parent = css_parent(css);
-        if (!parent) break;
-        READ(at, css, OFF_CSS_SIBLING);
-        if (at && at != parent + OFF_CSS_CHILDREN) {
-          next = at - OFF_CSS_SIBLING;
-          break;
-        }
-        css = parent;
+    u64 css = s->css, at = 0;
+    if (!s->up) {
+      evaluate(css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0);
+      count(COUNT_SWEPT);
+      READ(at, css, OFF_CSS_CHILDREN);
+      if (at && at != css + OFF_CSS_CHILDREN) {
+        s->css = at - OFF_CSS_SIBLING;  // pre-order: the first child
+        continue;
       }
     }
-    if (!next) {
+    // else the next sibling, or one level up; a turn each, because the tree may be of any depth
+    if (css == s->root) {
       s->css = 0;
       return 1;
     }
-    css = next;
+    u64 parent = css_parent(css);
+    READ(at, css, OFF_CSS_SIBLING);
+    if (!parent || !at) {
+      count(COUNT_SWEEP_RESTARTED);
+      return 2;  // it was freed under our feet
+    }
+    s->up = at == parent + OFF_CSS_CHILDREN;
+    s->css = s->up ? parent : at - OFF_CSS_SIBLING;
   }
-  s->css = css;
-  s->id = cgroup_id_of(css);
+  s->id = cgroup_id_of(s->css);
   return 0;
 }
 

@@ -3,8 +3,10 @@
 // Only fixed-width members in falling order of size, so that no compiler ever pads.
 
 #define MAX_DOMAINS 4096   // node + kubepods + pods + containers: 110 pods with 2 containers need 332
-#define MAX_THRESHOLDS 8   // per domain; the kubelet has at most a hard and a soft one per signal and domain
-#define MAX_DEPTH 12       // ancestors walked from a memcg: kubepods/burstable/pod/container is 4
+#define MAX_THRESHOLDS 4   // per domain; the kubelet has at most a hard and a soft one per signal, and one signal per domain
+#define MAX_LEVEL 12       // levels below the root where a watched cgroup may be: kubepods/burstable/pod/container is 4.
+                           // What is charged may be any number of levels below that.
+#define MAX_NESTED 6       // watched cgroups one inside the other: node, kubepods, pod, container
 #define NO_CEILING 0x7fffffffffffffffLL
 
 enum domain_flag {
@@ -37,7 +39,7 @@ struct domain {
   u64 shadow_sweep;              // the sweep that the shadow sums belong to
   u64 dipped;                    // bit per ceiling: was below for a moment, too soon after its crossing to be cleared
   u64 css;                       // its cgroup_subsys_state, good only while its cgroup id is still this one's
-  u64 reserved2[4];
+  u64 reserved2[8];
 };
 
 enum event_kind { EVENT_CROSS = 1, EVENT_STEP = 2, EVENT_SIGNAL = 3 };
@@ -62,7 +64,7 @@ struct event {
 struct victim {
   u64 armed;          // 0: nobody; else the generation of the fields below
   u64 pod_cgroup_id;  // the signal is sent only if the charging task lives below this cgroup at that moment
-  u64 domain;         // index of the domain whose hard ceilings count
+  u64 reserved;
   u64 fired;          // the last generation that was fired
 };
 

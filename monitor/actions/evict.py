@@ -10,11 +10,24 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from monitor.kernel.cgroupfs import pids_below
+
+#: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
+#: goes.
+MAX_PIDFDS = 4096
+#: Never signalled, whatever a manifest says: outrace itself and who started it. The hot process adds the side.
+SPARED = {os.getpid(), os.getppid()}
+#: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a
+#: system call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited
+#: for.)
+STUCK_NS = 200_000_000
+_REAPED = 1000  # pids in one message
 #: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
 #: frozen).
 REAP_AFTER_NS = 20_000_000
@@ -28,6 +41,7 @@ class Victim:
         self.cgroup = cgroup
         self.prepared_ns = 0
         self.pidfds: dict[int, int] = {}
+        self.refused = 0  # signals that CAP_KILL would have been needed for
         self._told: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
         self._kill_fd = -1
         self._version = version
@@ -37,85 +51,72 @@ class Victim:
             except OSError:
                 pass  # before Linux 5.14, or the cgroup is gone: pidfds do it
 
-    def refresh(self) -> None:
-        """Open a pidfd for every process now in the pod's cgroups; close those of processes that left."""
-        pids = pids_below(self.cgroup)
-        for pid in self.pidfds.keys() - pids:
-            os.close(self.pidfds.pop(pid))
-        fresh = pids - self.pidfds.keys()
-        for pid in fresh:
+    def refresh(self, forget: bool = True) -> None:
+        """Open a pidfd for every process now in the pod's cgroups; ``forget`` those that left."""
+        pids = pids_below(self.cgroup) - SPARED
+        if forget:
+            for pid in self.pidfds.keys() - pids:
+                self._forget(pid)
+        fresh = set()
+        for pid in pids - self.pidfds.keys():
+            if len(self.pidfds) >= MAX_PIDFDS:
+                break  # a fork bomb: these die first, the rest is met when the cgroups are read again
             try:
                 self.pidfds[pid] = os.pidfd_open(pid)
+                fresh.add(pid)
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    break  # a fork bomb: these die first, the rest is met when the cgroups are read again
                 if error.errno not in (errno.ESRCH, errno.EINVAL):  # gone, or a thread of a process that is leaving
                     raise
         if fresh:
             # The pid may have been used again between reading and opening: only who is still listed is who was meant.
             for pid in fresh - pids_below(self.cgroup):
-                if pid in self.pidfds:
-                    os.close(self.pidfds.pop(pid))
+                self._forget(pid)
         self.prepared_ns = time.monotonic_ns()
 
-    def kill(self) -> int:
-        """SIGKILL everything; how many signals (or 1 for cgroup.kill) went out. Reads no file."""
+    def _forget(self, pid: int) -> None:
+        os.close(self.pidfds.pop(pid))
+        self._told.pop(pid, None)
+
+    def kill(self) -> None:
+        """SIGKILL everything. Reads no file."""
+        self.send(signal.SIGKILL)
+        # After the pidfds, because it takes the lock of all cgroups, and that may be held for a while when containers
+        # come and go.
         if self._kill_fd >= 0:
             try:
                 os.write(self._kill_fd, b"1")
-                return 1
             except OSError:
-                pass  # the cgroup was removed (ENODEV): whatever was in it is gone or was moved; pidfds know
-        return self.send(signal.SIGKILL)
+                pass  # the cgroup was removed (ENODEV): whoever was in it got the signal by pidfd
 
-    def send(self, number: signal.Signals) -> int:
-        """Signal every prepared process that was not sent this already; how many got it."""
-        sent = 0
+    def send(self, number: signal.Signals) -> None:
+        """Signal every prepared process that was not sent this already.
+
+        `refused` counts those that may not be signalled.
+        """
         for pid, fd in self.pidfds.items():
             if self._told.get(pid) == number:
                 continue
             self._told[pid] = number
             try:
                 signal.pidfd_send_signal(fd, number)
-                sent += 1
             except ProcessLookupError:
                 pass
-        return sent
+            except PermissionError:
+                self.refused += 1
+
+    def alive(self) -> bool:
+        """Whether any prepared process has not ended, wherever it is now. (A zombie has ended.)"""
+        poller = select.poll()
+        for fd in self.pidfds.values():
+            poller.register(fd, select.POLLIN)
+        return len(poller.poll(0)) < len(self.pidfds)
 
     def close(self) -> None:
-        for fd in self.pidfds.values():
-            os.close(fd)
-        self.pidfds.clear()
+        for pid in list(self.pidfds):
+            self._forget(pid)
         if self._kill_fd >= 0:
             os.close(self._kill_fd)
             self._kill_fd = -1
-
-
-def pids_below(cgroup: Path) -> set[int]:
-    """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none."""
-    pids: set[int] = set()
-    stack = [os.fspath(cgroup)]
-    while stack:
-        directory = stack.pop()
-        try:
-            with open(f"{directory}/cgroup.procs", "rb", buffering=0) as file:
-                pids.update(int(line) for line in _read_all(file.fileno()).split())
-            with os.scandir(directory) as entries:
-                stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            if error.errno not in (errno.ENODEV, errno.EOPNOTSUPP):  # removed while open; threaded v2 cgroup
-                raise
-    pids.discard(0)  # a process of another pid namespace
-    return pids
-
-
-def _read_all(fd: int) -> bytes:
-    chunks = []
-    while chunk := os.read(fd, 65536):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 class Eviction:
@@ -126,6 +127,7 @@ class Eviction:
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
         self.usage_before = usage_before
+        self._least, self._freed_ns = usage_before, 0
         if grace_s > 0:
             # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
             # may be what cleans up.
@@ -152,16 +154,24 @@ class Eviction:
             self._kill()
 
     def step(self, now_ns: int) -> bool:
-        """Go on with it; True when the pod's cgroups are empty."""
+        """Go on with it; True when nobody is left, in the pod's cgroups or of those who were there."""
         if self.kill_at_ns is not None and now_ns >= self.kill_at_ns:
             self._kill()
-        if not pids_below(self.victim.cgroup):
+        if not pids_below(self.victim.cgroup) and not self.victim.alive():
             return True
-        self.victim.refresh()
+        self.victim.refresh(forget=False)
         self.pids.update(self.victim.pidfds)
         if self.killed_ns is not None:
             self.victim.kill()  # who was forked since
         return False
+
+    def is_stuck(self, usage: int, now_ns: int) -> bool:
+        """Whether it was killed and has given nothing back for a while. ``usage``: its bytes now."""
+        if self.killed_ns is None:
+            return False
+        if usage < self._least:
+            self._least, self._freed_ns = usage, now_ns
+        return now_ns - max(self.killed_ns, self._freed_ns) > STUCK_NS
 
     def deadline_ns(self, now_ns: int) -> int:
         """When to look again even if no process reports its end."""
@@ -173,7 +183,7 @@ class Eviction:
         if self.killed_ns is None or self.reap_sent or now_ns - self.killed_ns < REAP_AFTER_NS:
             return []
         self.reap_sent = True
-        return sorted(self.pids)
+        return sorted(self.pids)[:_REAPED]
 
     def pidfds(self) -> Iterable[int]:
         return self.victim.pidfds.values()

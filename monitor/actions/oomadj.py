@@ -1,21 +1,19 @@
 """oom_score_adj by QoS class, kept true for every process of every pod: audited always, written under enforce.
 
 The kubelet's value reaches a container only when it starts (runc issue 4669), and a process can change its own.
-Processes of a pod are looked at when the pod is found and whenever one forks, executes or is moved in.
+Processes of a pod are looked at when the pod is found and whenever one forks, executes or is moved in. A value is only
+compared and written while the process is in the pod's cgroups: one that left is nobody's business here.
 """
 
 from __future__ import annotations
 
-import errno
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.qos import qos_class
@@ -109,17 +107,15 @@ class OomScores:
 
     def on_foreign_process(self, pid: int) -> None:
         """A process appeared somewhere on the machine (the process connector does not say where)."""
-        path = self.memory_cgroup(pid)
-        if path is None:
-            return
-        for uid, pod in self._pods.items():
-            if path.is_relative_to(pod.found.cgroup):
-                self._look_at(pid, uid)
-                return
+        with Process(pid) as process:
+            path = process.memory_cgroup(self.hierarchy)
+        uid = next((uid for uid, pod in self._pods.items() if path and path.is_relative_to(pod.found.cgroup)), None)
+        if uid is not None:
+            self._look_at(pid, uid)
 
     def _look_at(self, pid: int, uid: str) -> None:
         if self.enforce:
-            self._check(self._pods[uid], pid, self._container_of(self._pods[uid], pid))
+            self._check(self._pods[uid], pid)
             return
         self._wait(pid, uid)
 
@@ -142,46 +138,28 @@ class OomScores:
             if pod is not None and pid == _EVERY_PROCESS:
                 self._audit(pod)
             elif pod is not None:
-                self._check(pod, pid, self._container_of(pod, pid))
-
-    def memory_cgroup(self, pid: int) -> Path | None:
-        """The process's directory in the memory hierarchy; None if it is gone."""
-        try:
-            text = Path(f"/proc/{pid}/cgroup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        for line in text.splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "memory" in controllers.split(",") if self.hierarchy.version == 1 else not controllers:
-                return self.hierarchy.root / path.lstrip("/")
-        return None
-
-    def _container_of(self, pod: _PodScores, pid: int) -> str | None:
-        containers = pod.found.containers
-        if len(containers) == 1 and next(iter(containers.values())) == pod.found.cgroup:
-            return next(iter(containers))
-        path = self.memory_cgroup(pid)
-        return next((name for name, own in containers.items() if path and path.is_relative_to(own)), None)
+                self._check(pod, pid)
 
     def _audit(self, pod: _PodScores) -> None:
-        seen: set[int] = set()
-        for name, path in pod.found.containers.items():
-            pids = cgroupfs.processes(path)
-            seen.update(pids)
-            self._check_all(pod, pids, name)
-        self._check_all(pod, (pid for pid in cgroupfs.processes(pod.found.cgroup) if pid not in seen), None)
+        for pid in cgroupfs.processes(pod.found.cgroup):
+            self._check(pod, pid)
 
-    def _check_all(self, pod: _PodScores, pids: Iterable[int], container: str | None) -> None:
-        for pid in pids:
-            self._check(pod, pid, container)
-
-    def _check(self, pod: _PodScores, pid: int, container: str | None) -> None:
+    def _check(self, pod: _PodScores, pid: int) -> None:
         """Compare one process with what it should have; tell a difference once; write under enforce."""
+        with Process(pid) as process:
+            path = process.memory_cgroup(self.hierarchy)
+            if path is None or not path.is_relative_to(pod.found.cgroup):
+                return  # gone, or it left the pod since it was seen in it
+            containers = pod.found.containers.items()
+            container = next((name for name, own in containers if path.is_relative_to(own)), None)
+            self._compare(pod, process, container)
+
+    def _compare(self, pod: _PodScores, process: Process, container: str | None) -> None:
         should = pod.default if container is None else pod.scores.get(container)
-        is_now = read(pid)
+        pid, is_now = process.pid, process.oom_score_adj()
         if should is None or is_now is None or is_now == should:
             return
-        if container is None and _comm(pid) == "pause":
+        if container is None and process.comm() == "pause":
             if is_now == PAUSE:
                 return
             should = PAUSE
@@ -204,11 +182,11 @@ class OomScores:
                 qos=qos_class(pod.found.pod),
             )
         if self.enforce:
-            self._write(pod, pid, is_now, should)
+            self._write(pod, process, is_now, should)
 
-    def _write(self, pod: _PodScores, pid: int, is_now: int, should: int) -> None:
+    def _write(self, pod: _PodScores, process: Process, is_now: int, should: int) -> None:
         try:
-            write(pid, should)
+            written = process.set_oom_score_adj(should)
         except PermissionError:
             self.denied += 1
             if not self._denial_told:
@@ -217,24 +195,27 @@ class OomScores:
                     "warning",
                     "oom_score_adj cannot be lowered (EACCES); raising it still works",
                     pod=pod.label,
-                    pid=pid,
+                    pid=process.pid,
                     is_now=is_now,
                     should_be=should,
                     remedy=_REMEDY,
                 )
             # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
             # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
-            if is_now > 0 > should:
-                self._write_reachable(pid)
+            written = is_now > 0 > should and self._may_set(process, 0)
+        if not written:
+            return
+        path = process.memory_cgroup(self.hierarchy)
+        if path is not None and not path.is_relative_to(pod.found.cgroup):
+            self._may_set(process, is_now)  # it left between the look at its cgroup and the write
             return
         self.written += 1
 
-    def _write_reachable(self, pid: int) -> None:
+    def _may_set(self, process: Process, value: int) -> bool:
         try:
-            write(pid, 0)
+            return process.set_oom_score_adj(value)
         except PermissionError:
-            return  # counted and told by the caller
-        self.written += 1
+            return False  # what could not be lowered is counted and told by `_write`
 
 
 def pod_scores(found: FoundPod, capacity: int) -> dict[str, int]:
@@ -250,30 +231,3 @@ def pod_scores(found: FoundPod, capacity: int) -> dict[str, int]:
             continue
         scores[container.name] = max(-1000, min(1000, oom_score_adj(pod, container.name, capacity)))
     return scores
-
-
-def read(pid: int) -> int | None:
-    """A process's oom_score_adj; None if it is gone, which is normal for a short-lived one."""
-    try:
-        return int(Path(f"/proc/{pid}/oom_score_adj").read_bytes())
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def write(pid: int, value: int) -> None:
-    """Set a process's oom_score_adj; one that is gone is no error. Raises PermissionError."""
-    try:
-        Path(f"/proc/{pid}/oom_score_adj").write_bytes(str(value).encode())
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise PermissionError(*error.args) from None
-        raise MonitorError(f"cannot write {value} to /proc/{pid}/oom_score_adj: {error.strerror}") from error
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""

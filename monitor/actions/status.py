@@ -1,13 +1,15 @@
 """What an eviction leaves behind: the pod's status and the event, as the kubelet writes them, in the state directory.
 
 ``STATE/pods/NAMESPACE_NAME_UID.json`` is a v1.Pod with its final status, ``STATE/events/`` has the v1.Event of the
-same name. Files appear whole or not at all, and one that is there is never overwritten by another eviction.
+same name. Files appear whole or not at all, and one that is there is never overwritten by another eviction. The newest
+1000 of each are kept.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from monitor.policy.pods import Pod
 
 #: NAME_MAX is 255 bytes; a namespace (63), a pod name (253) and a UID (36) together can be longer.
 _MAX_STEM = 240
+#: Files kept of each kind: of a pod that is evicted every ten seconds the last three hours, in 4 MB on most disks.
+KEEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,10 @@ def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> 
     notes = {**pod.annotations, "outrace/eviction": eviction.id}
     if outcome is not None:
         notes["outrace/freed-bytes"] = str(outcome.get("freed", 0))
-        notes["outrace/pids"] = ",".join(str(pid) for pid in outcome.get("pids", ()))
+        pids = outcome.get("pids", ())
+        notes["outrace/pids"] = ",".join(str(pid) for pid in pids)
+        if outcome.get("pids_total", len(pids)) > len(pids):  # the first ones of many
+            notes["outrace/pids-total"] = str(outcome["pids_total"])
 
     def condition(kind: str, status: str, **more: str) -> dict[str, str | None]:
         return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": when, **more}
@@ -109,66 +116,102 @@ def stem(pod: Pod) -> str:
 
 
 class StatusStore:
-    """Writes the files of evictions below ``state_dir``. Every method may block and raise OSError."""
+    """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind.
 
-    def __init__(self, state_dir: Path) -> None:
-        self.pods = state_dir / "pods"
-        self.events = state_dir / "events"
+    Every method may block and raise OSError.
+    """
+
+    def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
+        self.pods = _Folder(state_dir / "pods", keep)
+        self.events = _Folder(state_dir / "events", keep)
         self._paths: dict[str, Path] = {}  # eviction id -> its pod file, until its outcome is known
 
     def write(self, eviction: Eviction) -> Path:
         """Record an eviction; returns the pod's file. Trying again after an error never makes a second file."""
         path = self._paths.get(eviction.id)
         if path is None:
-            path = _write_new(self.pods, stem(eviction.pod), pod_object(eviction))
+            path = self.pods.write_new(stem(eviction.pod), pod_object(eviction))
             self._paths[eviction.id] = path
-        _replace(self.events / path.name, event_object(eviction))
+        self.events.replace(path.name, event_object(eviction))
         return path
 
     def finish(self, eviction: Eviction, outcome: Mapping[str, Any]) -> Path:
         """Add the outcome to the file of an eviction that was written before (or write it now)."""
         path = self.write(eviction)
-        _replace(path, pod_object(eviction, outcome))
+        self.pods.replace(path.name, pod_object(eviction, outcome))
         del self._paths[eviction.id]
         return path
 
 
-def _write_new(directory: Path, name: str, content: Mapping[str, Any]) -> Path:
-    """Write ``name.json``, or ``name.2.json`` and so on when an older eviction of the same pod has that name."""
-    temporary = _temporary(directory / f"{name}.json", content)
-    try:
-        number = 1
-        while True:
-            path = directory / (f"{name}.json" if number == 1 else f"{name}.{number}.json")
-            try:
-                os.link(temporary, path)  # unlike a rename it fails when the name is taken
-                return path
-            except FileExistsError:
-                number += 1
-    finally:
-        temporary.unlink()
+class _Folder:
+    """A directory of JSON files, the oldest of which go when there are too many."""
 
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self._keep = keep
+        self._names: dict[str, None] | None = None  # oldest first; None: not looked yet
 
-def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    temporary = _temporary(path, content)
-    try:
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink()
-        raise
+    def write_new(self, name: str, content: Mapping[str, Any]) -> Path:
+        """Write ``name.json``, or ``name.2.json`` and so on when an older eviction of the same pod has that name."""
+        temporary = self._temporary(name, content)
+        try:
+            while True:
+                path = self.path / self._free(name)
+                try:
+                    os.link(temporary, path)  # unlike a rename it fails when the name is taken
+                    break
+                except FileExistsError:
+                    self._names = None  # somebody else put it there: look again
+        finally:
+            temporary.unlink()
+        self._added(path.name)
+        return path
 
+    def replace(self, file_name: str, content: Mapping[str, Any]) -> None:
+        """Write the file, in the place of an older one of that name."""
+        temporary = self._temporary(file_name.removesuffix(".json"), content)
+        try:
+            temporary.replace(self.path / file_name)
+        except OSError:
+            temporary.unlink()
+            raise
+        self._added(file_name)
 
-def _temporary(path: Path, content: Mapping[str, Any]) -> Path:
-    """The content on disk beside ``path``, flushed, under a hidden name."""
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.stem[:200]}.tmp"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
+    def _free(self, name: str) -> str:
+        """A file name that is not taken, after those of older evictions of the same pod."""
+        names = self._listed()
+        pattern = re.compile(re.escape(name) + r"(?:\.([1-9][0-9]{0,9}))?\.json")
+        numbers = [int(found[1] or 1) for other in names if (found := pattern.fullmatch(other))]
+        return f"{name}.{max(numbers) + 1}.json" if numbers else f"{name}.json"
+
+    def _listed(self) -> dict[str, None]:
+        if self._names is None:
+            with os.scandir(self.path) as entries:
+                found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
+            self._names = dict.fromkeys(name for _, name in sorted(found) if not name.startswith("."))
+        return self._names
+
+    def _added(self, file_name: str) -> None:
+        names = self._listed()
+        names.setdefault(file_name)
+        for oldest in list(names)[: max(0, len(names) - self._keep)]:
+            (self.path / oldest).unlink(missing_ok=True)
+            del names[oldest]
+
+    def _temporary(self, name: str, content: Mapping[str, Any]) -> Path:
+        """The content on disk, flushed, under a hidden name; new, whatever a daemon that was killed left there."""
+        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        temporary = self.path / f".{name[:200]}.tmp"
         temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o640)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import socket
+import stat
 import sys
 import time
 from pathlib import Path
@@ -26,6 +28,11 @@ from monitor.report.log import Log
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of them must not fill it.
 _BACKLOG = 64
+#: What the kubelet's flags take for a boolean (Go's strconv.ParseBool).
+_BOOLEANS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
 
 
 @click.command()
@@ -44,7 +51,14 @@ _BACKLOG = 64
 @click.option("--enforce-node-allocatable", metavar="LIST", help="The kubelet's own option. [pods]")
 @click.option("--system-reserved", metavar="MAP", help="For example 'memory=500Mi'.")
 @click.option("--kube-reserved", metavar="MAP", help="For example 'memory=500Mi'.")
-@click.option("--kernel-memcg-notification", default=None, is_flag=True, help="Accepted; every notification is exact.")
+@click.option(  # --kernel-memcg-notification alone, or with =true or =false, as the kubelet's own flag
+    "--kernel-memcg-notification",
+    is_flag=False,
+    flag_value="true",
+    default=None,
+    metavar="[true|false]",
+    help="Accepted; every notification is exact.",
+)
 @click.option("--hooks", metavar="NAME", help="Where to listen in the kernel: auto (default) or memcg-tracepoint.")
 @click.option(
     "--max-fill-rate",
@@ -60,6 +74,8 @@ def run(config: str | None, kubelet_config: str | None, **flags: Any) -> None:
     """Run the monitor: observe by default, evict with --enforce."""
     from monitor.daemon.settings import build
 
+    notification = flags["kernel_memcg_notification"]
+    flags["kernel_memcg_notification"] = _BOOLEANS.get(notification, notification)
     settings = build({name.replace("_", "-"): value for name, value in flags.items()}, config, kubelet_config)
     start(settings)
 
@@ -112,13 +128,22 @@ def _with_node(config: RunConfig) -> RunConfig:
 def lock(state_dir: Path) -> int:
     """Make the state directory and take its lock; returns the descriptor that holds it.
 
-    Raises MonitorError naming the daemon that has it already, or what is wrong with the directory.
+    Raises MonitorError naming the daemon that has it already, or what is wrong with the directory. One that others may
+    write in is refused: what they put there would be written to as root.
     """
     remedy = "name another directory with --state-dir"
     try:
         state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _check_owner(state_dir, os.fstat(directory))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open("lock", flags, 0o640, dir_fd=directory)
+        finally:
+            os.close(directory)
     except OSError as error:
+        if error.errno == errno.ELOOP and error.filename == "lock":
+            raise MonitorError(f"{state_dir / 'lock'} is a symbolic link", f"remove it, or {remedy}") from None
         raise MonitorError(f"state directory {state_dir}: {error.strerror}", remedy) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,6 +161,22 @@ def lock(state_dir: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _check_owner(state_dir: Path, status: os.stat_result) -> None:
+    """Raises MonitorError if anybody else may write in the state directory."""
+    other = "or name another directory with --state-dir"
+    if status.st_uid != os.geteuid():
+        me = os.geteuid()
+        raise MonitorError(
+            f"state directory {state_dir} belongs to user {status.st_uid}, not to {me}",
+            f"chown {me} {state_dir}, {other}",
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise MonitorError(
+            f"state directory {state_dir} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others",
+            f"chmod go-w {state_dir}, {other}",
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:

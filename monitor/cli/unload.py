@@ -27,16 +27,24 @@ def unload(state_dir: Path | None, force: bool) -> None:
         click.echo("nothing is pinned", err=True)
         return
     instances = [loader.instance_directory(state_dir)] if state_dir else sorted(pins.ROOT.iterdir())
-    removed = 0
+    removed, busy = 0, []
     for instance in instances:
         if not instance.is_dir():
             continue
         owner = _owner(instance)
         if owner and not force:
-            raise MonitorError(f"{instance} is in use by pid {owner}", "stop that daemon first, or give --force")
-        removed += loader.unload(instance)
+            busy.append(f"{instance} is in use by pid {owner}")
+            continue
+        try:
+            removed += loader.unload(instance)
+        except OSError as error:
+            busy.append(f"{error.filename or instance} cannot be removed: {error.strerror}")
     if pins.ROOT.is_dir() and not any(pins.ROOT.iterdir()):
         pins.ROOT.rmdir()
+    loader.forget_unpinned()
+    if busy:
+        rest = f" ({removed} pins of others were removed)" if removed else ""
+        raise MonitorError(f"{', '.join(busy)}{rest}", "stop that daemon first, or give --force")
     click.echo(f"removed {removed} pins", err=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from monitor.kernel.pins import PRESSURE, Pins
+from monitor.kernel.pins import PRESSURE, Pins, attach
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
 MIN_LOOK_NS = 100_000_000
@@ -25,7 +25,8 @@ class Arming:
     """Attached or not, and until when that is safe."""
 
     def __init__(self, pins: Pins, max_fill_rate: int) -> None:
-        self._pins = pins
+        # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
+        self._programs = {name: pins.fd(f"prog_{name}") for name in PRESSURE}
         self._rate = max_fill_rate
         self._links: list[int] = []
         self.next_look_ns = 0
@@ -42,7 +43,7 @@ class Arming:
 
     def attach(self) -> None:
         if not self._links:
-            self._links = [self._pins.attach(name) for name in PRESSURE]
+            self._links = [attach(name, fd) for name, fd in self._programs.items()]
 
     def detach(self) -> None:
         for link in self._links:

@@ -1,7 +1,8 @@
 """The socket between the hot process and the side: one JSON object per packet (see docs/architecture.md for the types).
 
 The hot end never waits: a message that does not fit is dropped and the caller told, so it can be counted. The side's
-end may block, because the side may.
+end may block, because the side may. What arrives and is no message (too large, not JSON, no object with a type) becomes
+one of type ``bad`` with the ``problem``, for the receiver to count and log: neither end dies of the other's mistake.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from monitor.errors import MonitorError
+
 #: A packet larger than this is refused by the sender (a pod with containers is ~600 bytes; a `state` ~3 KB).
 MAX_PACKET = 128 * 1024
+#: Type of what stands for a packet that was no message.
+BAD = "bad"
 _BUFFER = 4 * 1024 * 1024
+
+
+class TooLarge(MonitorError):
+    """A message larger than `MAX_PACKET`."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -29,34 +38,59 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return hot, side
 
 
+def encode(message: dict[str, Any]) -> bytes:
+    """The packet of one message. Raises TooLarge."""
+    packet = json.dumps(message, separators=(",", ":")).encode()
+    if len(packet) > MAX_PACKET:
+        raise TooLarge(f"its {message['t']} message has {len(packet)} bytes, more than the {MAX_PACKET} of a packet")
+    return packet
+
+
 def send(sock: socket.socket, message: dict[str, Any]) -> bool:
-    """Send one message; False if the other end is full or gone (the message is lost, nothing waited)."""
+    """Send one message; False if it is too large or the other end full or gone (it is lost, nothing waited)."""
     try:
-        sock.send(json.dumps(message, separators=(",", ":")).encode())
-    except (BlockingIOError, BrokenPipeError, ConnectionError, OSError):
+        return send_packet(sock, encode(message))
+    except TooLarge:
+        return False
+
+
+def send_packet(sock: socket.socket, packet: bytes) -> bool:
+    """Send what `encode` made; False if the other end is full or gone."""
+    try:
+        sock.send(packet)
+    except OSError:
         return False
     return True
 
 
-def receive(sock: socket.socket) -> dict[str, Any] | None:
-    """Wait for one message (if the socket blocks); None when the other end is closed."""
-    data = sock.recv(MAX_PACKET)
-    if not data:
+def receive(sock: socket.socket, flags: int = 0) -> dict[str, Any] | None:
+    """One message, waited for if the socket blocks; None when the other end is closed. Raises BlockingIOError."""
+    try:
+        packet, _, seen, _ = sock.recvmsg(MAX_PACKET, 0, flags)
+    except ConnectionError:
         return None
-    message: dict[str, Any] = json.loads(data)
+    if seen & socket.MSG_TRUNC:
+        return {"t": BAD, "problem": f"a packet of more than {MAX_PACKET} bytes"}
+    return _decode(packet) if packet else None
+
+
+def _decode(packet: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(packet)
+    except (ValueError, RecursionError) as error:
+        return {"t": BAD, "problem": f"not JSON: {error}"}
+    if not isinstance(message, dict) or not isinstance(message.get("t"), str):
+        return {"t": BAD, "problem": "not an object with a type"}
     return message
 
 
 def drain(sock: socket.socket, limit: int = 64) -> Iterator[dict[str, Any] | None]:
-    """Up to ``limit`` waiting messages of a non-blocking socket; yields None once if the other end closed."""
+    """Up to ``limit`` messages that wait already; yields None once if the other end closed. Never waits."""
     for _ in range(limit):
         try:
-            data = sock.recv(MAX_PACKET)
+            message = receive(sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except ConnectionError:
-            data = b""
-        if not data:
-            yield None
+        yield message
+        if message is None:
             return
-        yield json.loads(data)

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monitor.actions.evict import Eviction, pids_below
+from monitor.actions.evict import Eviction
 from monitor.daemon.config import RunConfig
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
+from monitor.kernel.cgroupfs import pids_below
 from monitor.kernel.domains import Reading
 from monitor.policy.ranking import Candidate
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
@@ -33,6 +34,9 @@ RECHECK_NS = 10_000_000
 REREAD_NS = 5_000_000
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
+
+#: Pids named in a message: one packet has to hold it.
+_SHOWN = 1000
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -62,6 +66,8 @@ class Decider:
         self._state = State.initial()
         self.outcome: Outcome | None = None
         self.eviction: Eviction | None = None
+        self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
+        self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
         self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
         self.changed = True  # something the side should know about
         self._recheck_ns: int | None = None
@@ -110,7 +116,7 @@ class Decider:
 
     def prepare(self) -> None:
         """Have the next victim ready, where something may be killed at all."""
-        if self._enforce and self.eviction is None and self._gauge.arming.armed:
+        if self._enforce and self.may_act and self.eviction is None and self._gauge.arming.armed:
             self._trigger.prepare()
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
@@ -132,9 +138,11 @@ class Decider:
                 observations[w.signal] = w.observation(numbers, now)
         self._state, outcome = synchronize(self._config, self._state, observations, now, self._rank)
         before, self.outcome = self.outcome, outcome
+        if not crossed_ns:
+            self._clear_crossings(observations)
         if not outcome.observed and (crossed_ns or (before is not None and before.observed)):
             self._recheck_ns = now + RECHECK_NS
-        if outcome.victim is not None:
+        if outcome.victim is not None and self.may_act:
             if self.eviction is None:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
             elif outcome.starved is not None and outcome.starved.hard:
@@ -143,6 +151,22 @@ class Decider:
         self._stats.add("passes")
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
+
+    def _clear_crossings(self, observations: dict[str, Observation]) -> None:
+        """What is not met any more may be crossed again, and is to be reported then.
+
+        The kernel sees a working set only when something is charged, so it may have missed that it was below. (Not
+        after a crossing: one that trembles at the line would be reported at every charge.)
+        """
+        for watch in self._gauge.watches:
+            crossed = self._gauge.table.crossed(watch.index) if watch.thresholds else 0
+            if not crossed:
+                continue
+            available = observations[watch.signal].available
+            over = sum(1 << i for i, t in enumerate(watch.thresholds) if t.quantity(watch.capacity) <= available)
+            if crossed & over:
+                self._gauge.table.clear_crossings(watch.index, crossed & over)
+                self._recheck_ns = time.monotonic_ns() + RECHECK_NS
 
     def _order_stands(self) -> bool:
         """Whether what moved is only the first victim, growing: then it is still the first, and ranking can wait."""
@@ -176,7 +200,7 @@ class Decider:
             self._evict(entry, outcome)
             assert self.eviction is not None
             signalled_ns = self.eviction.signalled_ns
-            if crossed_ns:
+            if crossed_ns and self.eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
         elif decided_ns - self._decided_ns < (QUIET_NS if crossed_ns else REPEAT_NS):
             return
@@ -266,42 +290,72 @@ class Decider:
         gone = eviction.step(now_ns)
         for fd in set(eviction.pidfds()) - known:
             self._epoll.register(fd, select.EPOLLIN)
-        late = not gone and now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS
-        if not gone and not late:
+        refused = eviction.victim.refused
+        entry = self._registry.by_uid.get(eviction.victim.uid)
+        usage = self._usage(entry)
+        if not gone and not refused and not eviction.is_stuck(usage, now_ns):
             pids = eviction.to_reap(now_ns)
             if pids:
                 self._tell({"t": "reap", "pids": pids})
             return
         self.eviction = None
-        eviction.victim.close()  # closing a pidfd takes it out of the epoll
-        entry = self._registry.by_uid.get(eviction.victim.uid)
-        if late:
-            self._stats.add("eviction_failures")
-            self._log(
-                "error",
-                "an evicted pod does not end",
-                pod=eviction.decision.get("name"),
-                pids=sorted(eviction.pids)[:20],
-            )
-        else:
-            self._stats.add("evictions")
-            self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
-        left = self._gauge.table.working_set(entry.index) if entry is not None else 0
         if entry is not None:
             self._registry.set_evicted(entry, True)
+        if gone:
+            self._finish(eviction, now_ns, usage)
+        elif refused:
+            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
+        else:
+            self.stuck.append(eviction)
+            self._log(
+                "warning",
+                "an evicted pod gives nothing back (frozen, or in a system call that does not end): going on without it",
+                pod=eviction.decision.get("name"),
+                pids=sorted(eviction.pids)[:_SHOWN],
+            )
+        self.run_pass()
+        self.prepare()
+
+    def _usage(self, entry: PodEntry | None) -> int:
+        """Bytes a pod holds now."""
+        if entry is None:
+            return 0
+        self._gauge.reread()
+        return self._gauge.table.working_set(entry.index)
+
+    def follow_stuck(self, now_ns: int) -> None:
+        """Look after the pods that were killed but did not go."""
+        for eviction in list(self.stuck):
+            if eviction.step(now_ns):
+                self.stuck.remove(eviction)
+                self._finish(eviction, now_ns, self._usage(self._registry.by_uid.get(eviction.victim.uid)))
+            elif now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS:
+                self.stuck.remove(eviction)
+                self._fail(eviction, "an evicted pod does not end")
+
+    def _finish(self, eviction: Eviction, now_ns: int, usage: int) -> None:
+        """Nobody is left of a pod."""
+        eviction.victim.close()  # closing a pidfd takes it out of the epoll
+        self._stats.add("evictions")
+        self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
         self._tell(
             {
                 "t": "evicted",
                 "id": eviction.decision.get("id"),
                 "pod": eviction.victim.uid,
                 "gone_ns": now_ns,
-                "pids": sorted(eviction.pids),
-                "freed": max(0, eviction.usage_before - left),
-                "complete": gone,
+                "pids": sorted(eviction.pids)[:_SHOWN],
+                "pids_total": len(eviction.pids),
+                "freed": max(0, eviction.usage_before - usage),
             }
         )
-        self.run_pass()
-        self.prepare()
+
+    def _fail(self, eviction: Eviction, why: str) -> None:
+        """An eviction is given up."""
+        pids = sorted(eviction.pids)[:_SHOWN]
+        eviction.victim.close()
+        self._stats.add("eviction_failures")
+        self._log("error", why, pod=eviction.decision.get("name"), pids=pids)
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
         self._tell({"t": "log", "level": level, "msg": msg, **fields})

@@ -53,6 +53,8 @@ class Endpoints:
             return self._metrics
 
     def _healthz(self, _accept: str) -> http.Response:
+        if not self._view.side_lives():
+            return http.text(503, "the side's main loop does not turn")
         return http.text(200, "ok") if self._view.hot_lives() else http.text(503, "the hot loop does not turn")
 
     def _readyz(self, _accept: str) -> http.Response:

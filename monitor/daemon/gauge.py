@@ -1,7 +1,7 @@
 """How much memory there is at this moment, and whether the kernel has to be asked page by page.
 
 Owns the table of domains, the sweeps and the arming. Everything is read from memory shared with BPF, from a kept
-descriptor, or by running a BPF program: nothing here opens a file after the start.
+descriptor, or by running a BPF program. Files are opened once a second, for the limits, and never at a crossing.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from monitor.daemon.arming import Arming
 from monitor.daemon.config import RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, armed_bound, make_watch
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.domains import DomainTable, Reading, Sweeper
 from monitor.kernel.pins import Pins
@@ -22,6 +24,10 @@ from monitor.policy.thresholds import Threshold
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
+
+
+class NodeGone(MonitorError):
+    """The node's cgroup was removed: there is nothing left to watch."""
 
 
 class Gauge:
@@ -37,9 +43,10 @@ class Gauge:
         self._config = config
         self._thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
-        self._capacity = (cgroupfs.limit(self._node) if self._node else None) or meminfo.mem_total()
+        self._total = meminfo.mem_total()
+        self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
         self._cpus = os.cpu_count() or 1
-        self._huge_pages = _huge_pages()
+        self._huge_page = _huge_page()
         version = self.hierarchy.version
         self.watches = [
             make_watch(self.table, "node", NODE_SIGNAL, self._node, self._capacity, thresholds, version),
@@ -47,34 +54,60 @@ class Gauge:
         self.find_kubepods()
         self.sweep_due_ns = 0
 
-    def find_kubepods(self) -> bool:
-        """Watch the kubepods cgroup as soon as there is one; True if it was found just now."""
-        if len(self.watches) > 1:
+    def find_kubepods(self, pod: Path | None = None) -> bool:
+        """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
+
+        ``pod``: a pod's cgroup, which tells where it is; without one the tree is searched (10 ms with 330 cgroups).
+        """
+        if any(w.name == "kubepods" for w in self.watches):
             return False
         hierarchy = self.hierarchy
-        path = find_kubepods(cgroupfs.Hierarchy(hierarchy.version, self._node) if self._node else hierarchy)
+        if pod is None:
+            path = find_kubepods(cgroupfs.Hierarchy(hierarchy.version, self._node) if self._node else hierarchy)
+        else:
+            path = next((p for p in pod.parents if p.name == "kubepods" or p.name.endswith("kubepods.slice")), None)
         if path is None:
             return False
-        capacity = cgroupfs.limit(path) or max(0, self._capacity - self._config.reserved)
-        self.watches.append(
-            make_watch(self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version)
-        )
+        try:
+            capacity = cgroupfs.limit(path) or max(0, self._capacity - self._config.reserved)
+            watch = make_watch(
+                self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version
+            )
+        except (OSError, MonitorError):
+            return False  # removed in between: the next pod tells
+        self.watches.append(watch)
         return True
 
     def limits_changed(self) -> bool:
-        """Read the limits of the watched cgroups again; True if a capacity is another one now."""
+        """Read the limits of the watched cgroups again; True if a capacity is another one now, or kubepods is gone.
+
+        Raises NodeGone when the node's own cgroup was removed.
+        """
         changed = False
-        for watch in self.watches:
+        for watch in list(self.watches):
             if watch.path is None:
                 continue
-            limit = cgroupfs.limit(watch.path)
-            capacity = limit or (
-                self._capacity if watch.name == "node" else max(0, self._capacity - self._config.reserved)
-            )
-            if capacity != watch.capacity:
-                watch.set_capacity(capacity)
+            try:
+                limit = cgroupfs.limit(watch.path)
+            except (OSError, MonitorError):
+                self.lost(watch)
+                changed = True
+                continue
+            own = self._total if watch.name == "node" else max(0, self._capacity - self._config.reserved)
+            if (limit or own) != watch.capacity:
+                watch.set_capacity(limit or own)
                 changed = True
         return changed
+
+    def lost(self, watch: Watch) -> None:
+        """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""
+        if watch.name == "node":
+            raise NodeGone(
+                f"the node's cgroup {watch.path} was removed", "start outrace again when it is there, or name another"
+            )
+        self.watches.remove(watch)
+        self.table.remove(watch.cgroup_id)
+        watch.close()
 
     def arm_thresholds(self) -> None:
         """Let the kernel compare from now on."""
@@ -100,7 +133,11 @@ class Gauge:
             self._sweeper.touch_root()
             return self.table.reading(watch.index)
         reading = self.table.reading(watch.index)
-        return Reading(watch.usage_now(), reading.inactive_file, reading.active_file)
+        try:
+            usage = watch.usage_now()
+        except OSError:  # ENODEV: removed; what was known last stands until limits_changed() looks
+            usage = reading.usage
+        return Reading(usage, reading.inactive_file, reading.active_file)
 
     def look(self, now_ns: int, sweep: Callable[[], object]) -> bool:
         """Attach or detach the fine-grained programs by headroom; True if that changed."""
@@ -110,7 +147,10 @@ class Gauge:
         if changed:
             self._stats.add("arms" if armed else "disarms")
             self._stats.set("armed", int(armed))
-        bound = armed_bound(self._cpus, self._huge_pages) if armed else self.arming.unseen_bytes()
+        if armed:
+            bound = armed_bound(self._cpus, self._huge_page, self._node is None)
+        else:
+            bound = self.arming.unseen_bytes()
         self._stats.set("bound_bytes", bound)
         return changed
 
@@ -124,7 +164,7 @@ class Gauge:
             if watch.machine or self.arming.armed:
                 used = self.reading(watch).working_set
             else:
-                used = watch.usage_now()  # as if no cache were inactive: cheap, and never too optimistic
+                used = self.reading(watch).usage  # as if no cache were inactive: cheap, and never too optimistic
                 if room - used < self.arming.near:
                     sweep()
                     used = self.reading(watch).working_set
@@ -145,9 +185,12 @@ class Gauge:
         }
 
 
-def _huge_pages() -> bool:
+def _huge_page() -> int:
+    """Bytes of a transparent huge page, 0 where they are switched off. (2 MiB on x86, up to 512 MiB with 64K pages.)"""
+    directory = Path("/sys/kernel/mm/transparent_hugepage")
     try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            return "[never]" not in file.read()
+        if "[never]" in (directory / "enabled").read_text():
+            return 0
+        return int((directory / "hpage_pmd_size").read_text())
     except OSError:
-        return False
+        return 0

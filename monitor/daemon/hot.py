@@ -7,7 +7,6 @@ question: both misread EPOLLPRI descriptors.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import resource
@@ -15,8 +14,10 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from monitor.actions.evict import SPARED
 from monitor.daemon import channel
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
@@ -94,8 +95,7 @@ class Hot:
                     self.log("error", "a pod is not watched", pod=message["name"], problem=str(error))
                 self.resent.add(message["uid"])
                 stale = True
-                # Looking for it walks the tree (10 ms with 330 cgroups), so only when a pod says that there is one.
-                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods():
+                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods(Path(message["cgroup"])):
                     self.watch_thresholds()
             elif kind == "pod-":
                 self.drop(message["uid"])
@@ -109,6 +109,9 @@ class Hot:
         self.stats.set("pods", len(self.registry))
         if stale and self.synced:  # at the start one sweep for all pods: 110 of them would take half a second
             self.sweep()  # a new domain's sums are complete after a sweep
+            if not self.decider.may_act:
+                self.decider.may_act = True
+                self.decider.run_pass()
             self.decider.prepare()
             self.dirty = True
 
@@ -156,7 +159,8 @@ class Hot:
         """One record of the pressure ring."""
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, _, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
-            self.decider.step(index, max(0, usage - inactive) * PAGE)
+            if self.gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
+                self.decider.step(index, max(0, usage - inactive) * PAGE)
             self.stats.add("records_step")
         elif kind in (CROSS, SIGNAL):
             watch = self.watches.get(index)
@@ -207,18 +211,25 @@ class Hot:
     # the loop
 
     def housekeeping(self, now_ns: int) -> None:
-        """Once a second while armed, at every look otherwise."""
+        """Once a second."""
         self.housekeeping_ns = now_ns + HOUSEKEEPING_NS
-        if not self.decider.pressed:
-            self.look(now_ns)
-            gc.collect(1)
-        if self.gauge.arming.armed:
-            if now_ns >= self.gauge.sweep_due_ns:
-                self.sweep()
-            else:
-                self.decider.reread()
         if self.gauge.limits_changed():
             self.watch_thresholds()
+            self.look(now_ns)
+            self.decider.run_pass()
+        if not self.gauge.arming.armed:
+            return
+        if now_ns >= self.gauge.sweep_due_ns:
+            self.sweep()
+        else:
+            self.decider.reread()
+        if self.decider.pressed:
+            gc.collect(0)
+        else:
+            self.look(now_ns)
+            self.decider.run_pass()  # whatever the kernel may have missed
+            gc.collect(1)
+        self.decider.follow_stuck(now_ns)
         self.decider.prepare()
 
     def watch_thresholds(self) -> None:
@@ -226,13 +237,13 @@ class Hot:
         self.sweep()
         self.gauge.arm_thresholds()
         self.watches = {w.index: w for w in self.gauge.watches}
-
-    def housekeeping_due(self) -> int:
-        return self.housekeeping_ns if self.gauge.arming.armed else self.gauge.arming.next_look_ns
+        self.registry.protected = {w.cgroup_id for w in self.gauge.watches}
 
     def deadline(self, now_ns: int) -> int:
         """When something is due although nothing happens."""
-        due = self.housekeeping_due()
+        due = self.housekeeping_ns
+        if not self.gauge.arming.armed:
+            due = min(due, self.gauge.arming.next_look_ns)
         if self.decider.pressed:
             due = min(due, now_ns + TICK_NS)
         if self.decider.deadline_ns is not None:
@@ -260,8 +271,9 @@ class Hot:
 
         self.events = Ring(self.pins, "events", self.on_event)
         self.ooms = Ring(self.pins, "ooms", self.on_oom)
+        self.kills = Ring(self.pins, "kills", self.on_oom)
         self.take_over()
-        for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno()):
+        for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno(), self.kills.fileno()):
             self.epoll.register(fd, select.EPOLLIN)
 
         self.watch_thresholds()
@@ -276,9 +288,10 @@ class Hot:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
         while True:
             self.events.consume()  # about domains that are no more: nobody is watched yet
-            self.ooms.consume()  # but every OOM kill since then is news
+            self.kills.consume()  # but every kill since then is news
+            self.ooms.consume()
             written = counts(self.pins)
-            if not self.ooms.consume():  # nothing came in between: the numbers belong together
+            if not self.ooms.consume() + self.kills.consume():  # nothing came in between: the numbers belong together
                 break
         self.away = False
         self.decider.moved.clear()
@@ -291,6 +304,7 @@ class Hot:
             self.side.start(time.monotonic_ns())
         assert self.side.sock is not None
         self.stats.add("side_starts")
+        SPARED.add(self.side.pid)
         self.epoll.register(self.side.sock.fileno(), select.EPOLLIN)
         self.epoll.register(self.side.pidfd, select.EPOLLIN)
 
@@ -326,12 +340,13 @@ class Hot:
                 decider.follow(now)
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):
                 decider.run_pass()
-            if now >= self.housekeeping_due():
+            if not self.gauge.arming.armed and now >= self.gauge.arming.next_look_ns:
+                self.look(now)
+            if now >= self.housekeeping_ns:
                 self.housekeeping(now)
             self.report(now)
             if not self.side.pid and now >= self.side.next_start_ns:
                 self.start_side()
-        self.finish()
 
     def dispatch(self, fd: int) -> None:
         """One descriptor is ready; the rings first, they are what this process is for."""
@@ -339,6 +354,8 @@ class Hot:
             self.events.consume()
         elif fd == self.ooms.fileno():
             self.ooms.consume()
+        elif fd == self.kills.fileno():
+            self.kills.consume()
         elif self.side.sock is not None and fd == self.side.sock.fileno():
             self.hear()
         elif fd == self.side.pidfd:
@@ -385,17 +402,16 @@ def main() -> int:
     config = RunConfig.from_fd(config_fd)
     for fd in (config_fd, config.lock_fd, config.listen_fd):
         os.set_inheritable(fd, False)
-    hot = Hot(config, config_fd)
+    hot: Hot | None = None
     try:
+        hot = Hot(config, config_fd)
         hot.run()
-    except OSError as error:
-        if error.errno != errno.ENODEV:  # reading a cgroup that was removed
-            raise
-        os.write(
-            2, f"outrace: error: a watched cgroup was removed ({config.node_cgroup or 'kubepods'}); ending\n".encode()
-        )
-        hot.finish()
-        return 1
+    except MonitorError as error:
+        os.write(2, f"outrace: error: {error}\n".encode())
+        return error.exit_code
+    finally:
+        if hot is not None:
+            hot.finish()
     return 0
 
 

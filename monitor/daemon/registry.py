@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monitor.errors import MonitorError
 from monitor.kernel.domains import POD, DomainTable
 from monitor.policy.ranking import Candidate, memory_key
 
@@ -34,6 +35,7 @@ class PodEntry:
     containers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (cgroup id, index)
     usage: int | None = None
     evicted: bool = False
+    counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
     key: Any = None
 
     @property
@@ -61,6 +63,8 @@ class Registry:
         self._step = step
         self.by_uid: dict[str, PodEntry] = {}
         self.by_index: dict[int, PodEntry] = {}
+        self.protected: set[int] = set()  # cgroups that no pod may claim
+        self._owners: dict[int, PodEntry] = {}  # by cgroup id of the pod and of its containers
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
         self._keys: list[tuple[Any, str]] = []
         self._order: list[Candidate] = []
@@ -84,6 +88,8 @@ class Registry:
         if old is not None and old.cgroup_id != cgroup_id:
             self.drop(old.uid)
             old = None
+        if cgroup_id in self.protected:
+            raise MonitorError(f"{cgroup} is the node or kubepods itself", "name a cgroup of the pod's own")
         wanted = {name: Path(path).stat().st_ino for name, path in message["containers"].items()}
         if old is not None and {name: at[0] for name, at in old.containers.items()} != wanted:
             was_evicted, usage = old.evicted, old.usage
@@ -120,6 +126,7 @@ class Registry:
         )
         self.by_uid[entry.uid] = entry
         self.by_index[index] = entry
+        self._owners |= dict.fromkeys((cgroup_id, *wanted.values()), entry)
         return entry
 
     def _watch(self, cgroup_id: int, flags: int, step: int) -> int:
@@ -134,6 +141,7 @@ class Registry:
         self._unrank(entry)
         self.by_index.pop(entry.index, None)
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
+            self._owners.pop(cgroup_id, None)
             self._users[cgroup_id] -= 1
             if not self._users[cgroup_id]:
                 del self._users[cgroup_id]
@@ -142,10 +150,7 @@ class Registry:
 
     def owner_of_cgroup(self, cgroup_id: int) -> PodEntry | None:
         """The pod that a pod's or container's cgroup belongs to."""
-        for entry in self.by_uid.values():
-            if entry.cgroup_id == cgroup_id or any(ident == cgroup_id for ident, _ in entry.containers.values()):
-                return entry
-        return None
+        return self._owners.get(cgroup_id)
 
     def move(self, entry: PodEntry, usage: int | None) -> None:
         """The pod's working set changed: find its new place."""
@@ -157,8 +162,14 @@ class Registry:
     def refresh(self) -> None:
         """Take every pod's working set from the table (after a sweep)."""
         for entry in self.by_uid.values():
-            if self._table.synced(entry.index):
-                self.move(entry, self._table.working_set(entry.index))
+            if not self._table.synced(entry.index):
+                continue
+            working_set = self._table.working_set(entry.index)
+            if entry.counted:
+                self.move(entry, working_set)
+            else:
+                entry.counted, entry.usage = True, working_set
+                self._rank(entry)
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
         """An evicted pod is no candidate any more, until somebody starts processes in it again."""
@@ -179,7 +190,7 @@ class Registry:
 
     def _rank(self, entry: PodEntry) -> None:
         self.changes += 1
-        if entry.evicted:
+        if entry.evicted or not entry.counted:
             return
         candidate = entry.candidate()
         entry.key = (memory_key(candidate), entry.uid)

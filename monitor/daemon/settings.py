@@ -17,6 +17,7 @@ from typing import Any
 
 from monitor.daemon.config import HOOKS, LOG_FORMATS, TRIGGERS, RunConfig
 from monitor.errors import ConfigError
+from monitor.pods.source import check_spec
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.quantity import Quantity
@@ -135,17 +136,12 @@ def _listen(value: Any) -> tuple[str, int]:
 
 
 def _pods(value: Any) -> str:
-    text = _text(value)
-    if text == "cgroups":
-        return text
-    kind, _, rest = text.partition(":")
-    if kind == "manifests" and rest:
-        if not os.path.isdir(rest):
-            raise ValueError(f"{rest} is not a directory; make it, or name another one: --pods manifests:DIR")
-        return f"manifests:{os.path.abspath(rest)}"
-    if kind in ("kubelet", "apiserver"):
-        raise ValueError(f"{text!r} is not in this version; use cgroups or manifests:DIR")
-    raise ValueError(f"{text!r} is not a source of pods; use cgroups or manifests:DIR")
+    kind, directory = check_spec(_text(value))
+    if kind != "manifests":
+        return kind
+    if not os.path.isdir(directory):
+        raise ValueError(f"{directory} is not a directory; make it, or name another one: --pods manifests:DIR")
+    return f"manifests:{os.path.abspath(directory)}"
 
 
 def _record(value: Any) -> None:
@@ -232,7 +228,10 @@ def build(
 
 
 def _check_thresholds(config: RunConfig) -> None:
-    """Parse every entry by itself first: the kubelet's own messages often do not say which entry they mean."""
+    """Parse every entry by itself first: the kubelet's own messages often do not say which entry they mean.
+
+    And refuse what the kubelet lets through and no machine has: beyond 64 bits a quantity is garbage as a number.
+    """
     soft, grace = config.eviction_soft, config.eviction_soft_grace_period
     checks: tuple[tuple[str, Mapping[str, str], Callable[[dict[str, str]], object]], ...] = (
         ("eviction_hard", config.eviction_hard, lambda one: parse_thresholds(one, {}, {}, {}, ())),
@@ -248,12 +247,19 @@ def _check_thresholds(config: RunConfig) -> None:
         for signal, value in entries.items():
             try:
                 parse({signal: value})
+                if name != "eviction_soft_grace_period" and not value.endswith("%"):
+                    _check_fits(value)
             except PolicyError as error:
                 raise ConfigError(f"{config.origins[name]}: {signal}: {value}: {error}", _remedy(str(error))) from None
     try:
         config.thresholds()
     except PolicyError as error:  # whatever only shows in the whole
         raise ConfigError(f"eviction thresholds: {error}") from None
+
+
+def _check_fits(text: str) -> None:
+    if Quantity.parse(text).nanos > 10**9 << 62:
+        raise PolicyError("quantities must be at most 4Ei")
 
 
 def _remedy(problem: str) -> str:

@@ -14,7 +14,6 @@ from monitor.kernel.wire import VICTIM
 
 #: Processes come and go; what was prepared is looked at again after this long.
 _REFRESH_NS = 1_000_000_000
-_KEPT = 4  # pods kept ready: two that overtake each other are not prepared anew each time
 _ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
 
 
@@ -42,10 +41,11 @@ class Trigger:
         victim = self._prepared.get(entry.uid)
         if victim is None:
             self._prepared[entry.uid] = self._make(entry)
-            if len(self._prepared) > _KEPT:
-                self.forget(min(self._prepared, key=lambda uid: self._prepared[uid].prepared_ns))
         elif now - victim.prepared_ns > _REFRESH_NS:
             victim.refresh()
+        # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
+        for uid in [u for u, v in self._prepared.items() if now - v.prepared_ns > _REFRESH_NS]:
+            self._prepared.pop(uid).close()
         if self._word[_FIRED] and not self._record_is_lost(now):
             return  # pulled a moment ago; the record that says so is still to be read
         if self._in_kernel and (self._uid != entry.uid or not self._word[_ARMED]):
@@ -66,6 +66,8 @@ class Trigger:
     def take(self, entry: PodEntry) -> Victim:
         """The prepared victim of a pod, for good; made now if it was not prepared."""
         victim = self._prepared.pop(entry.uid, None)
+        if victim is not None and time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS:
+            victim.refresh()
         self.was_prepared = victim is not None
         return victim or self._make(entry)
 

@@ -19,7 +19,9 @@ NODE_SIGNAL = "memory.available"
 KUBEPODS_SIGNAL = "allocatableMemory.available"
 #: Per CPU, a charge takes a batch of 64 pages, or one huge page, before the tracepoint that follows it.
 _BATCH = 64
-_HUGE = (2 << 20) // PAGE
+#: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
+#: summed.
+_REMAINDER = 125
 
 
 @dataclass(slots=True)
@@ -39,6 +41,9 @@ class Watch:
     @property
     def machine(self) -> bool:
         return self.path is None
+
+    def close(self) -> None:
+        os.close(self.usage_fd)
 
     def set_capacity(self, capacity: int) -> None:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
@@ -97,6 +102,10 @@ def arm_thresholds(table: DomainTable, watch: Watch, kernel_trigger: bool) -> No
     table.set_ceilings(watch.index, ceilings, min(hard) if kernel_trigger and hard else NO_CEILING)
 
 
-def armed_bound(cpus: int, huge_pages: bool) -> int:
-    """Bytes that can be charged before the comparison that follows a charge: one batch on every CPU."""
-    return cpus * (_HUGE if huge_pages else _BATCH) * PAGE
+def armed_bound(cpus: int, huge_page: int, machine: bool) -> int:
+    """Bytes that can be charged before the comparison that follows a charge: one batch, or one huge page, on every CPU.
+
+    ``huge_page``: its bytes, 0 where they are off. The machine's own counters lag behind by what is not folded in yet.
+    """
+    lag = 2 * _REMAINDER if machine else 0
+    return cpus * (max(huge_page, _BATCH * PAGE) + lag * PAGE)

@@ -171,25 +171,47 @@ def descendants(path: Path) -> list[Path]:
     return found
 
 
-def processes(path: Path, recursive: bool = True) -> list[int]:
-    """Process ids in the cgroup (and below it), ascending. A cgroup that is gone has none.
+def pids_below(path: Path) -> set[int]:
+    """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none. Raises OSError.
 
-    Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes
-    their domain's cgroup.procs lists.
+    Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes their domain's
+    cgroup.procs lists. Written for the moment of a kill: no objects, one descriptor at a time.
     """
-    found: set[int] = set()
-    for cgroup in (path, *(descendants(path) if recursive else ())):
+    pids: set[int] = set()
+    stack = [os.fspath(path)]
+    while stack:
+        directory = stack.pop()
         try:
-            text = _read(cgroup, "cgroup.procs")
-        except CgroupGone:
-            continue
-        except MonitorError as e:
-            if isinstance(e.__cause__, OSError) and e.__cause__.errno == errno.EOPNOTSUPP:
-                continue
-            raise
-        found.update(int(word) for word in text.split() if word.isdigit())
-    found.discard(0)
-    return sorted(found)
+            pids.update(_pids_in(directory))
+            with os.scandir(directory) as entries:
+                stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as e:
+            if e.errno not in (*_GONE, errno.ENOTDIR):
+                raise
+    pids.discard(0)
+    return pids
+
+
+def _pids_in(directory: str) -> list[int]:
+    """What a cgroup.procs says; nothing for a threaded v2 cgroup, which refuses to say (EOPNOTSUPP)."""
+    try:
+        with open(f"{directory}/cgroup.procs", "rb") as file:
+            return [int(line) for line in file.read().split()]
+    except OSError as e:
+        if e.errno == errno.EOPNOTSUPP:
+            return []
+        raise
+
+
+def processes(path: Path, recursive: bool = True) -> list[int]:
+    """Process ids in the cgroup (and below it), ascending; see `pids_below`. MonitorError if it cannot be read."""
+    try:
+        found = pids_below(path) if recursive else set(_pids_in(os.fspath(path)))
+    except OSError as e:
+        if e.errno in _GONE:
+            return []
+        raise _failed(path / "cgroup.procs", "read", e) from e
+    return sorted(found - {0})
 
 
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:

@@ -7,6 +7,7 @@ one aligned 64-bit word, so no reader ever sees half a number.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +17,20 @@ from monitor.kernel.pins import Map, Pins, Program
 from monitor.kernel.wire import PAGE
 
 MAX_DOMAINS = 4096
-MAX_THRESHOLDS = 8
+MAX_THRESHOLDS = 4
 WORDS = 32
 NO_CEILING = 0x7FFFFFFFFFFFFFFF
 
 MACHINE, POD, CGROUP = 1, 2, 4
 
 # Words of an entry: what user space writes ...
-_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 10, 11, 12, 13
+_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 6, 7, 8, 9
 # ... and what BPF writes.
-_USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 16, 17, 18, 21, 22, 23, 24, 26
+_USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 13, 14, 17, 18, 19, 20, 22
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
 
 _SWEEP_MORE, _SWEEP_DONE = 0, 1
-_STRETCH = 2  # runs of `sweep` (8 memory cgroups each) between two looks at the rings
+_STRETCH = 16  # runs of `sweep` between two looks at the rings
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ class DomainTable:
         at = self._known.get(cgroup_id)
         if at is not None and self._words[at * WORDS] == cgroup_id:
             return at
-        raw = self._index.lookup(cgroup_id.to_bytes(8, "little"))
+        raw = self._index.lookup(cgroup_id.to_bytes(8, sys.byteorder))
         if raw is None:
             return None
-        at = self._known[cgroup_id] = int.from_bytes(raw, "little")
+        at = self._known[cgroup_id] = int.from_bytes(raw, sys.byteorder)
         return at
 
     def read(self, cgroup_id: int) -> Reading | None:
@@ -113,7 +114,7 @@ class DomainTable:
         for at in range(MAX_DOMAINS):
             cgroup_id = self._words[at * WORDS]
             if cgroup_id:
-                self._index.delete(cgroup_id.to_bytes(8, "little"))
+                self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
                 self._clear(at)
         self._known.clear()
         self._free.clear()
@@ -141,7 +142,7 @@ class DomainTable:
         w[base + _REARM] = rearm_ns
         w[base] = cgroup_id
         self._known[cgroup_id] = at
-        self._index.update(cgroup_id.to_bytes(8, "little"), at.to_bytes(4, "little"))
+        self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
         return at
 
     def check_room(self, entries: int) -> None:
@@ -153,12 +154,12 @@ class DomainTable:
         at = self._known.pop(cgroup_id, None)
         if at is None:
             return
-        self._index.delete(cgroup_id.to_bytes(8, "little"))
+        self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
         self._clear(at)
         self._free.append(at)
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
-        """Ceilings in pages of working set (crossed while above), at most 8; all are taken as not crossed yet.
+        """Ceilings in pages of working set (crossed while above), at most 4; all are taken as not crossed yet.
 
         Above ``pull_above`` pages the armed victim is signalled in the kernel.
         """
@@ -172,10 +173,18 @@ class DomainTable:
         w[base + _PULL] = pull_above
         w[base + _LOWEST] = min(ceilings, default=NO_CEILING)
 
+    def clear_crossings(self, index: int, mask: int) -> None:
+        """Take the ceilings in ``mask`` as not crossed, so that being above them is reported as a crossing again."""
+        for i in range(MAX_THRESHOLDS):
+            if mask >> i & 1:
+                self._crossings.delete((index << 8 | i).to_bytes(8, sys.byteorder))
+        base = index * WORDS
+        self._words[base + _CROSSED] &= ~mask
+        self._words[base + _DIPPED] &= ~mask
+
     def _forget_crossings(self, at: int) -> None:
-        for i in (*range(MAX_THRESHOLDS), _STEP_KEY):
-            self._crossings.delete((at << 8 | i).to_bytes(8, "little"))
-        self._words[at * WORDS + _CROSSED] = self._words[at * WORDS + _DIPPED] = 0
+        self.clear_crossings(at, (1 << MAX_THRESHOLDS) - 1)
+        self._crossings.delete((at << 8 | _STEP_KEY).to_bytes(8, sys.byteorder))
 
     def _clear(self, at: int) -> None:
         w, base = self._words, at * WORDS

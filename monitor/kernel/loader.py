@@ -15,20 +15,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from monitor import __version__
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import pins
+from monitor.kernel import cgroupfs, pins
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.offsets import defines
 
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "oom.c", "procs.c")
-#: Memory cgroups per run of `sweep`, domains per run of `commit`. The verifier follows every turn of a loop: 8 memory
-#: cgroups take it 0.1 s.
-SWEEP_CHUNK = 8
+#: Turns of a run of `sweep` and of `commit`. The verifier follows every turn of a loop: 8 of a sweep come close to the
+#: million instructions that it accepts.
+SWEEP_CHUNK = 2
 COMMIT_CHUNK = 64
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
 _TRACEFS = Path("/sys/kernel/tracing/events")
@@ -61,7 +61,8 @@ def _numa_nodes() -> int:
 
 def compile_flags() -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
-    values = defines(Btf(), _numa_nodes()) | {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK}
+    values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
+    values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK}
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
@@ -84,7 +85,8 @@ def stamp() -> str:
     Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
     here = Path(__file__).parent
-    h = hashlib.sha256(f"{__version__} {_numa_nodes()} {' '.join(os.uname())}".encode())
+    facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
+    h = hashlib.sha256(repr(facts).encode())
     h.update(program_text().encode())
     ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py"))  # pins.py says what is pinned
     for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
@@ -121,15 +123,16 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
         )
     instance = instance_directory(state_dir)
     directory = instance / stamp()
-    _RUN.mkdir(exist_ok=True)
-    (_RUN / instance.name).write_text(str(state_dir.resolve()))
     if directory.is_dir():
+        _remember(instance, state_dir)  # /run may have been emptied since
         for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
             unload(half)
         return directory, False
     _forget_removed()
+    forget_unpinned()
     done = subprocess.run(
-        [sys.executable, "-m", "monitor.kernel.loader", str(state_dir), str(directory)],
+        # -P: nothing lying in the working directory is imported as root.
+        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -148,12 +151,28 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
     return directory, True
 
 
+def _remember(instance: Path, state_dir: Path) -> None:
+    _RUN.mkdir(exist_ok=True)
+    (_RUN / instance.name).write_text(str(state_dir.resolve()))
+
+
 def _forget_removed() -> None:
     """Forget instances whose state dir was removed: nobody can run there."""
-    for entry in _RUN.iterdir():
+    for entry in _remembered():
         state_dir = state_directory(pins.ROOT / entry.name)
         if state_dir is not None and not state_dir.exists():
             entry.unlink(missing_ok=True)
+
+
+def forget_unpinned() -> None:
+    """Forget instances that have no pins any more (a loader that failed, pins removed by hand)."""
+    for entry in _remembered():
+        if not (pins.ROOT / entry.name).is_dir():
+            entry.unlink(missing_ok=True)
+
+
+def _remembered() -> list[Path]:
+    return list(_RUN.iterdir()) if _RUN.is_dir() else []
 
 
 def package_path() -> str:
@@ -166,12 +185,12 @@ def package_path() -> str:
 def unload(instance: Path) -> int:
     """Remove every pin below ``instance``, which detaches what was attached by them; how many there were."""
     removed = 0
-    (_RUN / instance.name).unlink(missing_ok=True)
     for directory, _, files in os.walk(instance, topdown=False):
         for name in files:
             os.unlink(os.path.join(directory, name))
             removed += 1
         os.rmdir(directory)
+    (_RUN / instance.name).unlink(missing_ok=True)
     return removed
 
 
@@ -218,6 +237,7 @@ def _load(state_dir: Path, directory: Path) -> None:
 
     parent = directory.parent
     parent.mkdir(parents=True, exist_ok=True)
+    _remember(parent, state_dir)  # before there is a pin that `outrace unload` could take for nobody's
     fresh = parent / f"new{os.getpid()}"
     fresh.mkdir()
     links = []
@@ -235,6 +255,9 @@ def _load(state_dir: Path, directory: Path) -> None:
         os.rename(fresh, directory)
     except BaseException:
         unload(fresh)
+        with suppress(OSError):
+            parent.rmdir()  # unless older pins are there, which stay
+        forget_unpinned()
         raise
     for other in parent.iterdir():
         if other != directory:

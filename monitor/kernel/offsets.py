@@ -21,6 +21,8 @@ _OFFSETS = {
     "OFF_CSS_SIBLING": ("cgroup_subsys_state", "sibling"),
     "OFF_CGROUP_KN": ("cgroup", "kn"),
     "OFF_CGROUP_ROOT": ("cgroup", "root"),
+    "OFF_CGROUP_LEVEL": ("cgroup", "level"),
+    "OFF_CGROUP_ANCESTORS": ("cgroup", "ancestors"),
     "OFF_CGROUP_SUBSYS": ("cgroup", "subsys"),
     "OFF_CGROUP_ROOT_SUBSYS_MASK": ("cgroup_root", "subsys_mask"),
     "OFF_KN_ID": ("kernfs_node", "id"),
@@ -58,7 +60,7 @@ _ENUMS = {
 }
 
 
-def defines(btf: Btf, numa_nodes: int) -> dict[str, int]:
+def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     """Every ``-D`` of the programs for this kernel.
 
     Raises CannotError (BtfError) naming the struct, member or enum value that this kernel does not have.
@@ -71,7 +73,9 @@ def defines(btf: Btf, numa_nodes: int) -> dict[str, int]:
                 f"this kernel has no {member} in its BTF", "memory cgroups must be built in (CONFIG_MEMCG=y)"
             )
         out[name] = value
-    if btf.has_member("mem_cgroup", "memsw.usage.counter"):
+    # On v2 the same bytes are the counter of swap alone (a union), whose limit is 0 for most pods: not a limit that
+    # was hit.
+    if cgroup_version == 1 and btf.has_member("mem_cgroup", "memsw.usage.counter"):
         out["OFF_MEMCG_MEMSW"] = btf.offset("mem_cgroup", "memsw")
     out["LRU_ZONE_SIZES"] = btf.array_length("mem_cgroup_per_node", "lru_zone_size")
     if out["LRU_ZONE_SIZES"] < out["NR_LRU_LISTS"] or out["LRU_ZONE_SIZES"] % out["NR_LRU_LISTS"]:  # zones x lists

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit")
 PROCS = ("on_fork", "on_exec", "on_attach")
 #: Run by the daemon itself.
 RUN = ("sweep", "commit", "reread")
-MAPS = ("domain_of", "domains", "events", "ooms", "procs", "counts", "victims", "crossings", "sweeps")
+MAPS = ("domain_of", "domains", "events", "ooms", "kills", "procs", "counts", "victims", "crossings", "sweeps")
 
 _RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -193,12 +194,17 @@ class Pins:
         """
         prog = self.fd(f"prog_{name}")
         try:
-            link: int = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
-            if link < 0:
-                raise _fail(f"cannot attach {name} to the tracepoint {TRACEPOINTS[name]}")
-            return link
+            return attach(name, prog)
         finally:
             os.close(prog)
+
+
+def attach(name: str, prog: int) -> int:
+    """Attach a program that is open as descriptor ``prog``; the link's descriptor. Raises MonitorError."""
+    link: int = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
+    if link < 0:
+        raise _fail(f"cannot attach {name} to the tracepoint {TRACEPOINTS[name]}")
+    return link
 
 
 class Ring:
@@ -255,7 +261,7 @@ def counts(pins: Pins) -> dict[str, int]:
     table = pins.map("counts", 8 * cpus)
     out = {}
     for i, name in enumerate(COUNTS):
-        raw = table.lookup(i.to_bytes(4, "little"))
+        raw = table.lookup(i.to_bytes(4, sys.byteorder))
         out[name] = sum(memoryview(raw).cast("Q")) if raw else 0
     os.close(table.fd)
     return out

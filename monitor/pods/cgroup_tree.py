@@ -22,6 +22,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.model import FoundPod, PodSource, Scan
 from monitor.policy.pods import Pod, pod_from_object
@@ -68,7 +69,7 @@ def parse(path: str) -> KubePath | None:
     container gives the container.
     """
     parts = [p for p in path.split("/") if p]
-    at = next((i for i, p in enumerate(parts) if p == "kubepods" or _SLICE_ROOT.fullmatch(p)), None)
+    at = next((i for i, p in enumerate(parts) if _is_kubepods(p)), None)
     if at is None:
         return None
     part = parts[at]
@@ -122,7 +123,7 @@ def find_kubepods(hierarchy: Hierarchy) -> Path | None:
     seen = 0
     for _ in range(_MAX_DEPTH):
         children = [child for parent in level for child in _children(parent)]
-        found = sorted(c for c in children if c.name == "kubepods" or _SLICE_ROOT.fullmatch(c.name))
+        found = sorted(c for c in children if _is_kubepods(c.name))
         if found:
             return next((c for c in found if any(pods_in(c))), found[0])
         seen += len(children)
@@ -132,9 +133,31 @@ def find_kubepods(hierarchy: Hierarchy) -> Path | None:
     return None
 
 
-def search_dirs(hierarchy: Hierarchy) -> list[Path]:
+def kubepods_of(hierarchy: Hierarchy, node: Path) -> Path | None:
+    """The kubepods directory of the cgroup that is treated as the node: below it, or that cgroup itself."""
+    if node != hierarchy.root and _is_kubepods(node.name):
+        return node
+    return find_kubepods(Hierarchy(hierarchy.version, node))
+
+
+def _is_kubepods(name: str) -> bool:
+    return name == "kubepods" or _SLICE_ROOT.fullmatch(name) is not None
+
+
+def search_dirs(node: Path) -> list[Path]:
     """Directories to watch while there is no kubepods: two levels tell of nearly every one (kubelet.slice/...)."""
-    return [hierarchy.root, *_children(hierarchy.root)[:_MAX_IDLE_WATCHES]]
+    return [node, *_children(node)[:_MAX_IDLE_WATCHES]]
+
+
+def holds_pods(path: Path, hierarchy: Hierarchy) -> bool:
+    """Whether a cgroup is not one pod's but a kubepods or class directory, or has kubepods below it.
+
+    A cluster that runs inside a pod of kubepods belongs to that pod.
+    """
+    kube = parse(str(path.relative_to(hierarchy.root)))
+    if kube is not None:
+        return kube.uid is None
+    return find_kubepods(Hierarchy(hierarchy.version, path)) is not None
 
 
 @dataclass(frozen=True)
@@ -188,15 +211,6 @@ def _children(path: Path) -> list[Path]:
         return []  # gone meanwhile
 
 
-def adj_of(pid: int) -> int | None:
-    """The process's oom_score_adj; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj") as f:
-            return int(f.read())
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
 def request_from_adj(adj: int, capacity: int) -> int:
     """About the memory request in bytes of a Burstable container whose oom_score_adj is ``adj``.
 
@@ -214,27 +228,37 @@ class TreeSource(PodSource):
     their ids. The sandbox (pause) is no container here, as it is none in a Pod. Priority is unknown and taken as 0.
     """
 
-    def __init__(self, hierarchy: Hierarchy, mem_total: int) -> None:
-        super().__init__(hierarchy)
+    def __init__(
+        self, hierarchy: Hierarchy, mem_total: int, node: Path | None = None, spared: Iterable[int] = ()
+    ) -> None:
+        super().__init__(hierarchy, node, spared)
         self._mem_total = mem_total
         # container cgroup id -> (is the sandbox, request in bytes or None): fixed once processes are in it
         self._settled: dict[int, tuple[bool, int | None]] = {}
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
-        kubepods = find_kubepods(self.hierarchy)
+        kubepods = kubepods_of(self.hierarchy, self.node)
         if kubepods is None:
-            scan.watch.update(dict.fromkeys(search_dirs(self.hierarchy), CHILDREN))
+            scan.watch.update(dict.fromkeys(search_dirs(self.node), CHILDREN))
             scan.problems.append(
-                f"no kubepods cgroup under {self.hierarchy.root}: no pods to watch; it appears with the kubelet, "
+                f"no kubepods cgroup under {self.node}: no pods to watch; it appears with the kubelet, "
                 "or describe pods yourself: --pods manifests:DIR"
             )
             return scan
         for path in (kubepods.parent, *class_dirs(kubepods)):
             scan.watch[path] = CHILDREN
         live: dict[int, tuple[bool, int | None]] = {}
+        spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
             scan.watch[pod_dir.path] = CGROUP_FILES
+            pid = next((pid for path, pid in spared.items() if path.is_relative_to(pod_dir.path)), None)
+            if pid is not None:
+                scan.problems.append(
+                    f"pod {pod_dir.uid}: {pod_dir.path} holds outrace itself (process {pid}): the pod is not watched, "
+                    "and never evicted by outrace"
+                )
+                continue
             try:
                 scan.pods[pod_dir.uid] = self._describe(pod_dir, live, scan)
             except cgroupfs.CgroupGone:
@@ -270,8 +294,13 @@ class TreeSource(PodSource):
 
     def _look(self, qos: str, path: Path) -> tuple[bool, int | None] | None:
         """(is the sandbox, recovered request) of a container by its processes; None while it is being started."""
-        adjs = {pid: adj for pid in cgroupfs.processes(path) if (adj := adj_of(pid)) is not None}
-        names = {pid: _comm(pid) for pid in adjs}
+        adjs: dict[int, int] = {}
+        names: dict[int, str] = {}
+        for pid in cgroupfs.processes(path):
+            with Process(pid) as process:
+                adj = process.oom_score_adj()
+                if adj is not None:
+                    adjs[pid], names[pid] = adj, process.comm() or ""
         if not adjs or any(name.startswith(_STARTING) for name in names.values()):
             return None
         if all(adj == _PAUSE_ADJ or names[pid] == _PAUSE for pid, adj in adjs.items()):
@@ -282,16 +311,8 @@ class TreeSource(PodSource):
         counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
         if not counted:
             return False, None
-        adj, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
-        return False, request_from_adj(adj, self._mem_total)
-
-
-def _comm(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as f:
-            return f.read().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""  # gone: it says nothing
+        best, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
+        return False, request_from_adj(best, self._mem_total)
 
 
 def _resources(qos: str, memory: int | None) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,15 +56,25 @@ def is_manifest_name(name: str) -> bool:
 
 
 def read(path: Path) -> Parsed:
-    """Parse one file."""
+    """Parse one file. Never waits for a writer, as opening a FIFO would; a network file system may still be slow."""
     try:
-        with path.open("rb") as f:
+        # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may
+        # have been replaced.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return _irregular(path)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                return _irregular(path)
             data = f.read(MAX_BYTES + 1)
     except OSError as e:
         return Parsed(problems=(f"{path}: cannot be read: {e.strerror}; make it readable or remove it",))
     if len(data) > MAX_BYTES:
         return Parsed(problems=(f"{path}: larger than {MAX_BYTES >> 20} MiB; split it",))
     return parse(str(path), data)
+
+
+def _irregular(path: Path) -> Parsed:
+    return Parsed(problems=(f"{path}: not a regular file but a FIFO, socket or device; remove it",))
 
 
 def parse(name: str, data: bytes) -> Parsed:

@@ -43,18 +43,22 @@ class _Waiting(Exception):
 class ManifestSource(PodSource):
     """Pods of the manifests in ``directory``; ConfigError if it is no directory."""
 
-    def __init__(self, directory: Path, hierarchy: Hierarchy) -> None:
+    def __init__(
+        self, directory: Path, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = ()
+    ) -> None:
         if not directory.is_dir():
             what = "is not a directory" if directory.exists() else "does not exist"
             raise ConfigError(
                 f"--pods manifests:{directory}: {directory} {what}", "create it, or name the directory of manifests"
             )
-        super().__init__(hierarchy)
+        super().__init__(hierarchy, node, spared)
         self.directory = directory
         self._files: dict[str, _File] = {}
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
+        self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
+        self._ours: dict[Path, int] = {}  # cgroups of outrace's own processes, in this scan
 
     def _concerns(self, event: Event) -> bool:
         if event.directory != self.directory:
@@ -78,6 +82,7 @@ class ManifestSource(PodSource):
             scan.problems.append(f"{self.directory}: {e.strerror}; its last manifests stay in use until it is back")
             scan.unsettled = True
         self._searched = False
+        self._ours = self._spared_cgroups()
         if self._kubepods is not None and not cgroupfs.exists(self._kubepods):
             self._kubepods = None
         owners = _Owners()
@@ -111,6 +116,7 @@ class ManifestSource(PodSource):
                 )
                 continue
             scan.pods[uid] = found
+        self._single &= {found.cgroup_ids[0] for found in scan.pods.values()}
         return scan
 
     def _read_files(self) -> None:
@@ -121,18 +127,22 @@ class ManifestSource(PodSource):
             for entry in sorted(entries, key=lambda e: e.name):
                 if not manifest_files.is_manifest_name(entry.name):
                     continue
+                stamp = None
                 try:
                     stat = entry.stat()
                     if entry.is_dir():
                         continue
+                    stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 except FileNotFoundError:
                     continue  # renamed or removed meanwhile, or a link to nothing
+                except OSError:
+                    pass  # a link to itself, or a file its server forgot: reading it says so, and the others count
                 present.add(entry.name)
-                stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 known = self._files.get(entry.name)
-                if known is None or known.stamp != stamp:
+                if known is None or stamp is None or known.stamp != stamp:
                     parsed = _keep_last_good(manifest_files.read(Path(entry.path)), known.parsed if known else None)
-                    self._files[entry.name] = _File(stamp if now - stat.st_mtime_ns > _RACY_NS else None, parsed)
+                    settled = stamp is not None and now - stamp[0] > _RACY_NS
+                    self._files[entry.name] = _File(stamp if settled else None, parsed)
         for name in self._files.keys() - present:
             del self._files[name]
             self._located.clear()  # what is still named comes back with the next look
@@ -144,13 +154,18 @@ class ManifestSource(PodSource):
 
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
-        cgroup = self._pod_cgroup(manifest)
+        key, cgroup = self._pod_cgroup(manifest)
+        pid = next((pid for path, pid in self._ours.items() if path.is_relative_to(cgroup)), None)
+        if pid is not None:
+            problem = f"{key}: cgroup {cgroup} holds outrace itself (process {pid}), which would be killed with the pod"
+            raise ConfigError(problem, "name a cgroup without it, or remove the manifest")
         scan.watch[cgroup.parent] = CHILDREN
         containers = self._containers(manifest, cgroup, scan)
         ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))
         return FoundPod(manifest.pod, cgroup, containers, ids)
 
-    def _pod_cgroup(self, manifest: Manifest) -> Path:
+    def _pod_cgroup(self, manifest: Manifest) -> tuple[str, Path]:
+        """The pod's directory, and the manifest's key that leads to it."""
         text = manifest.pod.annotations.get(POD_CGROUP)
         if text is None:
             kubepods = self._find_kubepods()
@@ -158,17 +173,23 @@ class ManifestSource(PodSource):
                 for uid in manifest.tree_uids:
                     path = cgroup_tree.find_pod(kubepods, uid)
                     if path is not None:
-                        return path
+                        return "metadata.uid", path
             raise _Waiting(
-                cgroup_tree.class_dirs(kubepods) if kubepods else cgroup_tree.search_dirs(self.hierarchy),
+                cgroup_tree.class_dirs(kubepods) if kubepods else cgroup_tree.search_dirs(self.node),
                 f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
                 f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
             )
-        return self._annotated(POD_CGROUP, text)
+        key = f"metadata.annotations[{POD_CGROUP}]"
+        path = self._annotated(POD_CGROUP, text, self.node)
+        ident = cgroupfs.cgroup_id(path)
+        if ident not in self._single:
+            if cgroup_tree.holds_pods(path, self.hierarchy):
+                raise ConfigError(f"{key}: cgroup {text!r} holds the pods of a kubelet", "name a cgroup of one pod")
+            self._single.add(ident)
+        return key, path
 
-    def _annotated(self, key: str, text: str, inside: Path | None = None) -> Path:
-        """The cgroup an annotation names, which must lie below ``inside`` (default: the root of the hierarchy)."""
-        inside = inside or self.hierarchy.root
+    def _annotated(self, key: str, text: str, inside: Path) -> Path:
+        """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""
         path = self._located.get((text, inside))
         if path is None:
             try:
@@ -176,8 +197,11 @@ class ManifestSource(PodSource):
             except ConfigError as e:
                 raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
             if path == inside or not path.is_relative_to(inside):
-                problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {inside}"
-                raise ConfigError(problem, "name a cgroup that is the pod's alone")
+                what, other = "the pod's cgroup ", ""
+                if inside == self.node:
+                    what, other = "the node ", ", or start outrace with another --node-cgroup"
+                problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {what}{inside}"
+                raise ConfigError(problem, f"name a cgroup below it{other}")
             self._located[text, inside] = path
         if not cgroupfs.exists(path):
             problem = f"metadata.annotations[{key}]: no cgroup {path} yet, waiting for it"
@@ -212,7 +236,7 @@ class ManifestSource(PodSource):
     def _find_kubepods(self) -> Path | None:
         """kubepods, searched at most once in a scan while there is none."""
         if self._kubepods is None and not self._searched:
-            self._kubepods = cgroup_tree.find_kubepods(self.hierarchy)
+            self._kubepods = cgroup_tree.kubepods_of(self.hierarchy, self.node)
             self._searched = True
         return self._kubepods
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical, qos_class
@@ -59,10 +60,16 @@ class Scan:
 
 
 class PodSource(ABC):
-    """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second."""
+    """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second.
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    Pods lie below the cgroup ``node`` (None: the whole machine): what lies beside it cannot relieve it. None holds a
+    process of ``spared`` (pids of outrace's own): killing the pod would kill the monitor.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = ()) -> None:
         self.hierarchy = hierarchy
+        self.node = node or hierarchy.root
+        self._spared = tuple(spared)
         self._known: dict[str, FoundPod] = {}
         self._problems: tuple[str, ...] = ()
         self._watcher = Watcher.open()
@@ -125,6 +132,16 @@ class PodSource(ABC):
     def _concerns(self, event: Event) -> bool:
         """Whether an event is worth a scan."""
         return True
+
+    def _spared_cgroups(self) -> dict[Path, int]:
+        """Where the spared processes are now -> pid."""
+        found: dict[Path, int] = {}
+        for pid in self._spared:
+            with Process(pid) as process:
+                path = process.memory_cgroup(self.hierarchy)
+            if path is not None:
+                found[path] = pid
+        return found
 
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]

@@ -184,6 +184,10 @@ class Metrics(Collector):
             thresholds.add_metric(key, threshold.quantity(capacity))
             crossed.add_metric(key, float(key in met))
         yield from (thresholds, crossed)
+        # What has labels is counted by the side and starts at 0 with it; these two are the hot process's own counts.
+        chosen, victims = view.stats.get("decisions"), view.stats.get("oom_kills")
+        yield CounterMetricFamily("outrace_pods_chosen", "Pods chosen for eviction, since the daemon started.", chosen)
+        yield CounterMetricFamily("outrace_oom_victims", "Processes the OOM killer killed, since then.", victims)
         active = view.state.get("conditions", ())
         yield _labelled(
             GaugeMetricFamily,
@@ -195,14 +199,15 @@ class Metrics(Collector):
         yield _labelled(
             CounterMetricFamily,
             "decisions",
-            "Pods chosen for eviction.",
+            "Pods chosen for eviction, since the side started.",
             ("signal", "mode"),
             (((signal, view.config.mode), view.decisions[signal]) for signal in SIGNALS),
         )
         yield _labelled(
             CounterMetricFamily,
             "oom_kills",
-            "Processes killed by the kernel's OOM killer: at a cgroup's limit, or because the machine ran out.",
+            "Processes killed by the kernel's OOM killer, at a cgroup's limit or because the machine ran out, since "
+            "the side started.",
             ("scope",),
             (((scope,), view.oom_kills[scope]) for scope in SCOPES),
         )
@@ -229,6 +234,7 @@ class Metrics(Collector):
         lost: dict[str, int] = {f"ring_{kind}": kernel.get(f"lost_{kind}", 0) for kind in (*RECORDS, "proc")}
         lost["decode"] = stats.get("records_bad")
         lost["channel"] = stats.get("channel_dropped")
+        lost["messages"] = self.view.bad_messages
         lost["log"] = self.lines.dropped
         lost["files"] = self.files.dropped
         lost["processes"] = self.scores.skipped

@@ -46,6 +46,7 @@ class View:
     send: Callable[[dict[str, Any]], bool]
     hot_pid: int
     side_pid: int
+    wake_side: Callable[[], None]  # makes the side's main loop turn
     table: DomainTable | None = None
     pins: Pins | None = None
     kubepods: Path | None = None
@@ -56,6 +57,9 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    bad_messages: int = 0  # of the hot process, that could not be used
+    side_turns: int = 0  # of the side's main loop
+    pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -81,8 +85,17 @@ class View:
         loops = stats.get("loops")
         return self.send({"t": "refresh"}) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
 
+    def side_lives(self) -> bool:
+        """Whether the side's main loop turns when it is woken; may wait 2 s."""
+        turns = self.side_turns
+        self.wake_side()
+        return _wait_until(lambda: self.side_turns != turns, _PROBE_TIMEOUT_S)
+
     def not_ready(self) -> str:
         """Why decisions cannot be made yet; "" when they can."""
+        stalled_s = self.pods_stalled_s()
+        if stalled_s:
+            return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
         if not self.synced:
             return "the pods are not known yet"
         if not self.stats.get("ready_ns"):

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.oomadj import OomScores, pod_scores, read, write
+from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.actions.procfeed import new_process
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 
@@ -46,6 +48,14 @@ def found(
     metadata = {"name": "p", "namespace": "ns", "uid": "u", **metadata}
     pod = pod_from_object({"kind": "Pod", "metadata": metadata, "spec": {"containers": spec}})
     return FoundPod(pod, cgroup, containers)
+
+
+def read(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def write(pid: int, value: int) -> None:
+    Path(f"/proc/{pid}/oom_score_adj").write_text(str(value))
 
 
 class Recorder:
@@ -167,6 +177,54 @@ def test_refused_lowering_is_told_once_and_goes_as_far_as_it_may(cgroup: Path, s
 
 def _status(key: str) -> str:
     return next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+def test_a_process_that_left_the_pod_is_left_alone(
+    cgroup: Path, sleeper: Sleeper, log: Recorder, enforce: bool
+) -> None:
+    pod, other = cgroupfs.make(cgroup / "pod"), cgroupfs.make(cgroup / "other")
+    gone, stays = sleeper(other), sleeper(pod)
+    before = read(gone)
+    scores = make_scores(enforce, log)
+    scores.set_pod(found(pod, {"main": pod}))
+    for pid in (gone, stays):  # as the kernel told it when the first one still was in the pod
+        scores.on_process(pid, cgroupfs.cgroup_id(pod))
+    scores._waiting = type(scores._waiting)((0, pid, uid) for _, pid, uid in scores._waiting)
+    scores.settle()
+    assert read(gone) == before
+    assert {fields["pid"] for _, _, fields in log.lines} == {stays}
+    assert read(stays) == (1000 if enforce else before)
+
+
+def test_a_process_that_leaves_while_it_is_written_gets_its_value_back(
+    cgroup: Path, sleeper: Sleeper, log: Recorder
+) -> None:
+    pod, other = cgroupfs.make(cgroup / "pod"), cgroupfs.make(cgroup / "other")
+    pid = sleeper(other)
+    before = read(pid)
+    scores = make_scores(True, log)
+    scores.set_pod(found(pod, {"main": pod}))
+    with Process(pid) as process:
+        scores._write(scores._pods["u"], process, before, 1000)
+    assert (read(pid), scores.written) == (before, 0)
+
+
+def test_a_process_that_ended_answers_nothing() -> None:
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    with Process(child.pid) as process:
+        hierarchy = cgroupfs.detect()
+        assert process.comm() is not None
+        assert process.memory_cgroup(hierarchy) is not None
+        value = process.oom_score_adj()
+        assert value == read(child.pid)
+        with pytest.raises(MonitorError, match=rf"cannot write 1001 to /proc/{child.pid}/oom_score_adj"):
+            process.set_oom_score_adj(1001)
+        child.communicate()
+        assert (process.comm(), process.memory_cgroup(hierarchy), process.oom_score_adj()) == (None, None, None)
+        assert not process.set_oom_score_adj(value)
+    with Process(child.pid) as process:
+        assert (process.comm(), process.oom_score_adj(), process.set_oom_score_adj(1)) == (None, None, False)
 
 
 def test_pause_keeps_its_value(cgroup: Path, log: Recorder) -> None:

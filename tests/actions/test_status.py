@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,56 @@ def test_outcome_goes_into_the_same_file(tmp_path: Path) -> None:
     notes = json.loads(first.read_text())["metadata"]["annotations"]
     assert (notes["outrace/freed-bytes"], notes["outrace/pids"]) == ("4096", "7,8")
     assert [p.name for p in (tmp_path / "pods").iterdir()] == [first.name]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store = StatusStore(tmp_path, keep=3)
+    names = [store.write(eviction(number=str(n), of=pod(name=f"p{n}"))).name for n in range(5)]
+    for directory in (tmp_path / "pods", tmp_path / "events"):
+        assert sorted(entry.name for entry in directory.iterdir()) == names[2:]
+        for age, name in enumerate(reversed(names[2:])):
+            os.utime(directory / name, ns=(10**18 - age, 10**18 - age))
+    # A daemon that is started again knows which are the oldest, and a removed file does no harm.
+    (tmp_path / "pods" / names[2]).unlink()
+    again = StatusStore(tmp_path, keep=3)
+    last = [again.write(eviction(number=str(n), of=pod(name=f"q{n}"))).name for n in range(2)]
+    assert sorted(entry.name for entry in (tmp_path / "pods").iterdir()) == [names[4], *last]
+    assert sorted(entry.name for entry in (tmp_path / "events").iterdir()) == [names[4], *last]
+
+
+def test_the_next_free_name_is_found_without_trying_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pods").mkdir()
+    for number in ("", *(f".{n}" for n in range(2, 400))):
+        (tmp_path / "pods" / f"shop_web_u1{number}.json").touch()
+    tries: list[str] = []
+    link = os.link
+    monkeypatch.setattr(os, "link", lambda source, target: (tries.append(Path(target).name), link(source, target)))
+    store = StatusStore(tmp_path)
+    assert store.write(eviction()).name == "shop_web_u1.400.json"
+    (tmp_path / "pods" / "shop_web_u1.401.json").touch()  # by somebody else
+    assert store.write(eviction(number="2")).name == "shop_web_u1.402.json"
+    assert tries == ["shop_web_u1.400.json", "shop_web_u1.401.json", "shop_web_u1.402.json"]
+    assert store.write(eviction(of=pod(uid="u1.2"), number="3")).name == "shop_web_u1.2.2.json"  # one pod, not two
+
+
+def test_nothing_that_lies_there_is_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("important")
+    for kind in ("pods", "events"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / ".shop_web_u1.tmp").symlink_to(precious)
+    path = StatusStore(tmp_path).write(eviction())
+    assert precious.read_text() == "important"
+    assert not path.is_symlink()
+    assert json.loads(path.read_text())["kind"] == "Pod"
+
+
+def test_the_first_pids_of_many_say_how_many_there_were(tmp_path: Path) -> None:
+    store = StatusStore(tmp_path)
+    path = store.finish(eviction(), {"freed": 1, "pids": [7, 8], "pids_total": 900})
+    notes = json.loads(path.read_text())["metadata"]["annotations"]
+    assert (notes["outrace/pids"], notes["outrace/pids-total"]) == ("7,8", "900")
+    assert "outrace/pids-total" not in pod_object(eviction(), {"pids": [7], "pids_total": 1})["metadata"]["annotations"]
 
 
 def test_an_error_leaves_nothing_half_written(tmp_path: Path) -> None:

@@ -97,13 +97,16 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         # Two residents, and hogs beside them: the races are on.
         return family(process.pid) if sum(len(cgroupfs.processes(node)) for node in nodes) >= 3 else []
 
-    pids = live.until(racing, "the races to begin")
-    assert len(pids) >= 5, "janitor, daemon and its side, residents"
-    watched = [os.pidfd_open(pid) for pid in pids if live.alive(pid)]
-    mine = instances(pids)
-    assert len(mine) == 1
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    try:
+        pids = live.until(racing, "the races to begin")
+        assert len(pids) >= 5, "janitor, daemon and its side, residents"
+        watched = [os.pidfd_open(pid) for pid in pids if live.alive(pid)]
+        (mine,) = live.until(lambda: instances(pids), "the daemon to be known by its lock")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        with process:  # ended above, unless something was wrong
+            process.kill()
     assert process.returncode == (-number if number == signal.SIGKILL else 130), err
     assert out == ""
     if number != signal.SIGKILL:
@@ -112,7 +115,7 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         assert select.select([fd], [], [], live.TIMEOUT_S)[0], "a process of the demo is still there"
         os.close(fd)
     live.until(lambda: not traces(process.pid), "the demo's cgroups and manifests to go")
-    live.until(lambda: not mine[0].exists(), "the demo's pins to go")
+    live.until(lambda: not mine.exists(), "the demo's pins to go")
 
 
 @pytest.mark.parametrize(

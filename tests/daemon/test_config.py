@@ -45,6 +45,14 @@ def test_defaults_are_the_kubelets() -> None:
         ({"eviction-hard": "memory.free<1Gi"}, "--eviction-hard: memory.free", "signals are memory.available"),
         ({"eviction-hard": "memory.available<1x"}, "--eviction-hard: memory.available: 1x", "quantity such as 100Mi"),
         ({"eviction-hard": "memory.available<-1"}, "--eviction-hard: memory.available", "must be positive"),
+        ({"eviction-hard": "memory.available<1e30"}, "--eviction-hard: memory.available: 1e30", "at most 4Ei; write"),
+        ({"eviction-hard": "memory.available<5Ei"}, "--eviction-hard: memory.available: 5Ei", "at most 4Ei; write"),
+        ({"eviction-minimum-reclaim": "memory.available=1e30"}, "--eviction-minimum-reclaim", "at most 4Ei; write"),
+        (
+            {"eviction-soft": "memory.available<1e30", "eviction-soft-grace-period": "memory.available=1s"},
+            "--eviction-soft: memory.available: 1e30",
+            "at most 4Ei; write",
+        ),
         ({"eviction-hard": "memory.available"}, "--eviction-hard: malformed pair", "memory.available<100Mi"),
         ({"eviction-soft": "memory.available<1Gi"}, "--eviction-soft: memory.available", "eviction-soft-grace-period"),
         ({"eviction-soft-grace-period": "memory.available=5"}, "--eviction-soft-grace-period", "duration such as 90s"),
@@ -74,6 +82,10 @@ def test_bad_flag_is_one_line_with_option_and_remedy(flags: dict[str, str], name
     assert line.startswith(names)
     assert says in line
     assert caught.value.exit_code == 2
+
+
+def test_the_largest_threshold() -> None:
+    assert build({"eviction-hard": "memory.available<4Ei"}).thresholds()[0].quantity(1 << 30) == 1 << 62
 
 
 def test_precedence_and_origin(tmp_path: Path) -> None:

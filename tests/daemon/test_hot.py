@@ -219,11 +219,12 @@ def test_the_kernel_wins_are_told_too(node: LabNode) -> None:
         hog = node.start_hog(pod, mib=64)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
-        told = live.message(daemon, "the kernel's OOM killer killed a process")
-        assert (told["victim_pid"], told["pod"], told["while_away"]) == (hog.pid, "lab/limited", False)
+        # By pid, because the ring tells of every OOM kill on the machine.
+        told = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
+        assert (told["pod"], told["while_away"]) == ("lab/limited", False)
         assert told["oom_cgroup"] == cgroupfs.cgroup_id(pod.cgroup)
         assert decided(daemon) == []
-        assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') == 1
+        assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') >= 1
     assert node.oom_kills() == 1
     node.remove_pod(pod)  # and its counter with it: the fixture wants none that was not expected
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.cli.main import main
 from monitor.cli.run import bind, lock
+from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +54,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs roo
     [
         (("--eviction-hard", "memory.free<1Gi"), "unsupported eviction signal memory.free"),
         (("--eviction-hard", "memory.available<1x"), "--eviction-hard: memory.available: 1x"),
+        (("--eviction-hard", "memory.available<1e30"), "--eviction-hard: memory.available: 1e30"),
+        (("--kernel-memcg-notification=maybe",), "--kernel-memcg-notification: 'maybe' is not true or false"),
+        # The kubelet's own forms are accepted: what is refused is the option after it.
+        (("--kernel-memcg-notification", "--step", "0"), "--step: "),
+        (("--kernel-memcg-notification=true", "--step", "0"), "--step: "),
+        (("--kernel-memcg-notification=FALSE", "--step", "0"), "--step: "),
         (("--eviction-soft", "memory.available<1Gi"), "grace period must be specified"),
         (("--record", "file"), "--record"),
         (("--config", "/no/such/file"), "/no/such/file: cannot be read"),
@@ -113,6 +121,66 @@ def test_listen_address_of_another_machine(tmp_path: Path) -> None:
 def test_state_dir_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(run("--state-dir", str(tmp_path / "file")), 1, str(tmp_path / "file"), "--state-dir")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("user", "mode", "says"),
+    [
+        (65534, 0o755, ("belongs to user 65534, not to 0; chown 0 ",)),
+        (0, 0o775, ("(mode 775) can be written by others; chmod go-w ",)),
+        (0, 0o757, ("(mode 757)", "--state-dir")),
+        (0, 0o1777, ("(mode 1777)",)),
+    ],
+)
+def test_state_dir_that_others_may_write_in(tmp_path: Path, user: int, mode: int, says: tuple[str, ...]) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    os.chown(state, user, -1)
+    refused(run("--state-dir", str(state), "--listen", "192.0.2.1:9469"), 1, f"state directory {state} ", *says)
+    assert list(state.iterdir()) == []
+
+
+@needs_root
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("important")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "lock").symlink_to(precious)
+    refused(run("--state-dir", str(state)), 1, f"{state}/lock is a symbolic link; remove it")
+    assert precious.read_text() == "important"
+
+
+def test_a_state_dir_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    os.close(lock(tmp_path / "link"))
+    assert (tmp_path / "real" / "lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize(
+    ("forms", "value"),
+    [
+        ((), None),
+        (("--kernel-memcg-notification",), True),
+        (("--kernel-memcg-notification", "--enforce"), True),
+        (("--kernel-memcg-notification=true",), True),
+        (("--kernel-memcg-notification=1",), True),
+        (("--kernel-memcg-notification=false",), False),
+    ],
+)
+def test_kubelets_own_forms_of_a_flag(
+    forms: tuple[str, ...], value: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[RunConfig] = []
+    monkeypatch.setattr("monitor.cli.run.start", started.append)
+    assert main(["run", *forms]) == 0
+    [config] = started
+    assert config.kernel_memcg_notification is bool(value)
+    origin = "default" if value is None else "--kernel-memcg-notification"
+    assert config.origins["kernel_memcg_notification"] == origin
 
 
 def test_lock_and_bind_say_who_and_where(tmp_path: Path) -> None:

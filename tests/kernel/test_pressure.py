@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import tempfile
@@ -72,7 +73,8 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
     for index in indexes:
         seen: list[live.Event] = []
         for event in (event for event in watch.events if event.domain == index):
-            assert event.working_set > ceilings[index][event.threshold] * PAGE
+            # Another CPU's drained batch may have been taken off between comparing and reporting.
+            assert event.working_set > ceilings[index][event.threshold] * PAGE - 64 * PAGE * (os.cpu_count() or 1)
             if seen and seen[-1].threshold == event.threshold:
                 # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again,
                 # which is news no sooner than rearm_ns later.
@@ -218,7 +220,8 @@ def test_nothing_is_evaluated_while_detached() -> None:
         watch.consume()
         assert watch.events == []
         assert watch.table.reading(index) == seen
-        # A sweep brings it up to date. It reports nothing: only what adds memory can cross, and user space looks after it.
+        # A sweep brings it up to date. It reports nothing: only what adds memory can cross, and user space looks
+        # after it.
         watch.sweeper.run()
         watch.consume()
         assert watch.events == []

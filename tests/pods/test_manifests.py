@@ -103,15 +103,15 @@ def _wait(pods: PodSource) -> Change:
     [
         (
             "kubelet:https://localhost:10250",
-            "pods from the kubelet are not in this version; give manifests:DIR or cgroups",
+            "pods from the kubelet are not in this version; use cgroups or manifests:DIR",
         ),
         ("apiserver", "pods from the apiserver are not in this version"),
-        ("manifests:", "names no directory; give manifests:DIR"),
+        ("manifests:", "names no directory; use cgroups or manifests:DIR"),
         ("manifests:/nonexistent", "/nonexistent does not exist; create it"),
         ("manifests:/etc/passwd", "/etc/passwd is not a directory"),
-        ("docker", "no such source of pods; give manifests:DIR or cgroups"),
-        ("cgroups:x", "no such source of pods"),
-        ("", "no such source of pods"),
+        ("docker", "not a source of pods; use cgroups or manifests:DIR"),
+        ("cgroups:x", "not a source of pods"),
+        ("", "not a source of pods"),
     ],
 )
 def test_bad_specs(hierarchy: Hierarchy, spec: str, says: str) -> None:

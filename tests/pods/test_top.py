@@ -252,6 +252,7 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
         send=lambda message: False,
         hot_pid=os.getpid(),
         side_pid=os.getpid(),
+        wake_side=lambda: None,
     )
     source = open_source(config.pods, hierarchy, meminfo.mem_total())
     source.poll()

@@ -1,0 +1,175 @@
+"""What the hot process says, and what becomes of it: log lines, the status of evicted pods, process_mrelease.
+
+Never slower than a queue: files are written and processes reaped by workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from monitor.actions.status import Eviction, StatusStore
+from monitor.daemon import channel
+from monitor.errors import MonitorError
+from monitor.policy.messages import eviction_message
+from monitor.policy.pods import Pod
+from monitor.policy.qos import qos_class
+from monitor.policy.quantity import Quantity
+from monitor.policy.signals import RESOURCE
+from monitor.report.log import Log
+from monitor.report.view import View
+from monitor.report.worker import Worker
+
+#: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
+_MAX_EVICTIONS = 256
+#: si_code of a signal that the kernel itself sent (SI_KERNEL): the OOM killer, or a BPF program.
+_SI_KERNEL = 128
+
+
+class News:
+    """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other."""
+
+    def __init__(self, view: View, files: Worker, log: Log) -> None:
+        self.view = view
+        self.files = files
+        self.log = log
+        self.reaper = Worker("reaper")
+        self.store = StatusStore(Path(view.config.state_dir))
+        self.thresholds = view.config.thresholds()
+        self._evictions: dict[str, Eviction] = {}
+        self._reap_told: set[int] = set()
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "log": self._on_log,
+            "state": self._on_state,
+            "decision": self._on_decision,
+            "evicted": self._on_evicted,
+            "reap": self._on_reap,
+            "oom": self._on_oom,
+        }
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Act on one message. One that cannot be understood is counted and logged, and the next one comes anyway."""
+        kind = message["t"]
+        try:
+            handler = self._handlers.get(kind)
+            if handler is not None:
+                handler(message)
+                return
+            problem = message["problem"] if kind == channel.BAD else "unknown type"
+        except MonitorError as error:
+            self.log.error(str(error))
+            return
+        except (LookupError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self.view.bad_messages += 1
+        self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
+
+    def _on_log(self, message: Mapping[str, Any]) -> None:
+        fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
+        self.log(message["level"], message["msg"], **fields)
+
+    def _on_state(self, message: Mapping[str, Any]) -> None:
+        before = self.view.state.get("conditions", [])
+        self.view.state = message
+        if message["conditions"] != before:
+            self.log.warning("node conditions changed", conditions=message["conditions"], before=before)
+
+    def _on_decision(self, message: Mapping[str, Any]) -> None:
+        self.view.decisions[message["signal"]] += 1
+        found = self.view.pods.get(message["pod"])
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name")}
+        fields["uid"] = message["pod"]
+        if found is None:
+            self.log.error("decided on a pod unknown here", **fields)
+            return
+        text, annotations = eviction_message(
+            found.pod,
+            RESOURCE[message["signal"]],
+            self._quantity(message),
+            message["available"],
+            message["containers"],
+            message["working_set"],
+        )
+        fields |= {"pod": label(found.pod), "message": text}
+        self.log.warning("would evict" if message["observed"] else "evicting", **fields)
+        if message["observed"]:
+            return
+        eviction = Eviction(
+            id=str(message["id"]),
+            pod=found.pod,
+            qos=qos_class(found.pod),
+            message=text,
+            annotations=annotations,
+            started=self.view.first_seen[found.pod.uid],
+            decided=message["realtime"],
+            node=os.uname().nodename,
+        )
+        while len(self._evictions) >= _MAX_EVICTIONS:
+            self._evictions.pop(next(iter(self._evictions)))
+        self._evictions[eviction.id] = eviction
+        self.files.submit(lambda: self.store.write(eviction))
+
+    def _quantity(self, decision: Mapping[str, Any]) -> Quantity | int:
+        """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
+        for threshold in self.thresholds:
+            same = threshold.signal == decision["signal"] and threshold.hard == (decision["kind"] == "hard")
+            if same and threshold.quantity(decision["capacity"]) == decision["quantity"]:
+                return threshold.value.shown(decision["capacity"])
+        return int(decision["quantity"])
+
+    def _on_evicted(self, message: Mapping[str, Any]) -> None:
+        eviction = self._evictions.pop(str(message["id"]), None)
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod")}
+        fields |= {"uid": message["pod"], "pod": label(eviction.pod) if eviction is not None else None}
+        self.log.info("evicted", **fields)
+        if eviction is not None:
+            self.files.submit(lambda: self.store.finish(eviction, message))
+
+    def _on_reap(self, message: Mapping[str, Any]) -> None:
+        pids = list(message["pids"])
+        self.reaper.submit(lambda: self._reap(pids))
+
+    def _reap(self, pids: list[int]) -> None:
+        from monitor.actions.reap import reap
+
+        for code in reap(pids).failed:
+            if code not in self._reap_told:
+                self._reap_told.add(code)
+                self.log.warning(
+                    "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
+                )
+
+    def _on_oom(self, message: Mapping[str, Any]) -> None:
+        """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
+        uid = message["pod"] or self._owner(message["victim_cgroup"])
+        found = self.view.pods.get(uid) if uid is not None else None
+        pod = label(found.pod) if found is not None else message["pod_name"]
+        if message["kind"] != "mark":
+            # Only the mark knows whose limit was hit and what the victim held.
+            known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
+            if message["kind"] == "exit":
+                self.log.info("a killed process is gone", pod=pod, **known)
+            elif message["si_code"] == _SI_KERNEL:
+                self.log.info("SIGKILL by the kernel", pod=pod, **known)
+            elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
+                sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
+                self.log.info("SIGKILL by a process: no OOM kill", pod=pod, **known, **sender)
+            return
+        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
+        scope = "memcg" if message["oom_cgroup"] else "global"
+        if message["exiting"]:
+            self.log.info("OOM killer chose a process that was exiting anyway", pod=pod, scope=scope, **fields)
+            return
+        self.view.oom_kills[scope] += 1
+        self.log.warning("the kernel's OOM killer killed a process", pod=pod, scope=scope, **fields)
+
+    def _owner(self, cgroup: int) -> str | None:
+        """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
+        return next((uid for uid, found in self.view.pods.items() if cgroup in found.cgroup_ids), None)
+
+
+def label(pod: Pod) -> str:
+    """How a pod is called in the log."""
+    return f"{pod.namespace}/{pod.name}"

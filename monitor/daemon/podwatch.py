@@ -1,0 +1,82 @@
+"""The pods, watched from a thread of their own: a manifest directory on a network file system may hang for ever, and
+the main loop of the side has more to do than to wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from monitor.errors import MonitorError
+from monitor.pods.model import Change, PodSource
+
+#: The least pause between two looks where no event announces a change.
+_POLL_S = 1.0
+#: A look that takes longer than this many seconds hangs: 110 manifests take a tenth of one.
+STALLED_S = 5.0
+
+
+class PodWatch:
+    """Polls ``source`` from its own thread; ``wake()`` is called there when `take` has something."""
+
+    def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
+        self._source = source
+        self._wake = wake
+        self._news: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
+        self._began: float | None = None  # when the look that is under way began (monotonic seconds)
+        self._known = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look. The thread ends with the process."""
+        threading.Thread(target=self._run, name="pods", daemon=True).start()
+
+    def wait_known(self, timeout_s: float) -> bool:
+        """Wait for the first complete look; whether there was one."""
+        return self._known.wait(timeout_s)
+
+    def take(self) -> Iterator[Change | MonitorError]:
+        """What was found since the last call, and looks that failed. Raises what is no MonitorError."""
+        while True:
+            try:
+                news = self._news.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(news, Exception) and not isinstance(news, MonitorError):
+                raise news
+            yield news
+
+    def stalled_s(self) -> float:
+        """For how many seconds the look under way has been hanging; 0 if it does not."""
+        began = self._began
+        took = 0.0 if began is None else time.monotonic() - began
+        return took if took > STALLED_S else 0.0
+
+    def _run(self) -> None:
+        poll = select.poll()
+        fd = self._source.fileno()
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+        try:
+            while True:
+                self._look()
+                poll.poll(1000 * max(_POLL_S, self._source.due_s()))
+        except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
+            self._news.put(error)
+            self._wake()
+
+    def _look(self) -> None:
+        self._began = time.monotonic()
+        try:
+            news: Change | MonitorError = self._source.poll()
+        except MonitorError as error:
+            news = error
+        self._began = None
+        if news != Change():
+            self._news.put(news)
+        if not isinstance(news, MonitorError):
+            self._known.set()  # after its news: who waits for it finds them
+        if news != Change():
+            self._wake()

@@ -1,0 +1,97 @@
+"""One process of /proc, held by the descriptor of its directory.
+
+What is read and what is written through it is the same process, also when its pid is used again meanwhile: a pid that
+was looked up twice may be two processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from monitor.errors import MonitorError
+from monitor.kernel.cgroupfs import Hierarchy
+
+#: The process ended: its directory is gone, or it is there and answers nothing any more.
+_GONE = (errno.ENOENT, errno.ESRCH)
+#: More than any file read here holds: /proc/PID/cgroup has a path (4096 at most) for each of about 15 controllers.
+_MOST = 65536
+
+
+class Process:
+    """Context manager. A process that ends answers None to everything from then on."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._fd = os.open(f"/proc/{self.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self, name: str) -> str | None:
+        if self._fd is None:
+            return None
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                return os.read(fd, _MOST).decode(errors="surrogateescape")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+
+    def comm(self) -> str | None:
+        """Its name, at most 15 bytes."""
+        text = self._read("comm")
+        return None if text is None else text.rstrip("\n")
+
+    def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
+        """Its directory in the memory hierarchy, now."""
+        for line in (self._read("cgroup") or "").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(",") if hierarchy.version == 1 else not controllers:
+                return hierarchy.root / path.lstrip("/")
+        return None
+
+    def oom_score_adj(self) -> int | None:
+        """What it is now, -1000..1000."""
+        text = self._read("oom_score_adj")
+        return int(text) if text else None
+
+    def set_oom_score_adj(self, value: int) -> bool:
+        """Set it; False if the process is gone.
+
+        Raises PermissionError where CAP_SYS_RESOURCE is missing, MonitorError for whatever else the kernel refuses.
+        """
+        if self._fd is None:
+            return False
+        try:
+            fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                os.write(fd, str(value).encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise PermissionError(*error.args) from None
+            raise MonitorError(f"cannot write {value} to /proc/{self.pid}/oom_score_adj: {error.strerror}") from error
+        return True
