@@ -108,7 +108,8 @@ class Decider:
             entry = self._registry.by_index.get(index)
             if entry is None:
                 continue
-            if entry.evicted and self.eviction is None and pids_below(entry.cgroup):
+            leaving = {e.victim.uid for e in self.stuck}
+            if entry.evicted and self.eviction is None and entry.uid not in leaving and pids_below(entry.cgroup):
                 self._registry.set_evicted(entry, False)
                 self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
             self._registry.move(entry, working_set)

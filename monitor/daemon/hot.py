@@ -30,7 +30,7 @@ from monitor.daemon.watch import Watch
 from monitor.errors import MonitorError
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import Pins, Ring, counts
-from monitor.kernel.sched import Protection, protect
+from monitor.kernel.sched import Protection, may_kill, protect
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
@@ -283,6 +283,8 @@ class Hot:
         gc.disable()  # collected by hand in quiet moments
         for note in self.protection.notes:
             self.log("warning", note)
+        if self.config.enforce and not may_kill():
+            self.log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def take_over(self) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from monitor.daemon.config import HOOKS, LOG_FORMATS, TRIGGERS, RunConfig
 from monitor.errors import ConfigError
-from monitor.pods.source import check_spec
+from monitor.pods.spec import check_spec
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.quantity import Quantity

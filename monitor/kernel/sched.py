@@ -83,3 +83,9 @@ def protect() -> Protection:
     mlocked, no_lock = lock_memory()
     adj, no_adj = set_oom_score_adj()
     return Protection(scheduler, mlocked, adj, [note for note in (no_realtime, no_lock, no_adj) if note])
+
+
+def may_kill(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process may signal processes of other users (CAP_KILL, capability 5)."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
+    return bool(int(line.split()[1], 16) >> 5 & 1)

@@ -101,7 +101,7 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
             (elsewhere / "cgroup.procs").write_text(str(puppet.pid))
             victim.refresh()
             assert victim.pidfds == {}
-            assert victim.kill() in (0, 1)  # 1 for the write to v2's cgroup.kill
+            victim.kill()
             puppet.do("pass")
             (pod / "cgroup.procs").write_text(str(puppet.pid))
     victim.close()
@@ -112,14 +112,14 @@ def test_nobody_is_told_twice(pod: Path) -> None:
     with live.Puppet(pod / "c0") as puppet:
         puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
         victim = prepared(pod)
-        assert victim.send(signal.SIGTERM) == 1
+        victim.send(signal.SIGTERM)
         assert puppet.answer() == "told"
         victim.refresh()
-        assert victim.send(signal.SIGTERM) == 0
-        puppet.do("pass")
-        assert victim.send(signal.SIGKILL) == 1
+        victim.send(signal.SIGTERM)
+        puppet.do("pass")  # were it told again, that would be the answer
+        victim.send(signal.SIGKILL)
         assert puppet.wait() == -signal.SIGKILL
-        assert victim.send(signal.SIGKILL) == 0
+        victim.send(signal.SIGKILL)  # to nobody: no error
         victim.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,18 @@ RATE = 12 << 30
 SECOND = 1_000_000_000
 
 
-@pytest.fixture
-def arming() -> Iterator[Arming]:
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Arming]:
     made = Arming(Pins.open(live.pin_dir()), RATE)
     yield made
-    made.detach()
+    for fd in made._programs.values():
+        os.close(fd)
+
+
+@pytest.fixture
+def arming(opened: Arming) -> Iterator[Arming]:
+    yield opened
+    opened.detach()
 
 
 def test_the_programs_run_only_while_armed(arming: Arming) -> None:
@@ -56,21 +64,18 @@ def test_near_the_border_it_does_not_flap(arming: Arming) -> None:
     assert not arming.decide(arming.near, 0)
 
 
-@given(headroom=st.integers(0, 1 << 50), now=st.integers(0, 1 << 60))
-def test_the_next_look_comes_before_the_headroom_can_be_gone(headroom: int, now: int) -> None:
-    arming = Arming(Pins(Path("/nowhere")), RATE)
-    if headroom < arming.near:
-        return  # attached: no look is needed, and nothing is pinned there
-    arming.decide(headroom, now)
-    wait = arming.next_look_ns - now
+@given(beyond=st.integers(0, 1 << 50), now=st.integers(0, 1 << 60))
+def test_the_next_look_comes_before_the_headroom_can_be_gone(opened: Arming, beyond: int, now: int) -> None:
+    headroom = opened.near + beyond
+    assert not opened.decide(headroom, now)
+    wait = opened.next_look_ns - now
     assert MIN_LOOK_NS <= wait <= MAX_LOOK_NS
     # What the machine can fault in until then, and in the reserve kept for a late timer, still fits.
     assert RATE * (wait + RESERVE_NS) // SECOND <= headroom
-    assert arming.unseen_bytes() == RATE * wait // SECOND
+    assert opened.unseen_bytes() == RATE * wait // SECOND
 
 
-def test_it_looks_as_rarely_as_it_may() -> None:
-    arming = Arming(Pins(Path("/nowhere")), RATE)
+def test_it_looks_as_rarely_as_it_may(arming: Arming) -> None:
     arming.decide(1 << 50, 5)
     assert arming.next_look_ns == 5 + MAX_LOOK_NS
     arming.decide(RATE, 5)

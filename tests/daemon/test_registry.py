@@ -17,7 +17,6 @@ import live
 
 from monitor.daemon.registry import Registry
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import DomainTable
 from monitor.policy.ranking import memory_order
 
 pytestmark = pytest.mark.kernel
@@ -74,6 +73,9 @@ def test_a_missing_cgroup_changes_nothing(watch: live.Watching) -> None:
             registry.put(told("b", pod / "none"))
         with pytest.raises(FileNotFoundError):
             registry.put(told("a", pod, ("none",)))
+        assert set(registry.by_uid) == {"a"}
+        watch.sweeper.run()
+        registry.refresh()
         assert [c.uid for c in registry.order()] == ["a"]
 
 
@@ -114,7 +116,7 @@ def test_refresh_takes_what_a_sweep_counted(watch: live.Watching) -> None:
             one.do("anon(2)")
             two.do("anon(12)")
             registry.refresh()
-            assert [c.usage for c in registry.order()] == [None, None], "not counted yet"
+            assert registry.order() == [], "one that is not counted yet would rank first"
             watch.sweeper.run()
             registry.refresh()
             assert [c.uid for c in registry.order()] == ["big", "small"]
@@ -127,12 +129,12 @@ class Histories(RuleBasedStateMachine):
     """Pods are told, moved, evicted and dropped in any order; the cgroups are real and are made once."""
 
     parent: Path
-    table: DomainTable
+    watch: live.Watching
 
     @initialize()
     def begin(self) -> None:
-        self.table.reset()
-        self.registry = Registry(self.table, STEP)
+        self.watch.table.reset()
+        self.registry = Registry(self.watch.table, STEP)
 
     uids = st.sampled_from([f"u{i}" for i in range(6)])
     sizes = st.integers(0, 4).map(lambda n: n * MIB)
@@ -160,6 +162,12 @@ class Histories(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.registry.by_uid)))
         self.registry.set_evicted(self.registry.by_uid[uid], evicted)
 
+    @rule()
+    def count(self) -> None:
+        self.watch.sweeper.run()
+        self.registry.refresh()
+        assert all(entry.counted and entry.usage is not None for entry in self.registry)
+
     @rule(uid=uids)
     def drop(self, uid: str) -> None:
         self.registry.drop(uid)
@@ -168,7 +176,7 @@ class Histories(RuleBasedStateMachine):
     def ordered(self) -> None:
         if not hasattr(self, "registry"):
             return
-        expected = memory_order(entry.candidate() for entry in self.registry if not entry.evicted)
+        expected = memory_order(entry.candidate() for entry in self.registry if entry.counted and not entry.evicted)
         assert list(self.registry.order()) == expected
         allowed = [candidate.uid for candidate in expected if not candidate.critical]
         first = self.registry.first()
@@ -184,7 +192,7 @@ class Histories(RuleBasedStateMachine):
         for uid in (f"u{i}" for i in range(6)):
             number = cgroupfs.cgroup_id(self.parent / uid)
             known = self.registry.by_uid.get(uid)
-            assert self.table.index(number) == (known.index if known else None)
+            assert self.watch.table.index(number) == (known.index if known else None)
 
 
 def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
@@ -194,7 +202,7 @@ def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
         for i in range(6):
             for name in ("c0", "c1"):
                 cgroupfs.make(parent / f"u{i}" / name)
-        Histories.parent, Histories.table = parent, watch.table
+        Histories.parent, Histories.watch = parent, watch
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
         )

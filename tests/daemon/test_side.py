@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from monitor.daemon import channel
 from monitor.daemon.config import RunConfig
 from monitor.kernel import cgroupfs
 
@@ -418,6 +420,162 @@ def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
         assert Path(f"/proc/{pid}").exists()
     assert hot.end() == 0
     assert "process_mrelease failed" not in hot.log()
+
+
+def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
+    with harness.test_cgroup("stranger") as stranger:
+        harness.manifest(node.manifests, "stranger", stranger)
+        harness.manifest(node.manifests, "itself", node.cgroup)
+        node.pod("inside")
+        hot = node.run()
+        told = hot.receive_until("synced")
+        assert [message.get("uid") for message in told] == ["uid-inside", None]
+        for file, cgroup in (("stranger", stranger), ("itself", node.cgroup)):
+            line = hot.wait_for_log(f"{file}.json: document 1: metadata.annotations[outrace/cgroup]: ")
+            assert f"cgroup '{cgroup.name}' is not below the node {node.cgroup}; name a cgroup below it" in line
+
+
+def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
+    cgroup = node.pod("ours")
+    hot = node.run()
+    assert hot.receive("pod+")["uid"] == "uid-ours"
+    assert hot.process is not None
+    home = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if _carries_memory(line))
+    (cgroup / "cgroup.procs").write_text(str(hot.process.pid))
+    try:
+        node.pod("b")  # any change makes the source look again
+        assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-ours"}
+        hot.wait_for_log(f"holds outrace itself (process {hot.process.pid})")
+    finally:
+        root = cgroupfs.detect().root
+        (root / home.split(":", 2)[2].lstrip("/") / "cgroup.procs").write_text(str(hot.process.pid))
+
+
+def _carries_memory(line: str) -> bool:
+    controllers = line.split(":")[1]
+    return "memory" in controllers.split(",") if cgroupfs.detect().version == 1 else not controllers
+
+
+def test_a_pod_too_large_for_a_message_is_a_problem_and_the_others_are_told(node: Node) -> None:
+    cgroup = node.pod("big")
+    node.pod("small")
+    hot = node.run()
+    assert len(hot.receive_until("synced")) == 3
+    deep = cgroup
+    for _ in range(8):
+        deep = cgroupfs.make(deep / ("d" * 240))
+    relative = str(deep.relative_to(cgroupfs.detect().root))
+    manifest = json.loads((node.manifests / "big.json").read_text())
+    names = [f"c{i}" for i in range(70)]
+    manifest["spec"]["containers"] = [{"name": name} for name in names]
+    manifest["metadata"]["annotations"] |= {f"outrace/cgroup.{name}": relative for name in names}
+    (node.manifests / ".new").write_text(json.dumps(manifest))
+    (node.manifests / ".new").rename(node.manifests / "big.json")
+    assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-big"}
+    line = hot.wait_for_log("pod default/big is not watched: its pod+ message has ")
+    assert "give it fewer containers" in line
+    node.pod("late")
+    assert hot.receive("pod+")["uid"] == "uid-late"
+    eventually(lambda: metric(hot, "pods") == 2)
+    node.pod("big")
+    assert hot.receive("pod+")["uid"] == "uid-big"
+
+
+def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    assert hot.sock is not None
+    for packet in (b"{", b"[]", b"x" * (channel.MAX_PACKET + 1), b'{"t":"nonsense"}', b'{"t":"oom"}', b'{"t":"state"}'):
+        hot.sock.send(packet)
+    hot.send(t="log", level="info", msg="still here")
+    hot.wait_for_log("still here")
+    assert metric(hot, "events_lost_total", where="messages") == 6
+    log = hot.log()
+    for problem in ("not JSON", "not an object with a type", "packet of more than", "unknown type", "KeyError"):
+        assert problem in log
+
+
+def test_totals_outlive_the_side(node: Node) -> None:
+    node.pod("a")
+    hot = node.run()
+    hot.receive("synced")
+    hot.stats.add("decisions", 2)
+    hot.stats.add("oom_kills", 3)
+    assert hot.process is not None
+    hot.process.kill()
+    hot.process.wait(harness.TIMEOUT_S)
+    hot.start()
+    hot.receive("synced")
+    assert (metric(hot, "pods_chosen_total"), metric(hot, "oom_victims_total")) == (2, 3)
+
+
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
+
+
+@contextmanager
+def main_thread_stopped(pid: int) -> Iterator[None]:
+    """Stop one thread of a process; the others go on."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    if ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
+        pytest.skip(f"ptrace(2) is refused: {os.strerror(ctypes.get_errno())}")
+    assert ptrace(_PTRACE_INTERRUPT, pid, None, None) == 0
+    os.waitpid(pid, _WALL)
+    try:
+        yield
+    finally:
+        assert ptrace(_PTRACE_DETACH, pid, None, None) == 0
+
+
+def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
+    assert hot.get("/healthz") == (200, "ok\n")
+    assert hot.process is not None
+    with main_thread_stopped(hot.process.pid):
+        assert hot.get("/healthz") == (503, "the side's main loop does not turn\n")
+    assert hot.get("/healthz") == (200, "ok\n")
+
+
+@contextmanager
+def hung(directory: Path) -> Iterator[None]:
+    """A file system over ``directory`` that never answers: FUSE with nobody behind it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"/dev/fuse: {error.strerror}")
+    try:
+        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+        if libc.mount(b"outrace-test", os.fsencode(directory), b"fuse", 0, options) != 0:
+            pytest.skip(f"mount(2) of a FUSE is refused: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH
+    finally:
+        os.close(fd)  # whoever waits gets ENOTCONN
+
+
+def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
+    node.pod("a")
+    hot = node.run(enforce=True)
+    hot.receive("synced")
+    hot.stats.set("ready_ns", 1)
+    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
+    hot.send(**STATE)
+    eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
+    with hung(node.manifests):
+        cgroupfs.make(node.cgroup / "stir")  # makes the source look
+        eventually(lambda: "has been hanging for" in hot.get("/readyz")[1])
+        hot.send(**DECISION | {"observed": False})
+        assert "pod=default/a" in hot.wait_for_log("msg=evicting")
+        eventually(lambda: (node.state_dir / "pods" / "default_a_uid-a.json").exists())
+        assert hot.get("/healthz") == (200, "ok\n")
+    node.pod("b")
+    eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
+    assert hot.receive("pod+")["uid"] == "uid-b"
 
 
 def test_json_log(node: Node) -> None:

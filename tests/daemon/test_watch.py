@@ -13,7 +13,7 @@ import live
 
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, armed_bound, make_watch
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import NO_CEILING, Reading, ceiling_pages
+from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.thresholds import parse_thresholds
 
@@ -52,10 +52,10 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
                 assert seen.stamp_ns == event.ts_ns
             words = watch.table._words
             (hard,) = [t.quantity(made.capacity) for t in made.thresholds if t.hard]
-            pull_above = words[made.index * 32 + 11]
+            pull_above = words[made.index * WORDS + _PULL]
             assert pull_above == ceiling_pages(made.capacity, hard), "only hard thresholds are answered there"
             arm_thresholds(watch.table, made, kernel_trigger=False)
-            assert words[made.index * 32 + 11] == NO_CEILING
+            assert words[made.index * WORDS + _PULL] == NO_CEILING
         finally:
             os.close(made.usage_fd)
 
@@ -80,5 +80,7 @@ def test_kubepods_takes_its_own_thresholds() -> None:
 
 
 def test_the_bound_is_a_batch_on_every_cpu() -> None:
-    assert armed_bound(2, huge_pages=False) == 2 * 64 * 4096
-    assert armed_bound(2, huge_pages=True) == 2 * 2 * MIB
+    assert armed_bound(2, 0, machine=False) == 2 * 64 * PAGE
+    assert armed_bound(2, 2 * MIB, machine=False) == 2 * 2 * MIB
+    # The machine's counters lag by up to 125 pages on each CPU, and two of them are summed.
+    assert armed_bound(2, 0, machine=True) == 2 * (64 + 2 * 125) * PAGE

@@ -24,9 +24,10 @@ SI_USER, SI_KERNEL = 0, 128
 
 
 def chain(watch: live.Watching, pid: int) -> list[OomEvent]:
-    """mark, kill and exit of a victim, in the order they came, once the exit is there."""
+    """mark, kill and exit of a victim in the order of their times, once the exit is there: they come on two rings."""
     watch.oom(lambda e: e.kind == "exit" and e.victim_pid == pid)
-    return [e for e in watch.ooms if e.victim_pid == pid]
+    watch.consume()
+    return sorted((e for e in watch.ooms if e.victim_pid == pid), key=lambda e: e.ts_ns)
 
 
 def rss(pid: int) -> dict[str, int]:

@@ -1,0 +1,108 @@
+"""Which state dir an instance of pins belongs to, what `outrace unload` leaves alone, and what the loader imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.cli.main import main
+from monitor.cli.run import lock
+from monitor.errors import CannotError
+from monitor.kernel import loader, mounts, pins
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
+    mounts.ensure()
+    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
+    monkeypatch.setattr(pins, "ROOT", root)
+    monkeypatch.setattr(loader, "_RUN", tmp_path / "run")
+    yield root
+    if root.is_dir():
+        loader.unload(root)
+
+
+def instance(state: Path) -> Path:
+    """Pins of a state dir, as far as directories go."""
+    state.mkdir()
+    directory = loader.instance_directory(state)
+    (directory / "stamp").mkdir(parents=True)
+    loader._remember(directory, state)
+    return directory
+
+
+def test_unload_goes_on_after_one_that_is_in_use(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = sorted((tmp_path / name for name in "abc"), key=loader.instance_directory)
+    first, busy, last = (instance(state) for state in states)
+    held = lock(states[1])
+    try:
+        assert main(["unload"]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"{busy} is in use by pid {os.getpid()}; stop that daemon first, or give --force" in line
+        assert list(root.iterdir()) == [busy]
+        assert loader.state_directory(busy) == states[1]
+        assert [loader.state_directory(gone) for gone in (first, last)] == [None, None]
+    finally:
+        os.close(held)
+    assert main(["unload"]) == 0
+    assert not root.exists()
+    assert list(loader._RUN.iterdir()) == []
+
+
+def test_an_entry_without_pins_is_forgotten(root: Path, tmp_path: Path) -> None:
+    kept, gone = instance(tmp_path / "kept"), instance(tmp_path / "gone")
+    (gone / "stamp").rmdir()
+    gone.rmdir()
+    loader.forget_unpinned()
+    assert loader.state_directory(kept) == tmp_path / "kept"
+    assert loader.state_directory(gone) is None
+    assert main(["unload"]) == 0
+
+
+def test_a_load_that_fails_leaves_no_entry(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CannotError, match="the BPF loader ended with status 1"):
+        loader.ensure_loaded(state)
+    assert loader.state_directory(loader.instance_directory(state)) is None
+
+
+def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path) -> None:
+    """Also not by the loader, which imports what no other part does."""
+    evil, state, marker = tmp_path / "evil", tmp_path / "state", tmp_path / "imported"
+    evil.mkdir()
+    state.mkdir(mode=0o700)
+    for module in ("bcc", "hashlib", "json", "subprocess"):
+        (evil / f"{module}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise ImportError('evil')\n")
+    code = (
+        "import sys; from pathlib import Path; from monitor.kernel import loader, pins; "
+        "pins.ROOT = Path(sys.argv[1]); loader._RUN = Path(sys.argv[2]); loader.ensure_loaded(Path(sys.argv[3]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(root), str(tmp_path / "run"), str(state)],
+        env=live.environment(),
+        cwd=evil,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not marker.exists()
+    assert done.returncode == 0, done.stderr
+    assert [path.parent for path in root.glob("*/*/prog_on_mark_victim")] == [
+        loader.instance_directory(state) / loader.stamp()
+    ]
