@@ -310,7 +310,7 @@ class Decider:
             self.stuck.append(eviction)
             self._log(
                 "warning",
-                "an evicted pod gives nothing back (frozen, or in a system call that does not end): going on without it",
+                "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it",
                 pod=eviction.decision.get("name"),
                 pids=sorted(eviction.pids)[:_SHOWN],
             )
