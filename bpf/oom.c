@@ -28,7 +28,7 @@ static __always_inline void fill_victim(struct oom_event *e, u64 task) {
   READ(adj, signal, OFF_SIGNAL_OOM_SCORE_ADJ);
   e->oom_score_adj = adj;
   e->victim_cgroup = cgroup_id_of(css);
-  e->domain = nearest_domain(css, 0, &id);
+  e->domain = nearest_domain(css, DOMAIN_CGROUP, &id);  // not the machine, in which everybody lives
 }
 
 static __always_inline void fill_invoker(struct oom_event *e) {
