@@ -136,7 +136,7 @@ def kills(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int) -> tuple[lis
 def small_disk(directory: Path) -> Iterator[Path]:
     """A file system of 512 KiB of its own (tmpfs) mounted on ``directory``; `fill` leaves not one byte free."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"outrace-bench", os.fsencode(directory), b"tmpfs", 0, b"size=512k"):
+    if libc.mount(b"outrace-bench", os.fsencode(directory), b"tmpfs", 0, b"size=512k,mode=0700"):
         raise MonitorError(f"cannot mount a tmpfs on {directory}: {os.strerror(ctypes.get_errno())}")
     try:
         yield directory

@@ -36,7 +36,7 @@ def top(once: bool, output: str, **flags: Any) -> None:
     up to 2 s); the frame says which.
     """
     node = Node(_config(flags))
-    source = open_source(node.config.pods, node.hierarchy, node.mem_total)
+    source = open_source(node.config.pods, node.hierarchy, node.mem_total, node.path)
     try:
         if once:
             frame = node.frame(source)

@@ -21,7 +21,7 @@ from monitor.actions.evict import SPARED
 from monitor.daemon import channel
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
-from monitor.daemon.gauge import Gauge
+from monitor.daemon.gauge import SWEEP_NS, Gauge
 from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
@@ -106,6 +106,8 @@ class Hot:
                 self.synced = stale = True
             elif kind == "refresh":
                 stale = True
+            elif kind == "bad":
+                self.log("error", "a message of the side could not be read", problem=message["problem"])
         self.stats.set("pods", len(self.registry))
         if stale and self.synced:  # at the start one sweep for all pods: 110 of them would take half a second
             self.sweep()  # a new domain's sums are complete after a sweep
@@ -203,6 +205,7 @@ class Hot:
         if not self.gauge.look(now_ns, self.sweep):
             return
         self.dirty = True
+        self.housekeeping_ns = now_ns
         if self.gauge.arming.armed:
             self.sweep()
             self.decider.run_pass()
@@ -212,7 +215,9 @@ class Hot:
 
     def housekeeping(self, now_ns: int) -> None:
         """Once a second."""
-        self.housekeeping_ns = now_ns + HOUSEKEEPING_NS
+        # Detached and with no limit that somebody could lower, there is nothing to look after so often.
+        quiet = not self.gauge.arming.armed and all(w.machine for w in self.gauge.watches)
+        self.housekeeping_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
         if self.gauge.limits_changed():
             self.watch_thresholds()
             self.look(now_ns)
@@ -371,6 +376,7 @@ class Hot:
         """What the side should know, when it is time."""
         if self.synced and not self.ready:
             self.ready = self.dirty = True
+            self.publish_ns = 0  # whoever waits for this is told at once
             self.stats.set("ready_ns", now_ns)
             self.log(
                 "info",

@@ -141,7 +141,8 @@ class Registry:
         self._unrank(entry)
         self.by_index.pop(entry.index, None)
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
-            self._owners.pop(cgroup_id, None)
+            if self._owners.get(cgroup_id) is entry:
+                del self._owners[cgroup_id]
             self._users[cgroup_id] -= 1
             if not self._users[cgroup_id]:
                 del self._users[cgroup_id]

@@ -69,8 +69,7 @@ def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
         fields = line.split(" ")
         if len(fields) < 4:
             continue
-        # The kernel writes space, tab, newline and backslash in a mount point as three octal digits.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[1]))
+        point = Path(unescape(fields[1]))
         if fields[2] == "cgroup" and "memory" in fields[3].split(","):
             found = found or Hierarchy(1, point)  # the first: later ones are bind mounts, as of the host's in a pod
         elif fields[2] == "cgroup2" and (unified is None or "memory" not in _controllers(unified)):
@@ -88,6 +87,11 @@ def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
     raise CannotError(
         "no cgroup hierarchy with the memory controller is mounted", "mount -t cgroup2 none /sys/fs/cgroup"
     )
+
+
+def unescape(field: str) -> str:
+    """A field of a mount table: the kernel writes space, tab, newline and backslash as three octal digits (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field)
 
 
 def _controllers(path: Path, name: str = "cgroup.controllers") -> list[str]:

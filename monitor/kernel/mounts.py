@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import CannotError
+from monitor.kernel.cgroupfs import unescape
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,12 @@ BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps")
 TRACEFS = Mount("tracefs", "tracefs", Path("/sys/kernel/tracing"), "tracepoints")
 
 
-def _unescape(field: str) -> str:
-    """Mount table fields have blanks and backslashes as three octal digits (proc(5))."""
-    return field.encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape")
-
-
 def is_mounted(mount: Mount, table: Path = Path("/proc/self/mounts")) -> bool:
     """Whether a filesystem of the right type is what ``mount.path`` shows now (the last one mounted there)."""
     shown = ""
     for line in table.read_text(errors="surrogateescape").splitlines():
         fields = line.split(" ")
-        if len(fields) > 2 and Path(_unescape(fields[1])) == mount.path:
+        if len(fields) > 2 and Path(unescape(fields[1])) == mount.path:
             shown = fields[2]
     return shown == mount.fstype
 

@@ -205,8 +205,8 @@ def find_pod(kubepods: Path, uid: str) -> Path | None:
 
 def _children(path: Path) -> list[Path]:
     try:
-        # A directory without directories in it has two links (one where they are not counted, as on btrfs). Most cgroups
-        # have no children, but thirty files to go through.
+        # A directory without directories in it has two links (one where they are not counted, as on btrfs). Most
+        # cgroups have no children, but thirty files to go through.
         if os.stat(path).st_nlink == 2:
             return []
         with os.scandir(path) as entries:
