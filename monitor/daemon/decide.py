@@ -72,6 +72,7 @@ class Decider:
         self.changed = True  # something the side should know about
         self._recheck_ns: int | None = None
         self.reread_ns: int | None = None
+        self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
         self._decided_ns = 0
         self._id = 0
 
@@ -91,15 +92,21 @@ class Decider:
         """A pod's working set moved by a step; it is ranked later, together with others."""
         self.moved[index] = working_set
         entry = self._registry.by_index.get(index)
-        if entry is not None and entry.usage is not None and working_set < entry.usage and self.reread_ns is None:
-            self.reread_ns = time.monotonic_ns() + REREAD_NS
+        if entry is not None and entry.usage is not None and working_set < entry.usage:
+            self._shrunk.add(index)
+            if self.reread_ns is None:
+                self.reread_ns = time.monotonic_ns() + REREAD_NS
 
     def reread(self) -> None:
-        """Count all pods anew, and rank by that."""
+        """Count anew, and rank by that, the pods that gave memory back."""
         self.reread_ns = None
         self.rank_moved()
         self._gauge.reread()
-        self._registry.refresh()
+        for index in self._shrunk:
+            entry = self._registry.by_index.get(index)
+            if entry is not None and entry.counted:
+                self._registry.move(entry, self._gauge.table.working_set(index))
+        self._shrunk.clear()
         self.prepare()
 
     def rank_moved(self) -> None:

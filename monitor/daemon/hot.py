@@ -227,7 +227,8 @@ class Hot:
         if now_ns >= self.gauge.sweep_due_ns:
             self.sweep()
         else:
-            self.decider.reread()
+            self.gauge.reread()
+            self.registry.refresh()
         if self.decider.pressed:
             gc.collect(0)
         else:
