@@ -29,6 +29,7 @@ QUIET_NS = 20_000_000
 #: A crossing less than 5 ms after the one before is not reported by the kernel (struct domain rearm_ns); so when
 #: pressure ends, one more pass is run after that time.
 RECHECK_NS = 10_000_000
+FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
@@ -69,7 +70,9 @@ class Decider:
         self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
         self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
         self.changed = True  # something the side should know about
+        self.steps = 0  # step records so far
         self._recheck_ns: int | None = None
+        self._recheck_after = 0
         self.reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
         self._decided_ns = 0
@@ -90,6 +93,7 @@ class Decider:
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
         self.moved[index] = working_set
+        self.steps += 1
         entry = self._registry.by_index.get(index)
         if entry is not None and entry.usage is not None and working_set < entry.usage:
             self._shrunk.add(index)
@@ -148,10 +152,9 @@ class Decider:
                 observations[w.signal] = w.observation(numbers, now)
         self._state, outcome = synchronize(self._config, self._state, observations, now, self._rank)
         before, self.outcome = self.outcome, outcome
-        if not crossed_ns:
+        if not crossed_ns and self._recheck_after in (0, RECHECK_NS):
             self._clear_crossings(observations)
-        if not outcome.observed and (crossed_ns or (before is not None and before.observed)):
-            self._recheck_ns = now + RECHECK_NS
+        self._plan_recheck(now, crossed_ns, was_pressed=before is not None and bool(before.observed))
         if outcome.victim is not None and self.may_act:
             if self.eviction is None:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
@@ -161,6 +164,24 @@ class Decider:
         self._stats.add("passes")
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
+
+    def _plan_recheck(self, now_ns: int, crossed_ns: int, was_pressed: bool) -> None:
+        """When nothing is met, and that may change unreported.
+
+        A crossing that was over when it was read (somebody gave a batch back) is followed closely: the kernel will not
+        report the next one for 5 ms, in which a process at full speed takes 6 MiB.
+        """
+        assert self.outcome is not None
+        if self.outcome.observed:
+            self._recheck_after = 0
+        elif crossed_ns:
+            self._recheck_after = FIRST_RECHECK_NS
+        elif was_pressed:
+            self._recheck_after = RECHECK_NS
+        elif self._recheck_after:
+            self._recheck_after = min(2 * self._recheck_after, RECHECK_NS) if self._recheck_after < RECHECK_NS else 0
+        if self._recheck_after:
+            self._recheck_ns = now_ns + self._recheck_after
 
     def _clear_crossings(self, observations: dict[str, Observation]) -> None:
         """What is not met any more may be crossed again, and is to be reported then.
