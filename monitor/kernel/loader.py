@@ -191,6 +191,8 @@ def unload(instance: Path) -> int:
             removed += 1
         os.rmdir(directory)
     (_RUN / instance.name).unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: other instances
+        pins.ROOT.rmdir()
     return removed
 
 
