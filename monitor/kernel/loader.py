@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +191,6 @@ def unload(instance: Path) -> int:
             removed += 1
         os.rmdir(directory)
     (_RUN / instance.name).unlink(missing_ok=True)
-    with suppress(OSError):  # not empty: other instances
-        pins.ROOT.rmdir()
     return removed
 
 
