@@ -90,6 +90,11 @@ class Decider:
         """Whether a threshold is met, grace or not."""
         return self.outcome is not None and bool(self.outcome.observed)
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether no threshold is met and nobody is being evicted."""
+        return self.eviction is None and not self.pressed
+
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
         self.moved[index] = working_set

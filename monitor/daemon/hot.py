@@ -26,6 +26,7 @@ from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.daemon.trigger import Trigger
+from monitor.daemon.vigil import Vigil
 from monitor.daemon.watch import Watch
 from monitor.errors import MonitorError
 from monitor.kernel.domains import Reading
@@ -37,13 +38,6 @@ from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 TICK_NS = 25_000_000
 HOUSEKEEPING_NS = 1_000_000_000
 PUBLISH_NS = 250_000_000
-#: While pods move this close to a threshold, the ring is watched without sleeping: a CPU of a virtual machine that
-#: has gone idle may need milliseconds to come back (0.7-5 ms in one of a hundred crossings, measured; under load
-#: never above 1).
-WATCH_BYTES = 64 << 20
-WATCH_NS = 3_000_000  # after the last step record
-#: At most this part of the time, so that a node that lives at its threshold costs no CPU of its own.
-WATCH_SHARE = 20
 
 
 class Hot:
@@ -65,7 +59,6 @@ class Hot:
         )
         self.watches: dict[int, Watch] = {}  # by domain index
         self.housekeeping_ns = self.publish_ns = 0
-        self.watched_ns = self.watch_credit_ns = 0
         self.dirty = True  # the side does not know the latest state
         self.synced = self.ready = self.stopping = False
         self.away = True  # OOM records read before this is cleared happened while no daemon ran
@@ -255,6 +248,8 @@ class Hot:
 
     def deadline(self, now_ns: int) -> int:
         """When something is due although nothing happens."""
+        if self.decider.moved:
+            return now_ns  # records that were read after the last turn had ranked
         due = self.housekeeping_ns
         if not self.gauge.arming.armed:
             due = min(due, self.gauge.arming.next_look_ns)
@@ -286,6 +281,7 @@ class Hot:
         self.events = Ring(self.pins, "events", self.on_event)
         self.ooms = Ring(self.pins, "ooms", self.on_oom)
         self.kills = Ring(self.pins, "kills", self.on_oom)
+        self.vigil = Vigil(self.gauge, self.decider, self.events.consume)
         self.take_over()
         for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno(), self.kills.fileno()):
             self.epoll.register(fd, select.EPOLLIN)
@@ -338,7 +334,7 @@ class Hot:
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
         self.start()
-        decider, steps = self.decider, 0
+        decider = self.decider
         while not self.stopping:
             now = time.monotonic_ns()
             due = self.deadline(now)
@@ -363,33 +359,7 @@ class Hot:
             self.report(now)
             if not self.side.pid and now >= self.side.next_start_ns:
                 self.start_side()
-            if decider.steps != steps:
-                self.watch_closely()
-                steps = decider.steps
-
-    def watch_closely(self) -> None:
-        """Pods move and a threshold is near.
-
-        Read the ring without going to sleep, until they rest or the time is used up.
-        """
-        decider, table = self.decider, self.gauge.table
-        now = start = time.monotonic_ns()
-        # What was not used is saved up, for 50 ms at most.
-        self.watch_credit_ns = min(50_000_000, self.watch_credit_ns + (now - self.watched_ns) // WATCH_SHARE)
-        end = now + WATCH_NS
-        while now < end and now - start < self.watch_credit_ns and decider.eviction is None and not decider.pressed:
-            if (
-                min((table.room(w.index) for w in self.gauge.watches if w.thresholds), default=WATCH_BYTES)
-                >= WATCH_BYTES
-            ):
-                break
-            steps = decider.steps
-            self.events.consume()
-            now = time.monotonic_ns()
-            if decider.steps != steps:
-                end = now + WATCH_NS
-        self.watched_ns = time.monotonic_ns()
-        self.watch_credit_ns -= self.watched_ns - start
+            self.vigil.keep()
 
     def dispatch(self, fd: int) -> None:
         """One descriptor is ready; the rings first, they are what this process is for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +220,8 @@ class Sweeper:
         self._sweep: Program = pins.program("sweep")
         self._commit: Program = pins.program("commit")
         self._reread: Program = pins.program("reread")
-        self._number = max((table.synced(i) for i in range(MAX_DOMAINS)), default=0)
+        # Never used before, also not by an earlier daemon: the programs remember which sweep counted what.
+        self._number = time.monotonic_ns()
 
     def run(self, between: Callable[[], object] | None = None) -> int:
         """One complete sweep; its number.
