@@ -15,8 +15,7 @@ from typing import Protocol
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
-from monitor.policy.oom_score import oom_score_adj
-from monitor.policy.qos import qos_class
+from monitor.policy.eras import CURRENT, Era
 
 #: What the runtime gives the pause process of a pod's sandbox; it stays.
 PAUSE = -998
@@ -53,11 +52,14 @@ class _PodScores:
 class OomScores:
     """Audits, and under ``enforce`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
 
-    def __init__(self, hierarchy: cgroupfs.Hierarchy, capacity: int, enforce: bool, log: Logger) -> None:
+    def __init__(
+        self, hierarchy: cgroupfs.Hierarchy, capacity: int, enforce: bool, log: Logger, era: Era = CURRENT
+    ) -> None:
         self.hierarchy = hierarchy
         self.capacity = capacity
         self.enforce = enforce
         self.log = log
+        self.era = era
         self.mismatches = 0
         self.written = 0
         self.denied = 0
@@ -73,7 +75,7 @@ class OomScores:
         uid = found.pod.uid
         old = self._pods.get(uid)
         self.remove_pod(uid)
-        scores = pod_scores(found, self.capacity)
+        scores = pod_scores(found, self.capacity, self.era)
         # A process in no container's cgroup belongs to a container that has none; of several the most protected one.
         homeless = [value for name, value in scores.items() if name not in found.containers]
         default = min(homeless or scores.values(), default=None)
@@ -179,7 +181,7 @@ class OomScores:
                 pid=pid,
                 is_now=is_now,
                 should_be=should,
-                qos=qos_class(pod.found.pod),
+                qos=self.era.qos_class(pod.found.pod),
             )
         if self.enforce:
             self._write(pod, process, is_now, should)
@@ -218,16 +220,16 @@ class OomScores:
             return False  # what could not be lowered is counted and told by `_write`
 
 
-def pod_scores(found: FoundPod, capacity: int) -> dict[str, int]:
+def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
     """Container name -> oom_score_adj, within the kernel's -1000..1000.
 
     A container of a Burstable pod known by its cgroup alone whose request could not be recovered is left out.
     """
     pod = found.pod
-    unknown = not pod.namespace and qos_class(pod) == "Burstable"
+    unknown = not pod.namespace and era.qos_class(pod) == "Burstable"
     scores: dict[str, int] = {}
     for container in (*pod.containers, *pod.init_containers):
         if unknown and "memory" not in container.requests:
             continue
-        scores[container.name] = max(-1000, min(1000, oom_score_adj(pod, container.name, capacity)))
+        scores[container.name] = max(-1000, min(1000, era.oom_score_adj(pod, container.name, capacity)))
     return scores

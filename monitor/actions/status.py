@@ -1,8 +1,8 @@
 """What an eviction leaves behind: the pod's status and the event, as the kubelet writes them, in the state directory.
 
 ``STATE/pods/NAMESPACE_NAME_UID.json`` is a v1.Pod with its final status, ``STATE/events/`` has the v1.Event of the
-same name. Files appear whole or not at all, and one that is there is never overwritten by another eviction. The newest
-1000 of each are kept.
+same name and ``STATE/node-events/`` the one on the node that announced it. Files appear whole or not at all, and one
+that is there is never overwritten by another eviction. The newest 1000 of each are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monitor.policy.messages import NODE_MESSAGE, NODE_REASON
 from monitor.policy.pods import Pod
 
 #: NAME_MAX is 255 bytes; a namespace (63), a pod name (253) and a UID (36) together can be longer.
@@ -36,6 +37,8 @@ class Eviction:
     started: float
     decided: float
     node: str
+    #: What the node was low on; None for a pod over a limit of its own, whose status then has no DisruptionTarget.
+    resource: str | None = "memory"
 
 
 def timestamp(unix_s: float) -> str:
@@ -57,6 +60,9 @@ def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> 
     def condition(kind: str, status: str, **more: str) -> dict[str, str | None]:
         return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": when, **more}
 
+    disrupted = []
+    if eviction.resource is not None:
+        disrupted = [condition("DisruptionTarget", "True", reason="TerminationByKubelet", message=eviction.message)]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -68,7 +74,7 @@ def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> 
             "startTime": timestamp(eviction.started),
             "qosClass": eviction.qos,
             "conditions": [
-                condition("DisruptionTarget", "True", reason="TerminationByKubelet", message=eviction.message),
+                *disrupted,
                 condition("Ready", "False", reason="PodFailed"),
                 condition("ContainersReady", "False", reason="PodFailed"),
             ],
@@ -78,26 +84,35 @@ def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> 
 
 def event_object(eviction: Eviction) -> dict[str, Any]:
     """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource)."""
-    pod, when = eviction.pod, timestamp(eviction.decided)
+    pod = eviction.pod
+    involved = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+    return _event(eviction, involved, "Evicted", eviction.message, eviction.annotations)
+
+
+def node_event_object(eviction: Eviction) -> dict[str, Any]:
+    """The v1.Event on the node that goes before the eviction, as the kubelet sends it to namespace `default`."""
+    assert eviction.resource is not None
+    involved = {"kind": "Node", "name": eviction.node, "uid": eviction.node}
+    return _event(eviction, involved, NODE_REASON, NODE_MESSAGE % eviction.resource, {})
+
+
+def _event(
+    eviction: Eviction, involved: Mapping[str, str], reason: str, message: str, annotations: Mapping[str, str]
+) -> dict[str, Any]:
+    when = timestamp(eviction.decided)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{pod.name}.{int(eviction.decided * 1e9):x}",
-            "namespace": pod.namespace,
+            "name": f"{involved['name']}.{int(eviction.decided * 1e9):x}",
+            "namespace": involved.get("namespace", "default"),
             "creationTimestamp": when,
-            "annotations": dict(eviction.annotations),
+            "annotations": dict(annotations),
         },
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": pod.namespace,
-            "name": pod.name,
-            "uid": pod.uid,
-        },
+        "involvedObject": {"apiVersion": "v1", **involved},
         "type": "Warning",
-        "reason": "Evicted",
-        "message": eviction.message,
+        "reason": reason,
+        "message": message,
         "source": {"component": "outrace", "host": eviction.node},
         "reportingComponent": "outrace",
         "reportingInstance": eviction.node,
@@ -124,6 +139,7 @@ class StatusStore:
     def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
         self.pods = _Folder(state_dir / "pods", keep)
         self.events = _Folder(state_dir / "events", keep)
+        self.node_events = _Folder(state_dir / "node-events", keep)
         self._paths: dict[str, Path] = {}  # eviction id -> its pod file, until its outcome is known
 
     def write(self, eviction: Eviction) -> Path:
@@ -132,6 +148,8 @@ class StatusStore:
         if path is None:
             path = self.pods.write_new(stem(eviction.pod), pod_object(eviction))
             self._paths[eviction.id] = path
+        if eviction.resource is not None:
+            self.node_events.replace(path.name, node_event_object(eviction))
         self.events.replace(path.name, event_object(eviction))
         return path
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": ("monitor.cli.doctor:doctor", "Say what this kernel and these privileges allow."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
+    "config": ("monitor.cli.config:config", "Show, check or translate the configuration."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }

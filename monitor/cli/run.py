@@ -20,71 +20,30 @@ from typing import Any, NoReturn
 
 import click
 
-from monitor.daemon.config import CONFIG_FD, LOG_FORMATS, RunConfig
+from monitor.cli.options import configuration_options, resolve
+from monitor.daemon.config import CONFIG_FD, RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
+from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.report.log import Log
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of them must not fill it.
 _BACKLOG = 64
-#: What the kubelet's flags take for a boolean (Go's strconv.ParseBool).
-_BOOLEANS = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
-}
 
 
 @click.command()
-@click.option("--config", metavar="FILE", help="Own configuration, YAML or TOML; keys are the option names.")
-@click.option("--kubelet-config", metavar="FILE", help="A KubeletConfiguration, as it is.")
-@click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
-@click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR.")
-@click.option("--enforce/--no-enforce", default=None, help="Really evict. The default only observes and logs.")
-@click.option("--trigger", metavar="user|kernel", help="Who kills under --enforce: user space, or the BPF program too.")
-@click.option("--eviction-hard", metavar="MAP", help="For example 'memory.available<100Mi'.")
-@click.option("--eviction-soft", metavar="MAP", help="For example 'memory.available<300Mi'.")
-@click.option("--eviction-soft-grace-period", metavar="MAP", help="For example 'memory.available=1m30s'.")
-@click.option("--eviction-max-pod-grace-period", type=int, metavar="SECONDS", help="Longest grace of a soft eviction.")
-@click.option("--eviction-minimum-reclaim", metavar="MAP", help="For example 'memory.available=0Mi'.")
-@click.option("--eviction-pressure-transition-period", metavar="DURATION", help="How long a condition stays. [5m]")
-@click.option("--enforce-node-allocatable", metavar="LIST", help="The kubelet's own option. [pods]")
-@click.option("--system-reserved", metavar="MAP", help="For example 'memory=500Mi'.")
-@click.option("--kube-reserved", metavar="MAP", help="For example 'memory=500Mi'.")
-@click.option(  # --kernel-memcg-notification alone, or with =true or =false, as the kubelet's own flag
-    "--kernel-memcg-notification",
-    is_flag=False,
-    flag_value="true",
-    default=None,
-    metavar="[true|false]",
-    help="Accepted; every notification is exact.",
-)
-@click.option("--hooks", metavar="NAME", help="Where to listen in the kernel: auto (default) or memcg-tracepoint.")
-@click.option(
-    "--max-fill-rate",
-    metavar="BYTES",
-    help="How much the machine can fault in per second. [6Gi for each CPU, at most 96Gi]",
-)
-@click.option("--step", metavar="BYTES", help="How far a pod moves before it is ranked anew. [1Mi]")
-@click.option("--listen", metavar="HOST:PORT", help="Where /metrics and the rest are served. [127.0.0.1:9469]")
-@click.option("--record", metavar="FILE", help="Write a recording for outrace replay (not in this version).")
-@click.option("--state-dir", metavar="DIR", help="Where statuses of evicted pods and the lock live. [/var/lib/outrace]")
-@click.option("--log-format", metavar="|".join(LOG_FORMATS), help="How log lines look. [logfmt]")
-def run(config: str | None, kubelet_config: str | None, **flags: Any) -> None:
+@configuration_options
+def run(**options: Any) -> None:
     """Run the monitor: observe by default, evict with --enforce."""
-    from monitor.daemon.settings import build
-
-    notification = flags["kernel_memcg_notification"]
-    flags["kernel_memcg_notification"] = _BOOLEANS.get(notification, notification)
-    settings = build({name.replace("_", "-"): value for name, value in flags.items()}, config, kubelet_config)
-    start(settings)
+    start(resolve(options).config)
 
 
 def start(config: RunConfig) -> NoReturn:
     """Take what the daemon needs and become it. Raises MonitorError with one line and its exit code."""
     if os.geteuid() != 0:
         raise CannotError("outrace run must be root", "use sudo")
-    config = _with_node(config)
+    config = _with_disks(_with_node(config))
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
     from monitor.kernel import loader, mounts
@@ -123,6 +82,21 @@ def _with_node(config: RunConfig) -> RunConfig:
     if config.node_cgroup is None:
         return config
     return dataclasses.replace(config, node_cgroup=str(cgroupfs.resolve(hierarchy, config.node_cgroup)))
+
+
+def _with_disks(config: RunConfig) -> RunConfig:
+    """The configuration with the disks of this node and how they are laid out. Raises ConfigError."""
+    from monitor.kernel.disks import find_disks
+
+    disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
+    return dataclasses.replace(
+        config,
+        nodefs=str(disks.nodefs),
+        imagefs=str(disks.imagefs),
+        containerfs=str(disks.containerfs),
+        layout_image_fs=disks.layout_image_fs,
+        layout_container_fs=disks.layout_container_fs,
+    )
 
 
 def lock(state_dir: Path) -> int:
@@ -223,7 +197,9 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
-    if not any(threshold.signal.endswith("emory.available") for threshold in config.thresholds()):
+    thresholds = config.thresholds()
+    if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
+        what = "for memory" if thresholds else "at all, but for pods over limits of their own"
         log.warning(
-            "no memory threshold is configured: nothing will be decided", origin=config.origins["eviction_hard"]
+            f"no memory threshold is configured: nothing will be decided {what}", origin=config.origins["eviction_hard"]
         )

@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from monitor.policy.thresholds import (
-    DEFAULT_TRANSITION_PERIOD_NS,
-    Threshold,
-    effective_hard,
-    parse_thresholds,
-)
+from monitor.policy.compat import SANE
+from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, effective_hard
 
 if TYPE_CHECKING:
     from monitor.policy.synchronize import EvictionConfig
@@ -33,6 +29,9 @@ SIDE = "OUTRACE_SIDE"
 TRIGGERS = ("user", "kernel")
 HOOKS = ("auto", "memcg-tracepoint")
 LOG_FORMATS = ("logfmt", "json")
+#: `monitor.policy.eras.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
+CURRENT_POLICY = "kubelet-1.36"
+_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images")
 
 
 def _default_hard() -> Mapping[str, str]:
@@ -65,11 +64,17 @@ class RunConfig:
     state_dir: str = "/var/lib/outrace"
     log_format: str = "logfmt"
 
+    #: The release whose policy decides (`monitor.policy.eras`), and which of two answers where it is plainly wrong
+    #: (`monitor.policy.compat`).
+    policy: str = CURRENT_POLICY
+    compat: str = SANE
+
     eviction_hard: Mapping[str, str] = field(default_factory=_default_hard)
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
     eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)
-    #: Longest grace a soft eviction grants, in seconds. Negative means "at once", as in Kubernetes 1.36.
+    #: Longest grace a soft eviction grants, in seconds. Negative leaves it to the pod's own grace, as the kubelet's
+    #: documentation promises; with compat kubelet-1.36 it kills at once, as its code does (Kubernetes issue 118172).
     eviction_max_pod_grace_period_s: int = 0
     eviction_pressure_transition_period_ns: int = DEFAULT_TRANSITION_PERIOD_NS
     enforce_node_allocatable: tuple[str, ...] = ("pods",)
@@ -77,12 +82,25 @@ class RunConfig:
     system_reserved: int = 0
     kube_reserved: int = 0
     kernel_memcg_notification: bool = False
+    #: Evict pods over their own limits of local storage (`localStorageCapacityIsolation`).
+    local_storage: bool = True
+
+    #: Absolute paths on the file systems of the node, of images and of containers; None: found at start.
+    nodefs: str | None = None
+    imagefs: str | None = None
+    containerfs: str | None = None
+    #: Commands that clean up dead containers and unused images before pods are evicted for a disk; () if there is none.
+    reclaim_containers: tuple[str, ...] = ()
+    reclaim_images: tuple[str, ...] = ()
 
     #: Bytes per second the machine can fault in at most: how early the fine-grained program is armed.
     max_fill_rate: int = field(default_factory=fastest_fill)
     #: Bytes a pod moves before it is ranked anew.
     step: int = 1 << 20
 
+    #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
+    layout_image_fs: bool = False
+    layout_container_fs: bool = False
     #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
     pin_dir: str = ""
     lock_fd: int = -1
@@ -90,6 +108,8 @@ class RunConfig:
 
     #: Where each value came from: field name -> ``--option``, ``FILE: key`` or ``default``.
     origins: Mapping[str, str] = field(default_factory=dict)
+    #: The same for each entry of a map: field name -> signal (or resource) -> origin.
+    entry_origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def reserved(self) -> int:
@@ -102,14 +122,24 @@ class RunConfig:
         return "enforce" if self.enforce else "observe"
 
     def thresholds(self) -> tuple[Threshold, ...]:
-        """The eviction thresholds in force, with the copy for allocatable memory. Raises PolicyError."""
-        return parse_thresholds(
+        """The eviction thresholds in force: with the copy for allocatable memory and, where the release knows a
+        container file system, those of the layout of the disks. Raises PolicyError.
+        """
+        from monitor.policy.eras import era
+        from monitor.policy.layout import DiskLayout, overlay_containerfs
+
+        rules = era(self.policy)
+        found = rules.parse_thresholds(
             self.eviction_hard,
             self.eviction_soft,
             self.eviction_soft_grace_period,
             self.eviction_minimum_reclaim,
             self.enforce_node_allocatable,
         )
+        if rules.containerfs:
+            found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
+        # One without an operator stands where there was nothing to copy, and is never met.
+        return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
 
     def eviction_config(self) -> EvictionConfig:
         """What `monitor.policy.synchronize` needs. Raises PolicyError."""
@@ -119,6 +149,7 @@ class RunConfig:
             thresholds=self.thresholds(),
             transition_period_ns=self.eviction_pressure_transition_period_ns,
             max_pod_grace_s=self.eviction_max_pod_grace_period_s,
+            compat=self.compat,
         )
 
     def to_json(self) -> str:
@@ -134,8 +165,9 @@ class RunConfig:
         unknown = values.keys() - {f.name for f in fields(cls)}
         if unknown:
             raise ValueError(f"unknown keys in a run configuration: {', '.join(sorted(unknown))}")
-        if "enforce_node_allocatable" in values:
-            values["enforce_node_allocatable"] = tuple(values["enforce_node_allocatable"])
+        for name in _TUPLES:  # JSON has only lists
+            if name in values:
+                values[name] = tuple(values[name])
         return cls(**values)
 
     def to_memfd(self) -> int:

@@ -5,21 +5,22 @@ What is decided is decided in `monitor.policy`; this file brings it the numbers 
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monitor.actions.evict import Eviction
 from monitor.daemon.config import RunConfig
+from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
+from monitor.daemon.slow import SlowSignals, Violation
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
 from monitor.policy.ranking import Candidate
-from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
+from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
@@ -31,12 +32,8 @@ QUIET_NS = 20_000_000
 RECHECK_NS = 10_000_000
 FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
-REREAD_NS = 5_000_000
-#: The kubelet waits this long for a killed pod to be gone before it goes on.
-EVICTION_TIMEOUT_NS = 30_000_000_000
-
-#: Pids named in a message: one packet has to hold it.
-_SHOWN = 1000
+REREAD_NS = 5_000_000  #: What an observed decision can be about, besides one pod.
+_RESOURCES = frozenset(RESOURCE.values())
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -51,8 +48,9 @@ class Decider:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
+        slow: SlowSignals,
+        evictor: Evictor,
         stats: SharedStats,
-        epoll: select.epoll,
         tell: Tell,
     ) -> None:
         self._enforce = config.enforce
@@ -60,13 +58,13 @@ class Decider:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
+        self._slow = slow
+        self._evictor = evictor
         self._stats = stats
-        self._epoll = epoll
         self._tell = tell
         self._state = State.initial()
         self.outcome: Outcome | None = None
-        self.eviction: Eviction | None = None
-        self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
+        self.pressed = False  # a memory threshold is met, grace or not
         self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
         self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
         self.changed = True  # something the side should know about
@@ -75,8 +73,9 @@ class Decider:
         self._recheck_after = 0
         self.reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
-        self._decided_ns = 0
+        self._told_ns: dict[str, int] = {}  # when an observed decision was last told, by its subject
         self._id = 0
+        self._over_limit: list[Violation] = []  # pods yet to be evicted for their own local storage
 
     @property
     def deadline_ns(self) -> int | None:
@@ -86,14 +85,9 @@ class Decider:
         return due if again is None else again if due is None else min(again, due)
 
     @property
-    def pressed(self) -> bool:
-        """Whether a threshold is met, grace or not."""
-        return self.outcome is not None and bool(self.outcome.observed)
-
-    @property
     def is_calm(self) -> bool:
-        """Whether no threshold is met and nobody is being evicted."""
-        return self.eviction is None and not self.pressed
+        """Whether no memory threshold is met and nobody is being evicted."""
+        return self._evictor.current is None and not self.pressed
 
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
@@ -123,11 +117,10 @@ class Decider:
             entry = self._registry.by_index.get(index)
             if entry is None:
                 continue
-            leaving = {e.victim.uid for e in self.stuck}
             # Growing is proof enough that somebody runs in it. Reading its cgroup.procs here cost races: on v1 that
             # takes a lock which another reader may hold while it waits for a CPU (17 ms, measured).
             grows = entry.usage is not None and working_set > entry.usage
-            if entry.evicted and self.eviction is None and grows and entry.uid not in leaving:
+            if entry.evicted and self._evictor.current is None and grows and not self._evictor.holds(entry.uid):
                 self._registry.set_evicted(entry, False)
                 self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
             self._registry.move(entry, working_set)
@@ -135,7 +128,7 @@ class Decider:
 
     def prepare(self) -> None:
         """Have the next victim ready, where something may be killed at all."""
-        if self._enforce and self.may_act and self.eviction is None and self._gauge.arming.armed:
+        if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self._trigger.prepare()
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
@@ -155,17 +148,25 @@ class Decider:
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
                 readings[w.name] = numbers
                 observations[w.signal] = w.observation(numbers, now)
-        self._state, outcome = synchronize(self._config, self._state, observations, now, self._rank)
+        observations |= self._slow.observations
+
+        def rank(signal: str) -> Sequence[Candidate]:
+            if signal in MEMORY_SIGNALS:
+                return self._registry.order()
+            return self._registry.candidates(self._slow.order(signal, observations, now))
+
+        self._state, outcome = synchronize(self._config, self._state, observations, now, rank)
         before, self.outcome = self.outcome, outcome
+        was_pressed, self.pressed = self.pressed, any(t.signal in MEMORY_SIGNALS for t in outcome.observed)
         if not crossed_ns and self._recheck_after in (0, RECHECK_NS):
             self._clear_crossings(observations)
-        self._plan_recheck(now, crossed_ns, was_pressed=before is not None and bool(before.observed))
+        self._plan_recheck(now, crossed_ns, was_pressed)
         if outcome.victim is not None and self.may_act:
-            if self.eviction is None:
+            if self._evictor.current is None:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
-            elif outcome.starved is not None and outcome.starved.hard:
+            elif outcome.starved is not None and outcome.starved.hard and outcome.starved.signal in MEMORY_SIGNALS:
                 # A pod in its grace may not keep a hard threshold waiting, as it does in the kubelet.
-                self.eviction.hurry()
+                self._evictor.current.hurry()
         self._stats.add("passes")
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
@@ -176,8 +177,7 @@ class Decider:
         A crossing that was over when it was read (somebody gave a batch back) is followed closely: the kernel will not
         report the next one for 5 ms, in which a process at full speed takes 6 MiB.
         """
-        assert self.outcome is not None
-        if self.outcome.observed:
+        if self.pressed:
             self._recheck_after = 0
         elif crossed_ns:
             self._recheck_after = FIRST_RECHECK_NS
@@ -211,10 +211,6 @@ class Decider:
             return False
         return self.moved.get(first.index, -1) >= first.usage
 
-    def _rank(self, signal: str) -> Sequence[Candidate]:
-        del signal  # both memory signals rank alike
-        return self._registry.order()
-
     def _decide(
         self,
         outcome: Outcome,
@@ -224,7 +220,42 @@ class Decider:
         crossed_ns: int,
     ) -> None:
         """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
+        threshold = outcome.starved
+        assert threshold is not None
         entry = self._registry.by_uid[candidate.uid]
+        of_memory = threshold.signal in MEMORY_SIGNALS
+        if not of_memory:
+            crossed_ns = 0  # the crossing was of memory, and over when it was looked at
+        # A hard threshold for memory waits for nobody: the second of grace in the kubelet's books is only the smallest
+        # that its pod worker takes.
+        grace_s = 0 if threshold.hard and of_memory else max(0, outcome.grace_s)
+        observation = observations[threshold.signal]
+        facts: dict[str, Any] = {
+            "signal": threshold.signal,
+            "kind": "hard" if threshold.hard else "soft",
+            "quantity": threshold.quantity(observation.capacity),
+            "available": observation.available,
+            "capacity": observation.capacity,
+            "grace_s": outcome.grace_s,
+        }
+        if of_memory:
+            facts["domain"] = next(w.name for w in self._gauge.watches if w.signal == threshold.signal)
+            facts["usage"] = readings[facts["domain"]].usage
+        else:
+            facts |= {
+                "domain": threshold.signal.partition(".")[0],
+                "usage": observation.capacity - observation.available,
+            }
+            facts["cleanup"] = list(self._slow.cleanup(threshold.signal))
+            if self._enforce:
+                self._slow.evicted(threshold.signal, time.monotonic_ns())
+        self._act(entry, grace_s, facts, RESOURCE[threshold.signal], crossed_ns)
+
+    def _act(self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0) -> None:
+        """Signal the pod, then tell of it; or only tell, and that of one ``subject`` not too often.
+
+        ``facts``: what led to it.
+        """
         decided_ns = time.monotonic_ns()
         if crossed_ns:
             self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
@@ -233,35 +264,24 @@ class Decider:
             fired = self._trigger.disarm()
             if fired is not None:
                 pulled_by, entry = "kernel", fired
-            self._evict(entry, outcome)
-            assert self.eviction is not None
-            signalled_ns = self.eviction.signalled_ns
-            if crossed_ns and self.eviction.killed_ns is not None:
+            eviction = self._evictor.begin(entry, grace_s)
+            signalled_ns = eviction.signalled_ns
+            if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
-        elif decided_ns - self._decided_ns < (QUIET_NS if crossed_ns else REPEAT_NS):
+        elif decided_ns - self._told_ns.get(subject, 0) < (QUIET_NS if crossed_ns else REPEAT_NS):
             return
-        self._decided_ns = decided_ns
+        else:
+            self._told_ns[subject] = decided_ns
         self._id += 1
         self._stats.add("decisions")
-        threshold = outcome.starved
-        assert threshold is not None
-        observation = observations[threshold.signal]
-        domain = next(w.name for w in self._gauge.watches if w.signal == threshold.signal)
         table = self._gauge.table
         message: dict[str, Any] = {
             "t": "decision",
             "id": self._id,
-            "signal": threshold.signal,
-            "kind": "hard" if threshold.hard else "soft",
-            "domain": domain,
-            "quantity": threshold.quantity(observation.capacity),
-            "available": observation.available,
-            "capacity": observation.capacity,
-            "usage": readings[domain].usage,
+            **facts,
             "pod": entry.uid,
             "name": entry.title,
             "rank": 1,
-            "grace_s": outcome.grace_s,
             "observed": not self._enforce,
             "trigger": pulled_by,
             "prepared": self._trigger.was_prepared,
@@ -273,24 +293,38 @@ class Decider:
             "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
             "realtime": time.time(),
         }
-        if self.eviction is not None:
-            self.eviction.decision = message
+        if self._enforce:
+            eviction.decision = message
         self._tell(message)
         self.changed = True
 
-    def _evict(self, entry: PodEntry, outcome: Outcome) -> None:
-        """Send the first signals."""
-        assert outcome.starved is not None
-        # A hard threshold waits for nobody: the second of grace in the kubelet's books is only the smallest its pod
-        # worker takes.
-        grace_s = 0 if outcome.starved.hard else max(0, outcome.grace_s)
-        self.eviction = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
-        for fd in self.eviction.pidfds():
-            self._epoll.register(fd, select.EPOLLIN)
+    def take_slow(self, message: dict[str, Any]) -> None:
+        """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
+        self._slow.take(message)
+        known = self._registry.by_uid
+        self._told_ns = {who: ns for who, ns in self._told_ns.items() if who in known or who in _RESOURCES}
+        self._over_limit = [v for v in self._slow.violations if v.uid in known]
+        if not self._next_over_limit():
+            self.run_pass()
 
-    def is_leaving(self, fd: int) -> bool:
-        """Whether ``fd`` is a process of the pod being evicted, which has ended."""
-        return self.eviction is not None and fd in self.eviction.pidfds()
+    def _next_over_limit(self) -> bool:
+        """Evict the next pod that is over a limit of its own; False if there is none."""
+        while self.may_act and self._over_limit and self._evictor.current is None:
+            violation = self._over_limit.pop(0)
+            entry = self._registry.by_uid.get(violation.uid)
+            if entry is not None and not entry.evicted:
+                facts = {"signal": None, "kind": "limit", "message": violation.message, "grace_s": HARD_GRACE_S}
+                self._act(entry, HARD_GRACE_S, facts, entry.uid)
+                if self._enforce:
+                    return True
+        return False
+
+    def follow(self, now_ns: int) -> None:
+        """Go on with the pod being evicted; when it is gone, look again at once."""
+        if self._evictor.follow(now_ns):
+            self.run_pass()
+            self._next_over_limit()
+            self.prepare()
 
     def on_kernel_signal(self, ts_ns: int, watch: Watch | None, reading: Reading, refused: str) -> None:
         """The victim was signalled inside its own charge.
@@ -299,9 +333,9 @@ class Decider:
         """
         if refused:
             self._log("warning", "the kernel refused the signal", error=refused)
-        if self.eviction is None:
+        if self._evictor.current is None:
             self.run_pass(ts_ns, watch, reading)
-        if self.eviction is None and not refused:
+        if self._evictor.current is None and not refused:
             self._finish_pulled(ts_ns)
 
     def _finish_pulled(self, ts_ns: int) -> None:
@@ -316,82 +350,6 @@ class Decider:
             pod=fired.title if fired else None,
             crossed_ns=ts_ns,
         )
-
-    def follow(self, now_ns: int) -> None:
-        """Go on with the pod being evicted; when it is gone, look again at once."""
-        eviction = self.eviction
-        if eviction is None:
-            return
-        known = set(eviction.pidfds())
-        gone = eviction.step(now_ns)
-        for fd in set(eviction.pidfds()) - known:
-            self._epoll.register(fd, select.EPOLLIN)
-        refused = eviction.victim.refused
-        entry = self._registry.by_uid.get(eviction.victim.uid)
-        usage = self._usage(entry)
-        if not gone and not refused and not eviction.is_stuck(usage, now_ns):
-            pids = eviction.to_reap(now_ns)
-            if pids:
-                self._tell({"t": "reap", "pids": pids})
-            return
-        self.eviction = None
-        if entry is not None:
-            self._registry.set_evicted(entry, True)
-        if gone:
-            self._finish(eviction, now_ns, usage)
-        elif refused:
-            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
-        else:
-            self.stuck.append(eviction)
-            self._log(
-                "warning",
-                "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it",
-                pod=eviction.decision.get("name"),
-                pids=sorted(eviction.pids)[:_SHOWN],
-            )
-        self.run_pass()
-        self.prepare()
-
-    def _usage(self, entry: PodEntry | None) -> int:
-        """Bytes a pod holds now."""
-        if entry is None:
-            return 0
-        self._gauge.reread()
-        return self._gauge.table.working_set(entry.index)
-
-    def follow_stuck(self, now_ns: int) -> None:
-        """Look after the pods that were killed but did not go."""
-        for eviction in list(self.stuck):
-            if eviction.step(now_ns):
-                self.stuck.remove(eviction)
-                self._finish(eviction, now_ns, self._usage(self._registry.by_uid.get(eviction.victim.uid)))
-            elif now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS:
-                self.stuck.remove(eviction)
-                self._fail(eviction, "an evicted pod does not end")
-
-    def _finish(self, eviction: Eviction, now_ns: int, usage: int) -> None:
-        """Nobody is left of a pod."""
-        eviction.victim.close()  # closing a pidfd takes it out of the epoll
-        self._stats.add("evictions")
-        self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
-        self._tell(
-            {
-                "t": "evicted",
-                "id": eviction.decision.get("id"),
-                "pod": eviction.victim.uid,
-                "gone_ns": now_ns,
-                "pids": sorted(eviction.pids)[:_SHOWN],
-                "pids_total": len(eviction.pids),
-                "freed": max(0, eviction.usage_before - usage),
-            }
-        )
-
-    def _fail(self, eviction: Eviction, why: str) -> None:
-        """An eviction is given up."""
-        pids = sorted(eviction.pids)[:_SHOWN]
-        eviction.victim.close()
-        self._stats.add("eviction_failures")
-        self._log("error", why, pod=eviction.decision.get("name"), pids=pids)
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
         self._tell({"t": "log", "level": level, "msg": msg, **fields})

@@ -21,8 +21,10 @@ from monitor.actions.evict import SPARED
 from monitor.daemon import channel
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
+from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge
 from monitor.daemon.registry import Registry
+from monitor.daemon.slow import SlowSignals
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.daemon.trigger import Trigger
@@ -33,6 +35,8 @@ from monitor.kernel.domains import Reading
 from monitor.kernel.pins import Pins, Ring, counts
 from monitor.kernel.sched import Protection, may_kill, protect
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
+from monitor.policy.eras import era
+from monitor.policy.standing import Standing
 
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000
@@ -51,11 +55,22 @@ class Hot:
         self.pins = Pins.open(config.pin_dir)
         eviction_config = config.eviction_config()
         self.gauge = Gauge(self.pins, config, eviction_config.thresholds, self.stats)
-        self.registry = Registry(self.gauge.table, config.step)
+        policy = era(config.policy)
+        self.registry = Registry(self.gauge.table, config.step, Standing(policy.memory_key))
         in_kernel = config.enforce and config.trigger == "kernel"
         self.trigger = Trigger(self.pins, self.registry, self.gauge.hierarchy.version, in_kernel)
+        self.evictor = Evictor(self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell)
+        slow = SlowSignals(config, policy, eviction_config.thresholds, self.tell)
         self.decider = Decider(
-            config, eviction_config, self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell
+            config,
+            eviction_config,
+            self.gauge,
+            self.registry,
+            self.trigger,
+            slow,
+            self.evictor,
+            self.stats,
+            self.tell,
         )
         self.watches: dict[int, Watch] = {}  # by domain index
         self.housekeeping_ns = self.publish_ns = 0
@@ -107,6 +122,8 @@ class Hot:
                 self.synced = stale = True
             elif kind == "refresh":
                 stale = True
+            elif kind == "disks":
+                self.decider.take_slow(message)
             elif kind == "bad":
                 self.log("error", "a message of the side could not be read", problem=message["problem"])
         self.stats.set("pods", len(self.registry))
@@ -236,7 +253,7 @@ class Hot:
             self.look(now_ns)
             self.decider.run_pass()  # whatever the kernel may have missed
             gc.collect(1)
-        self.decider.follow_stuck(now_ns)
+        self.evictor.follow_stuck(now_ns)
         self.decider.prepare()
 
     def watch_thresholds(self) -> None:
@@ -259,8 +276,8 @@ class Hot:
             due = min(due, self.decider.deadline_ns)
         if self.decider.reread_ns is not None:
             due = min(due, self.decider.reread_ns)
-        if self.decider.eviction is not None:
-            due = min(due, self.decider.eviction.deadline_ns(now_ns))
+        if self.evictor.current is not None:
+            due = min(due, self.evictor.current.deadline_ns(now_ns))
         if self.dirty:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
@@ -348,7 +365,7 @@ class Hot:
                 self.dirty = True
             if decider.reread_ns is not None and now >= decider.reread_ns:
                 decider.reread()
-            if decider.eviction is not None:
+            if self.evictor.current is not None:
                 decider.follow(now)
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):
                 decider.run_pass()
@@ -375,7 +392,7 @@ class Hot:
             self.side_ended()
         elif fd == self.wake_fd:
             os.read(fd, 64)
-        elif self.decider.is_leaving(fd):
+        elif self.evictor.is_leaving(fd):
             self.epoll.unregister(fd)  # it would be reported for ever; the next step sees who is left
 
     def report(self, now_ns: int) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 from monitor.actions.status import Eviction, StatusStore
 from monitor.daemon import channel
 from monitor.errors import MonitorError
+from monitor.policy.eras import era
+from monitor.policy.manager import container_usage
 from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
-from monitor.policy.qos import qos_class
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import RESOURCE
+from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
+from monitor.policy.stats import PodStats
 from monitor.report.log import Log
 from monitor.report.view import View
 from monitor.report.worker import Worker
@@ -26,12 +28,27 @@ from monitor.report.worker import Worker
 _MAX_EVICTIONS = 256
 #: si_code of a signal that the kernel itself sent (SI_KERNEL): the OOM killer, or a BPF program.
 _SI_KERNEL = 128
+#: What a decision is counted as that no signal led to: a pod over a limit of its own.
+LOCAL_STORAGE = "local-storage"
 
 
 class News:
-    """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other."""
+    """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    def __init__(self, view: View, files: Worker, log: Log) -> None:
+    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        files: Worker,
+        log: Log,
+        pod_stats: Callable[[str], PodStats | None],
+        reclaim: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self._pod_stats = pod_stats
+        self._reclaim = reclaim
+        self._era = era(view.config.policy)
         self.view = view
         self.files = files
         self.log = log
@@ -46,6 +63,7 @@ class News:
             "decision": self._on_decision,
             "evicted": self._on_evicted,
             "reap": self._on_reap,
+            "reclaim": self._on_reclaim,
             "oom": self._on_oom,
         }
 
@@ -77,21 +95,14 @@ class News:
             self.log.warning("node conditions changed", conditions=message["conditions"], before=before)
 
     def _on_decision(self, message: Mapping[str, Any]) -> None:
-        self.view.decisions[message["signal"]] += 1
+        self.view.decisions[message["signal"] or LOCAL_STORAGE] += 1
         found = self.view.pods.get(message["pod"])
         fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name")}
         fields["uid"] = message["pod"]
         if found is None:
             self.log.error("decided on a pod unknown here", **fields)
             return
-        text, annotations = eviction_message(
-            found.pod,
-            RESOURCE[message["signal"]],
-            self._quantity(message),
-            message["available"],
-            message["containers"],
-            message["working_set"],
-        )
+        text, annotations = self._told(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
         self.log.warning("would evict" if message["observed"] else "evicting", **fields)
         if message["observed"]:
@@ -99,17 +110,32 @@ class News:
         eviction = Eviction(
             id=str(message["id"]),
             pod=found.pod,
-            qos=qos_class(found.pod),
+            qos=self._era.qos_class(found.pod),
             message=text,
             annotations=annotations,
             started=self.view.first_seen[found.pod.uid],
             decided=message["realtime"],
             node=os.uname().nodename,
+            resource=RESOURCE[message["signal"]] if message["signal"] else None,
         )
         while len(self._evictions) >= _MAX_EVICTIONS:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
         self.files.submit(lambda: self.store.write(eviction))
+
+    def _told(self, pod: Pod, decision: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+        """What the evicted pod is told, and the annotations of its event."""
+        signal = decision["signal"]
+        if signal is None:
+            return decision["message"], {}
+        resource = RESOURCE[signal]
+        if signal in MEMORY_SIGNALS:
+            containers = decision["containers"]
+        else:
+            stats = self._pod_stats(pod.uid)
+            containers = None if stats is None else container_usage(stats, resource)
+        quantity, available = self._quantity(decision), decision["available"]
+        return eviction_message(pod, resource, quantity, available, containers, decision["working_set"])
 
     def _quantity(self, decision: Mapping[str, Any]) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
@@ -126,6 +152,12 @@ class News:
         self.log.info("evicted", **fields)
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message))
+
+    def _on_reclaim(self, message: Mapping[str, Any]) -> None:
+        self.log.info(
+            "cleaning up the node before a pod is evicted", signal=message["signal"], actions=message["actions"]
+        )
+        self._reclaim(tuple(message["actions"]))
 
     def _on_reap(self, message: Mapping[str, Any]) -> None:
         pids = list(message["pids"])

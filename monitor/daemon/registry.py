@@ -1,12 +1,7 @@
-"""The pods the hot process knows, always in eviction order.
-
-The order is kept while pods move, by one insertion into a sorted list (a few microseconds); at a crossing nothing is
-sorted: the first pod that may be evicted is simply there.
-"""
+"""The pods the hot process knows, always in eviction order."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +9,8 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.domains import POD, DomainTable
-from monitor.policy.ranking import Candidate, memory_key
+from monitor.policy.ranking import Candidate
+from monitor.policy.standing import Standing
 
 
 @dataclass(slots=True)
@@ -36,7 +32,6 @@ class PodEntry:
     usage: int | None = None
     evicted: bool = False
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
-    key: Any = None
 
     @property
     def title(self) -> str:
@@ -58,16 +53,15 @@ class PodEntry:
 class Registry:
     """Pods by uid and by domain index, and the candidates in eviction order."""
 
-    def __init__(self, table: DomainTable, step: int) -> None:
+    def __init__(self, table: DomainTable, step: int, standing: Standing | None = None) -> None:
         self._table = table
         self._step = step
+        self._standing = standing or Standing()
         self.by_uid: dict[str, PodEntry] = {}
         self.by_index: dict[int, PodEntry] = {}
         self.protected: set[int] = set()  # cgroups that no pod may claim
         self._owners: dict[int, PodEntry] = {}  # by cgroup id of the pod and of its containers
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
-        self._keys: list[tuple[Any, str]] = []
-        self._order: list[Candidate] = []
         self.changes = 0  # counts re-rankings; a cheap way to notice one
 
     def __len__(self) -> int:
@@ -100,7 +94,6 @@ class Registry:
             entry = self._new(message, cgroup, cgroup_id, wanted)
         else:
             entry = old
-            self._unrank(entry)
         entry.namespace, entry.name = message["namespace"], message["name"]
         entry.priority, entry.request = message["priority"], message["request"]
         entry.qos, entry.critical, entry.grace_s = message["qos"], message["critical"], message["grace_s"]
@@ -138,7 +131,7 @@ class Registry:
         entry = self.by_uid.pop(uid, None)
         if entry is None:
             return None
-        self._unrank(entry)
+        self._standing.remove(uid)
         self.by_index.pop(entry.index, None)
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
             if self._owners.get(cgroup_id) is entry:
@@ -156,7 +149,6 @@ class Registry:
     def move(self, entry: PodEntry, usage: int | None) -> None:
         """The pod's working set changed: find its new place."""
         if usage != entry.usage:
-            self._unrank(entry)
             entry.usage = usage
             self._rank(entry)
 
@@ -174,34 +166,26 @@ class Registry:
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
         """An evicted pod is no candidate any more, until somebody starts processes in it again."""
-        self._unrank(entry)
         entry.evicted = evicted
         self._rank(entry)
 
     def order(self) -> Sequence[Candidate]:
         """Candidates, first victim first. Do not change it."""
-        return self._order
+        return self._standing.order()
+
+    def candidates(self, uids: Sequence[str]) -> Sequence[Candidate]:
+        """The candidates among these, in this order: who is known here and was not evicted."""
+        found = (self.by_uid.get(uid) for uid in uids)
+        return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
 
     def first(self) -> PodEntry | None:
         """The pod that would be evicted now."""
-        for candidate in self._order:
-            if not candidate.critical:
-                return self.by_uid[candidate.uid]
-        return None
+        candidate = self._standing.first()
+        return None if candidate is None else self.by_uid[candidate.uid]
 
     def _rank(self, entry: PodEntry) -> None:
         self.changes += 1
         if entry.evicted or not entry.counted:
-            return
-        candidate = entry.candidate()
-        entry.key = (memory_key(candidate), entry.uid)
-        insort(self._keys, entry.key)
-        self._order.insert(bisect_left(self._keys, entry.key), candidate)
-
-    def _unrank(self, entry: PodEntry) -> None:
-        if entry.key is None:
-            return
-        at = bisect_left(self._keys, entry.key)
-        del self._keys[at]
-        del self._order[at]
-        entry.key = None
+            self._standing.remove(entry.uid)
+        else:
+            self._standing.put(entry.candidate(), entry.qos)

@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING
 from monitor.actions.oomadj import OomScores
 from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
+from monitor.daemon.diskwatch import DiskWatch
 from monitor.daemon.news import News, label
 from monitor.daemon.podwatch import PodWatch
 from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.disks import find_disks
 from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
-from monitor.policy.qos import qos_class
+from monitor.policy.admission import admit
+from monitor.policy.eras import era
 from monitor.report.log import Log
 from monitor.report.view import View
 from monitor.report.worker import Worker
@@ -80,8 +83,12 @@ class Side:
             side_pid=os.getpid(),
             wake_side=self.wake,
         )
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log)
-        self.news = News(self.view, self.files, self.log)
+        self.era = era(config.policy)
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log, self.era)
+        disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
+        self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
+        self.view.disks = self.disks
+        self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim)
         ours = (self.view.hot_pid, self.view.side_pid)
         self.pods = PodWatch(open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours), self.wake)
         self.view.pods_stalled_s = self.pods.stalled_s
@@ -104,6 +111,7 @@ class Side:
         Endpoints(self.listener, self.view, self.scores, self.files, self.lines, self.log)
         self.view.kubepods = self._kubepods()
         self._examine(first, {})
+        self.disks.start()
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
@@ -121,6 +129,9 @@ class Side:
                 os.eventfd_read(self._wake_fd)
                 before = self.view.pods
                 self._examine(self._learn(), before)
+                if self.view.pods is not before:
+                    self.disks.pods_changed()
+                self._tell_disks()
             elif self._untold or not self.view.synced:
                 self._tell_hot()
 
@@ -138,6 +149,7 @@ class Side:
 
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
+        self.disks.close(_CLOSE_S)
         self.files.close(_CLOSE_S)
         self.lines.close(_CLOSE_S)
 
@@ -211,7 +223,7 @@ class Side:
         for found in change.updated:
             uid = found.pod.uid
             try:
-                self._untold[uid] = channel.encode(pod_message(found))
+                self._untold[uid] = channel.encode(pod_message(found, self.era))
                 sendable.updated.append(found)
             except channel.TooLarge as error:
                 remedy = "give it fewer containers or shorter cgroup paths"
@@ -232,8 +244,9 @@ class Side:
             uid = found.pod.uid
             pods[uid] = found
             seen.setdefault(uid, time.time())
-        self.view.pods = pods
-        self.view.first_seen = seen
+        if change.removed or change.updated:
+            self.view.pods = pods
+            self.view.first_seen = seen
         # Searching for it walks the whole tree, so only when a pod says that there is one.
         if self.view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
             self.view.kubepods = self._kubepods()
@@ -249,8 +262,20 @@ class Side:
             uid = found.pod.uid
             if uid not in before:
                 self.log.info(
-                    "pod found", pod=label(found.pod), uid=uid, qos=qos_class(found.pod), cgroup=str(found.cgroup)
+                    "pod found",
+                    pod=label(found.pod),
+                    uid=uid,
+                    qos=self.era.qos_class(found.pod),
+                    cgroup=str(found.cgroup),
                 )
+                admission = admit(found.pod, self.view.state.get("conditions", ()))
+                if not admission.admitted:
+                    self.log.warning(
+                        "a kubelet would not have admitted this pod now",
+                        pod=label(found.pod),
+                        reason=admission.reason,
+                        message=admission.message,
+                    )
             self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
 
     def _tell_hot(self) -> None:
@@ -262,6 +287,12 @@ class Side:
             del self._untold[uid]
         if not self.view.synced and self.pods.wait_known(0):
             self.view.synced = channel.send(self.sock, {"t": "synced"})
+
+    def _tell_disks(self) -> None:
+        """Pass on what was measured. What does not get through is not sent again: the next measurement follows soon."""
+        for message in self.disks.take():
+            if not channel.send(self.sock, message):
+                self.log.warning("the hot process takes no messages: figures of the disks are lost")
 
     def _state_dir_failed(self, error: OSError) -> None:
         self.log.error(

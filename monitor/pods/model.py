@@ -12,9 +12,8 @@ from typing import Any
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods.inotify import Event, Watcher
+from monitor.policy.eras import CURRENT, Era
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical, qos_class
-from monitor.policy.resources import pod_request
 
 #: With inotify a rescan only repairs what no event told (a network file system, an overflowed queue). One scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
@@ -153,7 +152,7 @@ class PodSource(ABC):
         return Change(updated, removed, problems)
 
 
-def pod_message(found: FoundPod) -> dict[str, Any]:
+def pod_message(found: FoundPod, era: Era = CURRENT) -> dict[str, Any]:
     """The ``pod+`` message of docs/architecture.md: sizes in bytes, directories absolute."""
     pod = found.pod
     return {
@@ -162,9 +161,9 @@ def pod_message(found: FoundPod) -> dict[str, Any]:
         "namespace": pod.namespace,
         "name": pod.name,
         "priority": pod.priority or 0,
-        "request": pod_request(pod, "memory").value,
-        "qos": qos_class(pod),
-        "critical": is_critical(pod),
+        "request": era.request(pod, "memory").value,
+        "qos": era.qos_class(pod),
+        "critical": era.is_critical(pod),
         "grace_s": DEFAULT_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,
         "cgroup": str(found.cgroup),
         "containers": {name: str(path) for name, path in found.containers.items()},

@@ -1,199 +1,204 @@
-"""Which eviction settings are in force, and where each came from, the way a kubelet puts them together.
+"""Which settings are in force, and where each entry of them came from. Nothing else in outrace decides that.
 
-Defaults, the configuration file, drop-ins, flags, in this order. A kubelet without a file has no default hard
-thresholds at all; with one it has all of them or, if the file names any, none; drop-ins are merged key by key into what
-that gave; a flag replaces its whole map.
+In this order, later ones win: defaults, the kubelet's configuration file, its drop-ins, then what was said to outrace
+itself (own file, flags). A file that names no hard thresholds has all the defaults; one that names any has none of them
+unless it asks for them (`mergeDefaultEvictionSettings`). Drop-ins are JSON merge patches (RFC 7396) on what that gave:
+maps entry by entry, everything else as a whole, null takes away. A flag replaces its whole map.
+
+One difference to a kubelet: without any configuration file that one has no hard thresholds at all, outrace has the
+defaults, as with an empty file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from monitor.policy.eras import CURRENT, Era
 from monitor.policy.errors import PolicyError
-from monitor.policy.gosyntax import parse_duration
-from monitor.policy.layout import DiskLayout, overlay_containerfs
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
-from monitor.policy.thresholds import (
-    DEFAULT_HARD,
-    DEFAULT_TRANSITION_PERIOD_NS,
-    Threshold,
-    parse_flag_map,
-    parse_in_order,
-)
+from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
+from monitor.policy.thresholds import LESS_THAN, Threshold
 
 DEFAULT = "default"
-#: Key of a KubeletConfiguration -> the flag that replaces it, and how its pairs are written.
-MAPS = {
-    "evictionHard": ("eviction-hard", "<"),
-    "evictionSoft": ("eviction-soft", "<"),
-    "evictionSoftGracePeriod": ("eviction-soft-grace-period", "="),
-    "evictionMinimumReclaim": ("eviction-minimum-reclaim", "="),
-}
-_MERGE = "mergeDefaultEvictionSettings"
+MERGE_DEFAULTS = "mergeDefaultEvictionSettings"
+HARD, SOFT = "evictionHard", "evictionSoft"
+SOFT_GRACE, MIN_RECLAIM = "evictionSoftGracePeriod", "evictionMinimumReclaim"
+ENFORCE = "enforceNodeAllocatable"
+#: Keys of a KubeletConfiguration that hold a map of texts, and so are merged entry by entry.
+TEXT_MAPS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM, "systemReserved", "kubeReserved")
 
-
-class Entry(NamedTuple):
-    """A value as it was written, and where: `default`, the name of a file, or a flag."""
-
-    text: str
-    origin: str
+_RANK = {signal: i for i, signal in enumerate(SIGNALS)}
 
 
 class Source(NamedTuple):
-    """A KubeletConfiguration, or a drop-in of one, already parsed."""
+    """A KubeletConfiguration, or a drop-in of one, already parsed; `name` is that of its file."""
 
     name: str
     content: Mapping[str, Any]
 
 
-class Effective(NamedTuple):
-    """A threshold in force and where it came from."""
+class Given(NamedTuple):
+    """A value and where it was written: `FILE: key` or `--flag`."""
 
-    threshold: Threshold
+    value: Any
     origin: str
 
 
+class Entry(NamedTuple):
+    """An entry of a map as it was written, and where: `default`, `FILE: key` or `--flag`."""
+
+    text: str
+    origin: str
+
+
+class Effective(NamedTuple):
+    """A threshold in force, its value and min reclaim (or None) as they were written, and where it came from.
+
+    `copy`: for allocatable memory; `overlay`: for the container file system. Nobody wrote those.
+    """
+
+    threshold: Threshold
+    text: str
+    min_reclaim: str | None
+    origin: str
+    copy: bool = False
+    overlay: bool = False
+
+
 @dataclass(frozen=True)
-class EvictionSettings:
-    """The settings in force: the four maps by signal, the transition period, the longest grace of a soft eviction."""
+class Settings:
+    """What is in force, by key of a KubeletConfiguration.
+
+    `maps` has every key of `TEXT_MAPS`; `values` those other keys that were given, not those left at their default.
+    `origins`: for each map the place that had the last word on it. `switched_off`: each default hard threshold that is
+    not in force only because others were named, with the place that did.
+    """
 
     maps: Mapping[str, Mapping[str, Entry]]
-    transition_period_ns: int
-    max_pod_grace_s: int
-    enforce_node_allocatable: tuple[str, ...]
+    values: Mapping[str, Given]
+    origins: Mapping[str, str]
+    switched_off: Mapping[str, str]
 
-    def thresholds(self, layout: DiskLayout | None = None) -> list[Effective]:
-        """Every threshold with its origin; the copies for allocatable memory are among them and, given the layout of
-        the disks, those for the container file system. Raises PolicyError.
+    def texts(self, key: str) -> dict[str, str]:
+        """A map without its origins."""
+        return {name: entry.text for name, entry in self.maps[key].items()}
+
+    def thresholds(self, rules: Era = CURRENT, layout: DiskLayout = SINGLE_DISK) -> tuple[Effective, ...]:
+        """Every threshold with its origin, in the order of `RunConfig.thresholds`; those that copy others name them.
+
+        Raises PolicyError, as parsing the maps does.
         """
-        texts = {key: {signal: entry.text for signal, entry in found.items()} for key, found in self.maps.items()}
-        grace, reclaim = texts["evictionSoftGracePeriod"], texts["evictionMinimumReclaim"]
-        # All at once first: it is the whole that has to be right.
-        parse_in_order(texts["evictionHard"], texts["evictionSoft"], grace, reclaim)
+        grace, reclaim = self.texts(SOFT_GRACE), self.texts(MIN_RECLAIM)
+        rules.parse_thresholds(self.texts(HARD), self.texts(SOFT), grace, reclaim)  # it is the whole that must be right
         found = []
-        for signal, entry in self.maps["evictionHard"].items():
-            found += [Effective(t, entry.origin) for t in parse_in_order({signal: entry.text}, None, None, reclaim)]
-        for signal, entry in self.maps["evictionSoft"].items():
-            found += [Effective(t, entry.origin) for t in parse_in_order(None, {signal: entry.text}, grace, reclaim)]
-        if "pods" in self.enforce_node_allocatable:
-            for t, origin in [e for e in found if e.threshold.signal == MEMORY and e.threshold.hard]:
+        for key in (HARD, SOFT):
+            for signal, entry in self.maps[key].items():
+                one = {signal: entry.text}
+                maps = (one, {}) if key == HARD else ({}, one)
+                for threshold in rules.parse_thresholds(*maps, grace, reclaim):  # none, if it is switched off
+                    found.append(Effective(threshold, entry.text, reclaim.get(signal), entry.origin))
+        if "pods" in self.enforced():
+            for original in [e for e in found if e.threshold.signal == MEMORY and e.threshold.hard]:
+                t = original.threshold
                 copy = Threshold(ALLOCATABLE_MEMORY, t.value, t.grace_ns, t.min_reclaim)
-                found.append(Effective(copy, f"copy of {MEMORY} ({origin})"))
-        return found if layout is None else _with_overlay(found, layout)
+                origin = f"copy of {MEMORY} ({original.origin})"
+                found.append(original._replace(threshold=copy, origin=origin, copy=True))
+        found.sort(key=lambda e: (_RANK[e.threshold.signal], e.threshold.grace_ns))
+        return _overlaid(found, layout) if rules.containerfs else tuple(found)
+
+    def enforced(self) -> tuple[str, ...]:
+        """`enforceNodeAllocatable`; pods, if it is not given."""
+        given = self.values.get(ENFORCE)
+        return ("pods",) if given is None else tuple(given.value)
 
 
-def _with_overlay(found: list[Effective], layout: DiskLayout) -> list[Effective]:
-    overlay = overlay_containerfs([e.threshold for e in found], layout)
+def _overlaid(found: list[Effective], layout: DiskLayout) -> tuple[Effective, ...]:
+    """`overlay_containerfs` with origins: what it put in place of, or after, the thresholds given."""
+    file_system = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
     result = []
-    for i, t in enumerate(overlay.thresholds):
-        if i < len(found) and t == found[i].threshold:
+    for i, t in enumerate(overlay_containerfs([e.threshold for e in found], layout).thresholds):
+        if i < len(found) and t is found[i].threshold:
             result.append(found[i])
-        elif t.operator:
-            fs = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
-            source = t.signal.replace("containerfs", fs)
-            origin = next(
-                e.origin for e in reversed(found) if e.threshold.signal == source and e.threshold.hard == t.hard
-            )
-            result.append(Effective(t, f"copy of {source} ({origin})"))
-    return result
+        elif t.operator == LESS_THAN:
+            source = t.signal.replace("containerfs", file_system)
+            # The last one, as in the overlay.
+            original = [e for e in found if e.threshold.signal == source and e.threshold.hard == t.hard][-1]
+            origin = f"overlay: copy of {source} ({original.origin})"
+            result.append(original._replace(threshold=t, origin=origin, overlay=True))
+    return tuple(result)
 
 
-def effective_settings(
-    file: Source | None, drop_ins: Iterable[Source] = (), flags: Mapping[str, str] | None = None
-) -> EvictionSettings:
-    """The settings of a kubelet started with this configuration file, these drop-ins in order, and these flags.
+def in_force(
+    file: Source | None = None,
+    drop_ins: Iterable[Source] = (),
+    said: Mapping[str, Given] | None = None,
+    rules: Era = CURRENT,
+) -> Settings:
+    """The settings that this configuration file, these drop-ins in order, and what was said to outrace itself make.
 
-    ``flags`` by name without dashes (`eviction-hard`). Raises PolicyError naming the source and the key.
+    ``said``: by key of a KubeletConfiguration, already of the right type (a map of texts for `TEXT_MAPS`). ``rules``
+    brings the defaults. Raises PolicyError naming the source and the key if a value is of the wrong type.
     """
-    flags = flags or {}
-    maps: dict[str, dict[str, Entry]] = {key: {} for key in MAPS}
-    plain: dict[str, Entry] = {}
-    if file is not None:
-        for key in MAPS:
-            maps[key] = {
-                signal: Entry(text, file.name) for signal, text in _texts(file, key).items() if text is not None
-            }
-        absent = file.content.get("evictionHard") is None
-        if absent or file.content.get(_MERGE) is True:
-            own = maps["evictionHard"]
-            maps["evictionHard"] = {**{s: Entry(text, DEFAULT) for s, text in DEFAULT_HARD.items()}, **own}
-        _plain(file, plain)
-    for source in drop_ins:
-        for key in MAPS:
-            if key in source.content and source.content[key] is None:
-                maps[key] = {}
-            for signal, text in _texts(source, key).items():
-                maps[key].pop(signal, None)
-                if text is not None:
-                    maps[key][signal] = Entry(text, source.name)
-        _plain(source, plain)
-    for key, (flag, operator) in MAPS.items():
-        if flag in flags:
-            pairs = parse_flag_map(flags[flag], operator)
-            maps[key] = {signal: Entry(text, f"--{flag}") for signal, text in pairs.items()}
-    for key, flag in (
-        ("evictionPressureTransitionPeriod", "eviction-pressure-transition-period"),
-        ("evictionMaxPodGracePeriod", "eviction-max-pod-grace-period"),
-    ):
-        if flag in flags:
-            plain[key] = Entry(flags[flag], f"--{flag}")
-    return EvictionSettings(
-        maps,
-        _period(plain.get("evictionPressureTransitionPeriod")),
-        _whole(plain.get("evictionMaxPodGracePeriod")),
-        _enforced([file, *drop_ins] if file is not None else list(drop_ins)),
-    )
+    file = file or Source("", {})
+    maps = {key: _entries(file, key) for key in TEXT_MAPS}
+    origins = {key: f"{file.name}: {key}" if file.content.get(key) is not None else DEFAULT for key in TEXT_MAPS}
+    if file.content.get(HARD) is None or file.content.get(MERGE_DEFAULTS):
+        defaults = {signal: Entry(text, DEFAULT) for signal, text in rules.default_hard.items()}
+        maps[HARD] = {**defaults, **maps[HARD]}
+    off = {signal: origins[HARD] for signal in rules.default_hard if signal not in maps[HARD]}
+    values = _values(file)
+    for drop_in in drop_ins:
+        for key in TEXT_MAPS:
+            if key in drop_in.content:
+                patch = drop_in.content[key]
+                if patch is None:
+                    maps[key] = {}
+                else:
+                    # An entry named keeps its place, as it would in the JSON; a new one comes last.
+                    maps[key].update(_entries(drop_in, key, patch=True))
+                    maps[key] = {name: entry for name, entry in maps[key].items() if patch.get(name, "") is not None}
+                origins[key] = f"{drop_in.name}: {key}"
+        taken = {key for key, value in drop_in.content.items() if value is None}
+        values = {key: given for key, given in values.items() if key not in taken} | _values(drop_in)
+    for key, given in (said or {}).items():
+        if key in maps:
+            maps[key] = {name: Entry(text, given.origin) for name, text in given.value.items()}
+            origins[key] = given.origin
+            if key == HARD:
+                off = dict.fromkeys(rules.default_hard, given.origin)
+        else:
+            values[key] = given
+    off = {signal: origin for signal, origin in off.items() if signal not in maps[HARD]}
+    return Settings(maps, values, origins, off)
 
 
-def _texts(source: Source, key: str) -> dict[str, str | None]:
-    """A map of signal to text; None is how a drop-in takes an entry out."""
+def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Entry]:
+    """A map of a file. In a ``patch`` an entry may be null, which takes it away; it is left out here."""
     found = source.content.get(key)
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise PolicyError(f"{source.name}: {key}: must be a map of signals to values")
-    for signal, text in found.items():
-        if not isinstance(text, str | None):
-            raise PolicyError(f"{source.name}: {key}: {signal}: must be text (put it in quotes), not {text!r}")
-    return dict(found)
+        raise PolicyError(f"{source.name}: {key}: must be a map such as {{memory.available: 100Mi}}, not {found!r}")
+    for name, text in found.items():
+        if text is None and isinstance(name, str):
+            if patch:
+                continue
+            raise PolicyError(f"{source.name}: {key}: {name}: has no value; give it one, or leave it out")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise PolicyError(
+                f'{source.name}: {key}: {name}: {text!r} is not a text; put it in quotes: {name}: "{text}"'
+            )
+    return {name: Entry(text, f"{source.name}: {key}") for name, text in found.items() if text is not None}
 
 
-def _plain(source: Source, plain: dict[str, Entry]) -> None:
-    for key in ("evictionPressureTransitionPeriod", "evictionMaxPodGracePeriod"):
-        if key in source.content:
-            value = source.content[key]
-            plain.pop(key, None)
-            if value is not None:
-                plain[key] = Entry(str(value), f"{source.name}: {key}")
-
-
-def _period(entry: Entry | None) -> int:
-    if entry is None:
-        return DEFAULT_TRANSITION_PERIOD_NS
-    try:
-        # Zero is replaced: without it no condition would ever hold.
-        return parse_duration(entry.text) or DEFAULT_TRANSITION_PERIOD_NS
-    except PolicyError as error:
-        raise PolicyError(f"{entry.origin}: {error}") from None
-
-
-def _whole(entry: Entry | None) -> int:
-    if entry is None:
-        return 0
-    try:
-        return int(entry.text)
-    except ValueError:
-        raise PolicyError(f"{entry.origin}: {entry.text!r} is not a whole number of seconds") from None
-
-
-def _enforced(sources: Sequence[Source]) -> tuple[str, ...]:
-    """`enforceNodeAllocatable`: the last list named; without any, pods are."""
-    for source in reversed(sources):
-        found = source.content.get("enforceNodeAllocatable")
-        if found is not None:
-            if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-                raise PolicyError(f"{source.name}: enforceNodeAllocatable: must be a list such as [pods]")
-            return tuple(found)
-    return ("pods",)
+def _values(source: Source) -> dict[str, Given]:
+    """Everything else in a file that is not null."""
+    if not isinstance(source.content.get(ENFORCE), list | None):
+        raise PolicyError(f"{source.name}: {ENFORCE}: must be a list such as [pods], not {source.content[ENFORCE]!r}")
+    return {
+        key: Given(value, f"{source.name}: {key}")
+        for key, value in source.content.items()
+        if key not in TEXT_MAPS and value is not None
+    }

@@ -13,7 +13,10 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical
+from monitor.policy.qos import is_critical, qos_class
+from monitor.policy.quantity import Quantity
+from monitor.policy.ranking import Candidate, Key, memory_key
+from monitor.policy.resources import pod_request
 from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, Threshold, parse_thresholds
 from monitor.policy.victims import Ranker, rank_one
@@ -24,7 +27,9 @@ class Era:
     """What a release decides in its own way.
 
     `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
-    hard eviction; `containerfs`: the release knows a container file system.
+    hard eviction; `containerfs`: the release knows a container file system. `request` and `qos_class` are what
+    `memory_key` is fed: it ranks a candidate for memory by its numbers and its class alone, so that no Pod is needed
+    where every microsecond counts; its order is that of `ranker`.
     """
 
     name: str
@@ -36,6 +41,9 @@ class Era:
     is_critical: Callable[[Pod], bool]
     hard_grace_s: int
     containerfs: bool
+    request: Callable[[Pod, str], Quantity] = pod_request
+    qos_class: Callable[[Pod], str] = qos_class
+    memory_key: Callable[[Candidate, str], Key] = lambda candidate, _qos: memory_key(candidate)
 
     def parse_thresholds(
         self,

@@ -1,18 +1,31 @@
-"""Why a pod stands where it stands in the order of eviction, in plain words, comparison by comparison."""
+"""Why a pod stands where it stands in the order of eviction, in plain words, and what would move it.
+
+Nothing is decided here: places are compared by the keys of `victims.rank_pods`, and a change is found by asking the
+same ranker again for the changed pod.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from monitor.policy.eras import CURRENT, Era
-from monitor.policy.layout import DiskLayout, measured
-from monitor.policy.pods import Pod
-from monitor.policy.qos import CRITICAL_PRIORITY, is_mirror, is_static, qos_class
-from monitor.policy.quantity import Quantity
+from monitor.policy.layout import LOGS, ROOTFS, DiskLayout, measured
+from monitor.policy.pods import Container, Pod, Resources
+from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
+from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.ranking import Key
+from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
-from monitor.policy.victims import Ranked
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import DECIDING, Ranked
 
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
+#: The highest priority a user may give (HighestUserDefinablePriority of Kubernetes), and the lowest 32 bits hold.
+_MOST_PRIORITY, _LEAST_PRIORITY = 10**9, -(2**31)
+#: More than any pod asks for or uses of anything.
+_MOST = 2**62
 
 
 class Comparison(NamedTuple):
@@ -22,27 +35,228 @@ class Comparison(NamedTuple):
     verdict: str
 
 
+class Contrast(NamedTuple):
+    """One comparison of two pods: the verdict on each, and whether it is the one that decides who goes first."""
+
+    name: str
+    one: str
+    other: str
+    decides: bool
+
+
+class Change(NamedTuple):
+    """What would move a pod to the other side of another: a `request` (bytes), a `priority` or a `usage` (bytes,
+    inodes, processes), from ``old`` to ``new``, the nearest that does. `pod` and `stats` are those after the change.
+    """
+
+    kind: str
+    old: int
+    new: int
+    text: str
+    pod: Pod
+    stats: PodStats | None
+
+
 def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Comparison]:
     """What decides about this pod's place for ``signal``, in the order in which it is compared."""
     c = one.candidate
     old = era.name == "kubelet-1.8"
     priority = Comparison("priority", f"{c.priority}: lower ones go first")
     if old:
-        found = [Comparison("QoS class", f"{qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
+        found = [Comparison("QoS class", f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
         if RESOURCE[signal] != "inodes":
-            found.append(_usage(one, signal, layout, compared=signal in MEMORY_SIGNALS))
+            found.append(_usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS))
     elif signal == PID:
         found = [priority]
         if era is CURRENT:
             found.append(Comparison("processes", "no stats: goes first" if c.usage is None else str(c.usage)))
     else:
-        found = [_usage(one, signal, layout, compared=True), priority]
+        found = [_usage(one, signal, layout, era, compared=True), priority]
         if c.usage is not None:
             found.append(Comparison("excess", _excess(one, signal)))
     if c.critical:
         reason = "marked by annotation" if old else why_critical(one.pod)
         found.append(Comparison("critical", f"{reason}: never evicted"))
     return found
+
+
+def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Contrast]:
+    """Both pods, comparison by comparison. Of equal pods the names decide (the kubelet leaves those to chance)."""
+    place = next((i for i in range(DECIDING) if one.key[i] != other.key[i]), None)
+    decisive = None if place is None else _deciding(signal, era)[place]
+    mine = dict(comparisons(one, signal, layout, era))
+    theirs = dict(comparisons(other, signal, layout, era))
+    found = [
+        Contrast(name, mine.get(name, "-"), theirs.get(name, "-"), name == decisive)
+        for name in dict.fromkeys((*mine, *theirs))
+    ]
+    if decisive is None:
+        found.append(Contrast("name", _label(one.pod), _label(other.pod), True))
+    return found
+
+
+def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
+    """The name in `comparisons` of each of the deciding parts of a key."""
+    if era.name == "kubelet-1.8":
+        return ("QoS class", "usage", "usage", "usage")
+    if signal == PID:
+        return ("priority", "processes", "processes", "processes")
+    return ("usage", "priority", "excess", "excess")
+
+
+def first_disagreement(one: Sequence[Ranked], other: Sequence[Ranked]) -> int | None:
+    """The first place (from 0) at which two orders of the same pods have different pods; None if they agree."""
+    pairs = zip(one, other, strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a.pod.uid != b.pod.uid), None)
+
+
+# ---- what would move a pod
+
+
+def changes(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Change]:
+    """What would take ``one`` to the other side of ``other``, each change by itself; empty if none would.
+
+    Behind it, if it stands before it now: a higher request or priority, less usage; else the opposite. Each is the
+    smallest in whole units, so one byte less does not do.
+    """
+    behind = one.key < other.key
+
+    def key(pod: Pod, stats: PodStats | None) -> Key:
+        return era.ranker(pod, stats, signal, layout, True)[0]
+
+    def crosses(pod: Pod, stats: PodStats | None) -> bool:
+        return key(pod, stats) > other.key if behind else key(pod, stats) < other.key
+
+    found = (
+        _request_change(one, signal, behind, crosses),
+        _priority_change(one, behind, crosses),
+        _usage_change(one, signal, layout, era, behind, crosses),
+    )
+    equal = "; they are equal then, and the names decide"
+    return [
+        change._replace(text=change.text + equal)
+        if key(change.pod, change.stats)[:DECIDING] == other.key[:DECIDING]
+        else change
+        for change in found
+        if change is not None
+    ]
+
+
+_Crosses = Callable[[Pod, PodStats | None], bool]
+
+
+def _search(works: Callable[[int], bool], near: int, far: int) -> int | None:
+    """The number nearest to ``near``, which does not work, toward ``far`` that does; None if ``far`` does not."""
+    if near == far or not works(far):
+        return None
+    while abs(far - near) > 1:
+        middle = (near + far) // 2
+        if works(middle):
+            far = middle
+        else:
+            near = middle
+    return far
+
+
+def _request_change(one: Ranked, signal: str, behind: bool, crosses: _Crosses) -> Change | None:
+    """The request of the whole pod where it has one, else that of the container that uses most and helps."""
+    resource = "memory" if signal in MEMORY_SIGNALS else "ephemeral-storage"
+    if signal == PID:
+        return None
+    for where, asked, changed in _requests(one, resource):
+
+        def works(n: int, changed: _Changed = changed) -> bool:
+            return crosses(changed(n)[0], one.stats)
+
+        near = asked.nanos // 10**9 if behind else asked.value
+        new = _search(works, near, _MOST if behind else 0)
+        if new is not None:
+            pod, limit_too = changed(new)
+            text = f"{'raise' if behind else 'lower'} the {resource} request of {where} from {asked} "
+            text += f"to {Quantity.of_bytes(new)}{', and its limit with it' if limit_too else ''}"
+            return Change("request", near, new, text, pod, one.stats)
+    return None
+
+
+_Changed = Callable[[int], tuple[Pod, bool]]
+
+
+def _requests(one: Ranked, resource: str) -> Iterator[tuple[str, Quantity, _Changed]]:
+    """Every request that may be changed: whose it is, what it is, and the pod with another (and a limit raised?)."""
+    pod = one.pod
+    whole = pod.resources
+    if whole is not None and pod_level_resources_set(pod) and resource == "memory":
+
+        def with_pod_level(n: int, of: Resources = whole) -> tuple[Pod, bool]:
+            changed, limit_too = _with_request(of, resource, n)
+            return replace(pod, resources=changed), limit_too
+
+        yield "the whole pod (spec.resources)", whole.requests.get(resource, ZERO), with_pod_level
+    used = dict(one.stats.container_memory()) if one.stats is not None and resource == "memory" else {}
+    for at in sorted(range(len(pod.containers)), key=lambda i: -used.get(pod.containers[i].name, 0)):
+        container = pod.containers[at]
+
+        def with_container(n: int, at: int = at, of: Container = container) -> tuple[Pod, bool]:
+            changed, limit_too = _with_request(of, resource, n)
+            containers = (*pod.containers[:at], changed, *pod.containers[at + 1 :])
+            return replace(pod, containers=containers), limit_too
+
+        yield f"container {container.name}", container.requests.get(resource, ZERO), with_container
+
+
+def _with_request(holder: Any, resource: str, n: int) -> tuple[Any, bool]:
+    """A container, or the resources of a pod, with this request. A limit below it rises with it: none may be."""
+    amount = Quantity.of_bytes(n)
+    limit = holder.limits.get(resource)
+    limit_too = limit is not None and limit < amount
+    limits = {**holder.limits, resource: amount} if limit_too else holder.limits
+    return replace(holder, requests={**holder.requests, resource: amount}, limits=limits), limit_too
+
+
+def _priority_change(one: Ranked, behind: bool, crosses: _Crosses) -> Change | None:
+    old = one.candidate.priority
+    far = max(old, _MOST_PRIORITY) if behind else _LEAST_PRIORITY
+    new = _search(lambda n: crosses(replace(one.pod, priority=n), one.stats), old, far)
+    if new is None:
+        return None
+    text = f"{'raise' if behind else 'lower'} its priority from {old} to {new}"
+    return Change("priority", old, new, text, replace(one.pod, priority=new), one.stats)
+
+
+def _usage_change(
+    one: Ranked, signal: str, layout: DiskLayout, era: Era, behind: bool, crosses: _Crosses
+) -> Change | None:
+    old = one.candidate.usage
+    if old is None:
+        return None
+
+    def reads(kind: str) -> bool:
+        return era.ranker(one.pod, _using(signal, 1, kind), signal, layout, True)[1].usage == 1
+
+    kind = next((kind for kind in (LOGS, ROOTFS) if reads(kind)), None)
+    if kind is None:
+        return None  # nothing the pod has is counted for this disk
+    new = _search(lambda n: crosses(one.pod, _using(signal, n, kind)), old, 0 if behind else _MOST)
+    if new is None:
+        return None
+    by, instead = _shown(signal, abs(new - old)), f"{_shown(signal, new)} instead of {_shown(signal, old)}"
+    if RESOURCE[signal] in IN_BYTES:
+        text = f"use {by} {'less' if behind else 'more'} {RESOURCE[signal]}: {instead}"
+    else:
+        text = f"have {by} {'fewer' if behind else 'more'} {'processes' if signal == PID else 'inodes'}: {instead}"
+    return Change("usage", old, new, text, one.pod, _using(signal, new, kind))
+
+
+def _using(signal: str, n: int, kind: str) -> PodStats:
+    """Figures of a pod that uses ``n`` of what ``signal`` counts; for a disk as files of this ``kind``."""
+    if signal in MEMORY_SIGNALS:
+        return PodStats({"memory": {"workingSetBytes": n}})
+    if signal == PID:
+        return PodStats({"process_stats": {"process_count": n}})
+    return PodStats({"containers": [{kind: {"usedBytes": n, "inodesUsed": n}}]})
+
+
+# ---- why a pod is what it is
 
 
 def why_critical(pod: Pod) -> str:
@@ -56,7 +270,72 @@ def why_critical(pod: Pod) -> str:
     return ""
 
 
-def _usage(one: Ranked, signal: str, layout: DiskLayout, compared: bool) -> Comparison:
+def why_class(pod: Pod, era: Era = CURRENT) -> str:
+    """How the pod's QoS class came about."""
+    if pod.qos_class_status:
+        return "as its status says (status.qosClass)"
+    quality = era.qos_class(pod)
+    whole = pod.resources if era is CURRENT else None
+    holders: list[tuple[str, Container | Resources]] = (
+        [("spec.resources", whole)]
+        if whole is not None
+        else [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
+    )
+    if quality == BEST_EFFORT:
+        nobody = "no container names a" if whole is None else "spec.resources names no"
+        return f"{nobody} request or limit of cpu or memory"
+    asked = {name: _sum(holder.requests.get(name, ZERO) for _, holder in holders) for name in ("cpu", "memory")}
+    limit = {name: _sum(holder.limits.get(name, ZERO) for _, holder in holders) for name in ("cpu", "memory")}
+    if quality == GUARANTEED:
+        return f"requests and limits are the same: cpu {asked['cpu']}, memory {asked['memory']}"
+    reasons = [
+        f"{owner} has no {name} limit"
+        for owner, holder in holders
+        for name in ("cpu", "memory")
+        if not holder.limits.get(name, ZERO) > ZERO
+    ]
+    reasons += [f"{name}: {asked[name]} requested, limit {limit[name]}" for name in asked if asked[name] != limit[name]]
+    return "not Guaranteed: " + reasons[0]
+
+
+def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
+    """How the request that is compared came about: ``memory`` or ``ephemeral-storage``."""
+    total = era.request(pod, resource)
+    if era is not CURRENT:
+        regular = _sum(c.requests.get(resource, ZERO) for c in pod.containers)
+        rule = "the containers' together" if total == regular else "the largest init container's"
+        return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"
+    if pod_level_resources_set(pod):
+        assert pod.resources is not None
+        named = pod.resources.requests.get(resource) if resource == "memory" else None
+        parts = ["spec.resources names none, which hides the containers'" if named is None else f"{named} for the pod"]
+        needed = ZERO if named is None else named
+    else:
+        sidecars = tuple(c for c in pod.init_containers if c.sidecar)
+        regular = containers_request(replace(pod, init_containers=()), resource)
+        running = containers_request(replace(pod, init_containers=sidecars), resource)
+        needed = containers_request(pod, resource)
+        if needed > running:
+            parts = [f"{needed} at a step of the init containers, more than the {running} of the running ones"]
+        else:
+            parts = [f"containers {regular}"] + ([f"sidecars {running - regular}"] if running != regular else [])
+    if total != needed:
+        parts.append(f"overhead {total - needed}")
+    return f"{total}: {' + '.join(parts)}"
+
+
+def _sum(amounts: Iterator[Quantity]) -> Quantity:
+    total = ZERO
+    for amount in amounts:
+        total += amount
+    return total
+
+
+def _label(pod: Pod) -> str:
+    return f"{pod.namespace}/{pod.name}".lstrip("/")
+
+
+def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> Comparison:
     """``compared``: what was requested plays a part."""
     c = one.candidate
     if c.usage is None:
@@ -64,7 +343,9 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, compared: bool) -> Comp
     if signal in MEMORY_SIGNALS:
         what = "working set"
     else:
-        what = ", ".join(_PARTS[part] for part in measured(signal, layout)) or "nothing is counted for this disk"
+        # Before there were container file systems, the containers were always where the images are.
+        kinds = measured(signal, layout if era.containerfs else layout._replace(container_fs=False))
+        what = ", ".join(_PARTS[part] for part in kinds) or "nothing is counted for this disk"
     text = f"{_shown(signal, c.usage)} ({what})"
     if not compared:
         return Comparison("usage", f"{text}: more goes first")

@@ -32,6 +32,11 @@ def plain_request(pod: Pod, resource: str) -> Quantity:
     return max([total, *(c.requests.get(resource, ZERO) for c in pod.init_containers)])
 
 
+def class_by_containers(pod: Pod) -> str:
+    """The QoS class, from containers alone: resources of whole pods came later."""
+    return qos_class(replace(pod, resources=None))
+
+
 def one_disk_for_containers(layout: DiskLayout) -> DiskLayout:
     """Before 1.29 the containers were always where the images are."""
     return layout._replace(container_fs=False)
@@ -65,7 +70,7 @@ def adj_by_class(pod: Pod, container_name: str, memory_capacity: int) -> int:
         raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {container_name!r}")
     if memory_capacity <= 0:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
-    quality = qos_class(replace(pod, resources=None))
+    quality = class_by_containers(pod)
     if quality == GUARANTEED:
         return GUARANTEED_ADJ
     if quality == BEST_EFFORT:
@@ -94,4 +99,6 @@ KUBELET_1_17 = Era(
     is_critical=is_critical,
     hard_grace_s=0,
     containerfs=False,
+    request=plain_request,
+    qos_class=class_by_containers,
 )

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monitor.policy.eras import Era
-from monitor.policy.kubelet_1_17 import GUARANTEED_ADJ, adj_by_class, one_disk_for_containers, plain_request
+from monitor.policy.kubelet_1_17 import (
+    GUARANTEED_ADJ,
+    adj_by_class,
+    class_by_containers,
+    one_disk_for_containers,
+    plain_request,
+)
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
 from monitor.policy.pods import Pod
-from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.quantity import ZERO
 from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.signals import (
@@ -39,7 +45,7 @@ def rank_one(
     """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
-    place = _CLASS_ORDER[qos_class(replace(pod, resources=None))]
+    quality = class_by_containers(pod)
     request = plain_request(pod, "memory") if signal in MEMORY_SIGNALS else ZERO
     used: int | None = None
     if stats is not None:
@@ -48,13 +54,19 @@ def rank_one(
         else:
             used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = replace(candidate(pod, request, used), critical=is_critical(pod))
-    if RESOURCE[signal] == "inodes" or used is None:
+    return usage_key(replace(victim, usage=None) if RESOURCE[signal] == "inodes" else victim, quality), victim
+
+
+def usage_key(victim: Candidate, quality: str) -> Key:
+    """Sort key of a pod of this QoS class, by its numbers."""
+    place, used = _CLASS_ORDER[quality], victim.usage
+    if used is None:
         order = (place, 0, 0, 0)
     elif used > victim.request:
         order = (place, 1, victim.request - used, victim.request_nanos)
     else:
         order = (place, 2, -used, 0)
-    return (*order, pod.namespace, pod.name, pod.uid), victim
+    return (*order, victim.namespace, victim.name, victim.uid)
 
 
 def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int) -> int:
@@ -81,4 +93,7 @@ KUBELET_1_8 = Era(
     is_critical=is_critical,
     hard_grace_s=0,
     containerfs=False,
+    request=plain_request,
+    qos_class=class_by_containers,
+    memory_key=usage_key,
 )

@@ -21,6 +21,7 @@ class _Limits(NamedTuple):
     volumes: dict[str, tuple[int, Quantity]]
     pod: tuple[int, Quantity] | None
     containers: dict[str, tuple[int, Quantity]]
+    least: int  # the smallest limit of a container: if none uses more, nobody's name matters
 
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
@@ -39,10 +40,12 @@ def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: 
     if limits.containers:
         # With images on a disk of their own the writable layer is not on the disk this limit protects.
         kinds = (LOGS,) if layout.image_fs else (LOGS, ROOTFS)
-        for name, taken in stats.files_by_container(kinds, "usedBytes"):
-            if name in limits.containers and taken > limits.containers[name][0]:
-                limit = limits.containers[name][1]
-                return f'Container {name} exceeded its local ephemeral storage limit "{limit}". '
+        used_by = stats.files_each(kinds, "usedBytes")
+        if used_by and max(used_by) > limits.least:
+            for name, taken in zip(stats.container_names(), used_by, strict=True):
+                if name in limits.containers and taken > limits.containers[name][0]:
+                    limit = limits.containers[name][1]
+                    return f'Container {name} exceeded its local ephemeral storage limit "{limit}". '
     return None
 
 
@@ -52,13 +55,11 @@ def _limits(pod: Pod, pod_level: bool) -> _Limits:
         for v in pod.volumes
         if v.source == "emptyDir" and v.size_limit is not None and v.size_limit.nanos > 0
     }
-    containers = {c.name: c.limits[_RESOURCE] for c in pod.containers if _RESOURCE in c.limits}
+    by_name = {c.name: c.limits[_RESOURCE] for c in pod.containers if _RESOURCE in c.limits}
+    containers = {name: _whole(limit) for name, limit in by_name.items() if not limit.is_zero}
     limit = pod_limit(pod, _RESOURCE, pod_level)
-    return _Limits(
-        volumes,
-        None if limit is None else _whole(limit),
-        {name: _whole(limit) for name, limit in containers.items() if not limit.is_zero},
-    )
+    least = min((most for most, _ in containers.values()), default=0)
+    return _Limits(volumes, None if limit is None else _whole(limit), containers, least)
 
 
 def _whole(limit: Quantity) -> tuple[int, Quantity]:

@@ -20,9 +20,9 @@ from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import EvictionConfig, Outcome, State, carried, synchronize
+from monitor.policy.synchronize import EvictionConfig, Outcome, State, all_clear, carried, synchronize
 from monitor.policy.thresholds import Threshold
-from monitor.policy.victims import rank_pods
+from monitor.policy.victims import first_victims
 
 #: Cleans up (the actions by name, in order) and answers with the stats after it; None if they cannot be had.
 Reclaim = Callable[[tuple[str, ...]], Summary | None]
@@ -123,10 +123,9 @@ def manage(
         if actions:
             reads += 1
             after = reclaim(actions)
-            if after is not None and _all_clear(config.later.thresholds, after.observations):
+            if after is not None and all_clear(config.later.thresholds, after.observations):
                 return ()
-        ranked = rank_pods(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
-        return [one.candidate for one in ranked]
+        return first_victims(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
 
     core, outcome = synchronize(rules, state.core, summary.observations, now_ns, rank)
     if outcome.victim is not None:
@@ -147,18 +146,6 @@ def _local_storage(config: ManagerConfig, pods: Sequence[Pod], stats: Mapping[st
     return found
 
 
-def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
-    """Whether no threshold at all is met, min reclaim included and grace ignored.
-
-    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
-    """
-    for threshold in thresholds:
-        seen = observations.get(threshold.signal)
-        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
-            return False
-    return True
-
-
 def _evicted(config: ManagerConfig, outcome: Outcome, pods: Sequence[Pod], summary: Summary) -> Eviction:
     victim, starved = outcome.victim, outcome.starved
     assert victim is not None
@@ -167,7 +154,7 @@ def _evicted(config: ManagerConfig, outcome: Outcome, pods: Sequence[Pod], summa
     own = summary.pods.get(pod.uid)
     resource = RESOURCE[starved.signal]
     seen = summary.observations[starved.signal]
-    containers = None if own is None else _container_usage(own, resource)
+    containers = None if own is None else container_usage(own, resource)
     message, annotations = eviction_message(
         pod,
         resource,
@@ -181,7 +168,8 @@ def _evicted(config: ManagerConfig, outcome: Outcome, pods: Sequence[Pod], summa
     return Eviction(pod, grace_s, message, annotations, True)
 
 
-def _container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
+def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
+    """What the message of an eviction says of the containers: none are named for inodes and process ids."""
     if resource == "memory":
         return stats.container_memory()
     return stats.container_storage() if resource == "ephemeral-storage" else []

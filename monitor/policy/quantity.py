@@ -250,6 +250,8 @@ def _suffix(suffix: str) -> tuple[int, str]:
     if suffix[0] not in "eE" or not digits or set(digits) - set(_DIGITS):
         raise PolicyError(_WRONG_SUFFIX)
     exponent = int(suffix[1:])
+    if not _is_int64(exponent):
+        raise PolicyError(_WRONG_SUFFIX)
     if abs(exponent) > MAX_EXPONENT:
         raise PolicyError(f"quantity with exponent {exponent} refused: at most {MAX_EXPONENT} either way is read")
     return exponent, DECIMAL_EXPONENT

@@ -46,12 +46,27 @@ def memory_candidate(pod: Pod, usage: int | None, pod_level: bool = True) -> Can
 
 def memory_key(c: Candidate) -> Key:
     """Sort key: the smallest is evicted first. The first four parts are the kubelet's, the rest breaks ties."""
-    usage = c.usage
+    return usage_key(c.usage, c.request, c.request, c.request_nanos, c.priority, c.namespace, c.name, c.uid)
+
+
+def usage_key(
+    usage: int | None,
+    allowed: int,
+    request: int,
+    request_nanos: int,
+    priority: int,
+    namespace: str,
+    name: str,
+    uid: str,
+) -> Key:
+    """`memory_key` from its parts. ``allowed`` is what usage is held against first, in whole units: the request itself,
+    except for inodes.
+    """
     if usage is None:
-        return (0, c.priority, 0, 0, c.namespace, c.name, c.uid)
+        return (0, priority, 0, 0, namespace, name, uid)
     # Usage is whole bytes, so it exceeds a request with a fraction exactly when it exceeds its whole part.
-    group = 1 if usage > c.request else 2
-    return (group, c.priority, c.request - usage, c.request_nanos, c.namespace, c.name, c.uid)
+    group = 1 if usage > allowed else 2
+    return (group, priority, request - usage, request_nanos, namespace, name, uid)
 
 
 def memory_order(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -24,7 +24,16 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
-__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "first_observed", "synchronize"]
+__all__ = [
+    "EvictionConfig",
+    "Observation",
+    "Outcome",
+    "State",
+    "all_clear",
+    "condition_times",
+    "first_observed",
+    "synchronize",
+]
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
@@ -147,7 +156,8 @@ def synchronize(
     now_ns: int,
     rank: Rank,
 ) -> tuple[State, Outcome]:
-    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first; called only if one is to be picked.
+    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first, at least as far as the first that is
+    not critical; called only if one is to be picked.
 
     Signals without an observation are not met. Raises ValueError for the state of another configuration.
     """
@@ -189,6 +199,18 @@ def synchronize(
         tuple([rules[i].threshold for i in merged]),
         deadline,
     )
+
+
+def all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
+    """Whether no threshold at all is met, min reclaim included and grace ignored.
+
+    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
+    """
+    for threshold in thresholds:
+        seen = observations.get(threshold.signal)
+        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
+            return False
+    return True
 
 
 def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:

@@ -26,7 +26,8 @@ from prometheus_client.registry import Collector
 
 from monitor import __version__
 from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US
-from monitor.policy.resources import pod_request
+from monitor.policy.eras import era
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.http import Response
 from monitor.report.view import View
 
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
     from monitor.report.http import Server
     from monitor.report.worker import Worker
 
-SIGNALS = ("memory.available", "allocatableMemory.available")
 SCOPES = ("memcg", "global")
-CONDITIONS = ("MemoryPressure",)
+CONDITIONS = tuple(dict.fromkeys(CONDITION.values()))
 #: What passes through the rings -> how the shared counters of the reader call it.
 RECORDS = ("cross", "step", "signal", "oom", "kill", "exit")
 
@@ -87,6 +87,7 @@ class Metrics(Collector):
         self.files = files
         self.lines = lines
         self.server = server
+        self._request = era(view.config.policy).request
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         self._lock = threading.Lock()
@@ -155,7 +156,7 @@ class Metrics(Collector):
         # series that appears twice makes the whole scrape invalid.
         by_name = {(found.pod.namespace, found.pod.name): found for found in self.view.pods.values()}
         for key, found in by_name.items():
-            request.add_metric(key, pod_request(found.pod, "memory").value)
+            request.add_metric(key, self._request(found.pod, "memory").value)
             reading = self.view.memory(found.cgroup)
             if reading is not None:
                 usage.add_metric(key, reading.usage)
@@ -165,25 +166,24 @@ class Metrics(Collector):
     def _policy(self) -> Iterator[Metric]:
         view = self.view
         met = {(entry["signal"], entry["kind"]) for entry in view.state.get("met", ())}
-        thresholds = GaugeMetricFamily(
-            "outrace_threshold_bytes", "The threshold compared with available memory.", labels=("signal", "kind")
-        )
-        crossed = GaugeMetricFamily(
-            "outrace_threshold_met", "1 while available memory is below the threshold.", labels=("signal", "kind")
-        )
         domains = view.domains()
-        capacities = {
-            signal: domains[name].capacity if name in domains else None
-            for signal, name in zip(SIGNALS, ("node", "kubepods"), strict=True)
+        seen = {
+            signal: (domains[name].available, domains[name].capacity)
+            for signal, name in ((MEMORY, "node"), (ALLOCATABLE_MEMORY, "kubepods"))
+            if name in domains
         }
+        if view.disks is not None:
+            seen |= {signal: (o.available, o.capacity) for signal, o in view.disks.observations.items()}
+        yield from self._signals("bytes", seen)
+        yield from self._signals("count", seen)
+        crossed = GaugeMetricFamily(
+            "outrace_threshold_met", "1 while less than the threshold is available.", labels=("signal", "kind")
+        )
         for threshold in view.config.thresholds():
-            capacity = capacities.get(threshold.signal)
-            if capacity is None:
-                continue  # nothing observes this signal here, so nothing is ever compared with it
-            key = (threshold.signal, "hard" if threshold.hard else "soft")
-            thresholds.add_metric(key, threshold.quantity(capacity))
-            crossed.add_metric(key, float(key in met))
-        yield from (thresholds, crossed)
+            if threshold.signal in seen:  # what nothing observes here is never compared
+                key = (threshold.signal, "hard" if threshold.hard else "soft")
+                crossed.add_metric(key, float(key in met))
+        yield crossed
         # What has labels is counted by the side and starts at 0 with it; these two are the hot process's own counts.
         chosen, victims = view.stats.get("decisions"), view.stats.get("oom_kills")
         yield CounterMetricFamily("outrace_pods_chosen", "Pods chosen for eviction, since the daemon started.", chosen)
@@ -201,7 +201,7 @@ class Metrics(Collector):
             "decisions",
             "Pods chosen for eviction, since the side started.",
             ("signal", "mode"),
-            (((signal, view.config.mode), view.decisions[signal]) for signal in SIGNALS),
+            (((signal, view.config.mode), view.decisions[signal]) for signal in (*SIGNALS, "local-storage")),
         )
         yield _labelled(
             CounterMetricFamily,
@@ -211,6 +211,25 @@ class Metrics(Collector):
             ("scope",),
             (((scope,), view.oom_kills[scope]) for scope in SCOPES),
         )
+
+    def _signals(self, unit: str, seen: Mapping[str, tuple[int | None, int | None]]) -> Iterator[Metric]:
+        """What each signal reads and is compared with: in ``bytes``, or a ``count`` of inodes or process ids."""
+        available = GaugeMetricFamily(f"outrace_signal_available_{unit}", "What the signal reads.", labels=("signal",))
+        capacity = GaugeMetricFamily(f"outrace_signal_capacity_{unit}", "... out of this.", labels=("signal",))
+        thresholds = GaugeMetricFamily(
+            f"outrace_threshold_{unit}", "The threshold what is available is compared with.", labels=("signal", "kind")
+        )
+        mine = {s: numbers for s, numbers in seen.items() if (RESOURCE[s] in IN_BYTES) == (unit == "bytes")}
+        for signal, (free, total) in mine.items():
+            if free is not None and total is not None:
+                available.add_metric((signal,), free)
+                capacity.add_metric((signal,), total)
+        for threshold in self.view.config.thresholds():
+            total = mine.get(threshold.signal, (None, None))[1]
+            if total is not None and threshold.operator:
+                kind = "hard" if threshold.hard else "soft"
+                thresholds.add_metric((threshold.signal, kind), threshold.quantity(total))
+        yield from (available, capacity, thresholds)
 
     def _records(self) -> Iterator[Metric]:
         stats = self.view.stats

@@ -21,6 +21,7 @@ from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.pods.model import FoundPod
 
 if TYPE_CHECKING:
+    from monitor.daemon.diskwatch import DiskWatch
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Pins
 
@@ -49,6 +50,7 @@ class View:
     wake_side: Callable[[], None]  # makes the side's main loop turn
     table: DomainTable | None = None
     pins: Pins | None = None
+    disks: DiskWatch | None = None
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
@@ -96,6 +98,9 @@ class View:
         stalled_s = self.pods_stalled_s()
         if stalled_s:
             return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
+        hung_s = self.disks.stalled_s() if self.disks is not None else 0.0
+        if hung_s:
+            return f"looking at the disks has been hanging for {hung_s:.0f} s"
         if not self.synced:
             return "the pods are not known yet"
         if not self.stats.get("ready_ns"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from monitor.cli.bench_policy import SIGNALS, crowd
+from monitor.cli.bench_policy import SIGNALS, TARGETS, crowd
 from monitor.cli.main import main
 
 
@@ -24,6 +24,13 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["n"] == (3 if name in passes else 300)
     assert rows["victim_lookup_500"]["target_p50"] == 20
     assert len(err.splitlines()) == len(rows)
+
+
+def test_every_kind_of_pass_has_its_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {name for name in TARGETS if "lookup" not in name} == {f"pass_{k}_{n}" for k in SIGNALS for n in (110, 500)}
+    assert main(["bench", "policy", "--max-pods", "500", "--passes", "1", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert {row["name"]: row["target_p50"] for row in rows if "target_p50" in row} == TARGETS
 
 
 def test_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:

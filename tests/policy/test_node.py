@@ -237,4 +237,4 @@ def test_wrong_figures_of_a_pod_are_named_when_they_are_needed() -> None:
         own.memory()
     for kinds in (["rootfs"], ["logs"]):
         with pytest.raises(PolicyError, match="must be a"):
-            own.files_by_container(kinds, "usedBytes")
+            own.files_each(kinds, "usedBytes")

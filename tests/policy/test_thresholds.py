@@ -228,6 +228,51 @@ def test_nothing_but_policy_error_on_arbitrary_durations(text: str) -> None:
         pass
 
 
+def spelt(ns: int) -> str:
+    """A duration in nanoseconds as Go writes it, without the fractions it would shorten."""
+    parts = []
+    for unit, size in (("h", 3600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1)):
+        count, ns = divmod(ns, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_durations_read_back(ns: int) -> None:
+    assert parse_duration(spelt(ns)) == ns == -parse_duration("-" + spelt(ns))
+    assert parse_duration(f"{ns // 10**9}.{ns % 10**9:09d}s") == pytest.approx(ns, abs=1)  # Go's fractions are floats
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 9))
+def test_thresholds_read_back(n: int, more: int) -> None:
+    """What a threshold is printed as means the same threshold."""
+    for text in (str(Quantity.of_bytes(n + 1)), f"{1 + n % 99}%", f"{1 + n % 98}.{more}%"):
+        (one,) = parse_thresholds({"memory.available": text}, None, None, {"memory.available": text})
+        (again,) = parse_thresholds({"memory.available": str(one.value)}, None, None, {"memory.available": text})
+        assert again == one
+
+
+@given(
+    st.sampled_from(["1", "100Mi", "1500m", "12E", "0.001%", "5%", "33.3%", "99.9%", "NaN%"]),
+    st.sampled_from(["0", "1", "1500m", "50Mi", "10%", "200%", "NaN%"]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**40),
+    st.integers(0, 2**62),
+    st.booleans(),
+)
+def test_using_more_never_unmeets_any_threshold(
+    value: str, reclaim: str, available: int, more: int, capacity: int, with_reclaim: bool
+) -> None:
+    """For every signal alike: what counts as available only falls, the capacity stays."""
+    (one,) = parse_thresholds({"pid.available": value}, None, None, {"pid.available": reclaim})
+    if one.met(available, capacity, with_reclaim):
+        assert one.met(available - more, capacity, with_reclaim)
+    if one.met(available, capacity):
+        # Min reclaim widens a threshold, except one that is not a number (NaN), with which nothing is ever met.
+        assert reclaim == "NaN%" or one.met(available, capacity, with_reclaim=True)
+
+
 def test_flag_maps() -> None:
     assert parse_flag_map(" memory.available < 100Mi,,nodefs.available<10%") == {
         "memory.available": "100Mi",

@@ -1,0 +1,234 @@
+"""`outrace config show|check|translate`: what is in force and where it came from, what bites in it, and old flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from monitor.cli.options import configuration_options, resolve
+from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.daemon.config import RunConfig
+from monitor.daemon.settings import SETTINGS, Resolved
+from monitor.daemon.settings import resolve as resolve_settings
+from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
+from monitor.policy.eras import era
+from monitor.policy.errors import PolicyError
+from monitor.policy.findings import Node, findings
+from monitor.policy.layout import DiskLayout
+from monitor.policy.signals import (
+    ALLOCATABLE_MEMORY,
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IMAGEFS,
+    IMAGEFS_INODES,
+    IN_BYTES,
+    MEMORY,
+    NODEFS,
+    NODEFS_INODES,
+    PID,
+    RESOURCE,
+)
+
+#: Shown as thresholds, not among the other settings; a recording cannot be asked for.
+_NOT_LISTED = ("eviction-hard", "eviction-soft", "eviction-soft-grace-period", "eviction-minimum-reclaim", "record")
+_NS = 10**9
+
+
+@click.group()
+def config() -> None:
+    """Show, check or translate the configuration."""
+
+
+@config.command()
+@configuration_options
+@output_option
+def show(output: str, **options: Any) -> None:
+    """Print every threshold and setting in force with its origin, as `outrace run` would have it with these options."""
+    resolved, node = _read(options)
+    rows = list(_thresholds(resolved, node))
+    settings = list(_settings(resolved))
+    warnings = _warnings(resolved, node)
+    if output == "json":
+        print_json({"thresholds": rows, "settings": settings, "warnings": warnings})
+        return
+    print_table(
+        ["signal", "kind", "value", "quantity", "capacity", "grace", "min reclaim", "origin"], [_cells(r) for r in rows]
+    )
+    click.echo()
+    print_table(["setting", "value", "origin"], [(s["name"], _shown(s["value"]), s["origin"]) for s in settings])
+    if warnings:
+        click.echo()
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
+
+
+@config.command()
+@configuration_options
+@output_option
+def check(output: str, **options: Any) -> int:
+    """Say what is wrong with a configuration and what bites in it. Exit 0 if nothing, 4 for warnings, 2 for errors."""
+    warnings = _warnings(*_read(options))
+    if output == "json":
+        print_json({"warnings": warnings})
+    else:
+        for warning in warnings:
+            click.echo(f"warning: {warning}")
+    return EXIT_FINDINGS if warnings else EXIT_OK
+
+
+@config.command(context_settings={"ignore_unknown_options": True})
+@click.argument("flags", nargs=-1, required=True, type=click.UNPROCESSED)
+@output_option
+def translate(flags: tuple[str, ...], output: str) -> None:
+    """Turn old kubelet FLAGS into a KubeletConfiguration: outrace config translate -- --eviction-hard=...
+
+    The configuration goes to stdout as YAML; notes on what could not simply be carried over go to stderr.
+    """
+    from monitor.policy.translate import translate as to_configuration
+
+    try:
+        made = to_configuration(flags)
+    except PolicyError as error:
+        raise ConfigError(str(error)) from None
+    _check_translated(made.configuration)
+    if output == "json":
+        print_json({"configuration": made.configuration, "notes": made.notes})
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(made.configuration, sort_keys=False, allow_unicode=True), nl=False)
+    for note in made.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _check_translated(configuration: Mapping[str, Any]) -> None:
+    """Refuse what `outrace run --kubelet-config` would, in the names of the flags."""
+    said = {s.option: Given(configuration[s.kubelet_key], f"--{s.option}") for s in SETTINGS
+            if s.kubelet_key in configuration}  # fmt: skip
+    resolve_settings(said)
+    resolve_settings({}, Source("translated flags", configuration))
+
+
+def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
+    """The configuration with the layout of this node's disks, and what is known of the node."""
+    resolved = resolve(options)
+    from monitor.kernel import disks
+
+    told = resolved.config
+    found = disks.find_disks(told.nodefs, told.imagefs, told.containerfs)
+    told = dataclasses.replace(
+        told, layout_image_fs=found.layout_image_fs, layout_container_fs=found.layout_container_fs
+    )
+    capacity = _memory(told)
+    capacity[PID] = disks.pid_counts()[0]
+    # Only what was named is measured, and what is on the same file system.
+    named = {os.stat(path).st_dev for path in (told.nodefs, told.imagefs, told.containerfs) if path is not None}
+    for path, space, inodes in (
+        (found.nodefs, NODEFS, NODEFS_INODES),
+        (found.imagefs, IMAGEFS, IMAGEFS_INODES),
+        (found.containerfs, CONTAINERFS, CONTAINERFS_INODES),
+    ):
+        measured = disks.file_system(path) if os.stat(path).st_dev in named else None
+        if measured is not None:
+            capacity[space] = measured.capacity
+            if measured.inodes is not None:
+                capacity[inodes] = measured.inodes
+    layout = DiskLayout(told.layout_image_fs, told.layout_container_fs)
+    reserved = resolved.reserved
+    return resolved._replace(config=told), Node(capacity, reserved["systemReserved"], reserved["kubeReserved"], layout)
+
+
+def _memory(told: RunConfig) -> dict[str, int]:
+    """Bytes of the node and of what its pods may use, as `outrace run` has them while kubepods has no own limit."""
+    from monitor.kernel import meminfo
+
+    total = meminfo.mem_total()
+    if told.node_cgroup is not None:
+        from monitor.kernel import cgroupfs
+
+        total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), told.node_cgroup)) or total
+    kept = told.reserved if "pods" in told.enforce_node_allocatable else 0
+    return {MEMORY: total, ALLOCATABLE_MEMORY: max(0, total - kept)}
+
+
+def _effective(resolved: Resolved, node: Node) -> Sequence[Effective]:
+    return resolved.settings.thresholds(era(resolved.config.policy), node.layout)
+
+
+def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
+    for e in _effective(resolved, node):
+        t = e.threshold
+        capacity = node.capacity.get(t.signal)
+        known = capacity is not None or t.value.quantity is not None
+        yield {
+            "signal": t.signal,
+            "kind": "hard" if t.hard else "soft",
+            "value": e.text,
+            "quantity": t.quantity(capacity or 0) if known else None,
+            "capacity": capacity,
+            "grace_s": t.grace_ns / _NS if t.grace_ns % _NS else t.grace_ns // _NS,
+            "min_reclaim": e.min_reclaim,
+            "origin": e.origin,
+        }
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    in_bytes = RESOURCE[row["signal"]] in IN_BYTES
+    amounts = (format_bytes(row[c]) if in_bytes else row[c] for c in ("quantity", "capacity"))
+    grace = f"{row['grace_s']}s" if row["grace_s"] else None
+    return (row["signal"], row["kind"], row["value"], *amounts, grace, row["min_reclaim"], row["origin"])
+
+
+def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
+    told = resolved.config
+    for s in SETTINGS:
+        if s.option in _NOT_LISTED:
+            continue
+        value: Any
+        if s.kubelet_key in TEXT_MAPS:
+            value = resolved.settings.texts(s.kubelet_key)
+        elif s.option == "listen":
+            value = f"{told.listen_host}:{told.listen_port}"
+        elif s.field.endswith("_ns"):
+            value = f"{getattr(told, s.field) / _NS:g}s"
+        else:
+            value = getattr(told, s.field)
+        yield {"name": s.option, "value": value, "origin": told.origins[s.field]}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={text}" for key, text in value.items()) or "-"
+    if isinstance(value, tuple):
+        return " ".join(value) or "-"
+    return str(value)
+
+
+def _warnings(resolved: Resolved, node: Node) -> list[str]:
+    told = resolved.config
+    found = findings(resolved.settings, resolved.drop_ins, node, era(told.policy), told.compat)
+    return [*found, *_commands(told)]
+
+
+def _commands(told: RunConfig) -> Iterator[str]:
+    """What is wrong with the commands for cleaning up, as far as this machine knows."""
+    import shutil
+
+    for option in ("reclaim-containers", "reclaim-images"):
+        field = option.replace("-", "_")
+        command = getattr(told, field)
+        if not command:
+            continue
+        if shutil.which(command[0]) is None:
+            yield f"{told.origins[field]}: {command[0]}: no such command here; install it, or name it with its path"
+        if not told.enforce:
+            yield f"{told.origins[field]}: nothing is cleaned up while observing; it takes effect with --enforce"

@@ -1,0 +1,130 @@
+"""A pod being evicted, from its first signal until nobody is left, and those that were killed but do not go."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from typing import Any
+
+from monitor.actions.evict import Eviction
+from monitor.daemon.gauge import Gauge
+from monitor.daemon.registry import PodEntry, Registry
+from monitor.daemon.stats import SharedStats
+from monitor.daemon.trigger import Trigger
+
+#: The kubelet waits this long for a killed pod to be gone before it goes on.
+EVICTION_TIMEOUT_NS = 30_000_000_000
+
+#: Pids named in a message: one packet has to hold it.
+_SHOWN = 1000
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Evictor:
+    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck."""
+
+    def __init__(
+        self, gauge: Gauge, registry: Registry, trigger: Trigger, stats: SharedStats, epoll: select.epoll, tell: Tell
+    ) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._stats = stats
+        self._epoll = epoll
+        self._tell = tell
+        self.current: Eviction | None = None
+        self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
+
+    def begin(self, entry: PodEntry, grace_s: int) -> Eviction:
+        """Send the first signals: SIGTERM with a grace, SIGKILL without."""
+        self.current = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
+        for fd in self.current.pidfds():
+            self._epoll.register(fd, select.EPOLLIN)
+        return self.current
+
+    def is_leaving(self, fd: int) -> bool:
+        """Whether ``fd`` is a process of the pod being evicted, which has ended."""
+        return self.current is not None and fd in self.current.pidfds()
+
+    def holds(self, uid: str) -> bool:
+        """Whether the pod was killed and is stuck."""
+        return any(eviction.victim.uid == uid for eviction in self.stuck)
+
+    def follow(self, now_ns: int) -> bool:
+        """Go on with the pod being evicted; True when that is over, one way or the other."""
+        eviction = self.current
+        if eviction is None:
+            return False
+        known = set(eviction.pidfds())
+        gone = eviction.step(now_ns)
+        for fd in set(eviction.pidfds()) - known:
+            self._epoll.register(fd, select.EPOLLIN)
+        refused = eviction.victim.refused
+        entry = self._registry.by_uid.get(eviction.victim.uid)
+        usage = self._usage(entry)
+        if not gone and not refused and not eviction.is_stuck(usage, now_ns):
+            pids = eviction.to_reap(now_ns)
+            if pids:
+                self._tell({"t": "reap", "pids": pids})
+            return False
+        self.current = None
+        if entry is not None:
+            self._registry.set_evicted(entry, True)
+        if gone:
+            self._finish(eviction, now_ns, usage)
+        elif refused:
+            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
+        else:
+            self.stuck.append(eviction)
+            self._log(
+                "warning",
+                "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it",
+                pod=eviction.decision.get("name"),
+                pids=sorted(eviction.pids)[:_SHOWN],
+            )
+        return True
+
+    def follow_stuck(self, now_ns: int) -> None:
+        """Look after the pods that were killed but did not go."""
+        for eviction in list(self.stuck):
+            if eviction.step(now_ns):
+                self.stuck.remove(eviction)
+                self._finish(eviction, now_ns, self._usage(self._registry.by_uid.get(eviction.victim.uid)))
+            elif now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS:
+                self.stuck.remove(eviction)
+                self._fail(eviction, "an evicted pod does not end")
+
+    def _usage(self, entry: PodEntry | None) -> int:
+        """Bytes a pod holds now."""
+        if entry is None:
+            return 0
+        self._gauge.reread()
+        return self._gauge.table.working_set(entry.index)
+
+    def _finish(self, eviction: Eviction, now_ns: int, usage: int) -> None:
+        """Nobody is left of a pod."""
+        eviction.victim.close()  # closing a pidfd takes it out of the epoll
+        self._stats.add("evictions")
+        self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
+        self._tell(
+            {
+                "t": "evicted",
+                "id": eviction.decision.get("id"),
+                "pod": eviction.victim.uid,
+                "gone_ns": now_ns,
+                "pids": sorted(eviction.pids)[:_SHOWN],
+                "pids_total": len(eviction.pids),
+                "freed": max(0, eviction.usage_before - usage),
+            }
+        )
+
+    def _fail(self, eviction: Eviction, why: str) -> None:
+        """An eviction is given up."""
+        pids = sorted(eviction.pids)[:_SHOWN]
+        eviction.victim.close()
+        self._stats.add("eviction_failures")
+        self._log("error", why, pod=eviction.decision.get("name"), pids=pids)
+
+    def _log(self, level: str, msg: str, **fields: Any) -> None:
+        self._tell({"t": "log", "level": level, "msg": msg, **fields})

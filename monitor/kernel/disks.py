@@ -1,0 +1,272 @@
+"""Disks and process ids of the node: how much is left, what a directory takes, which disk is which.
+
+Bytes and inodes as cAdvisor counts them, because the kubelet's thresholds are compared with its numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.errors import CannotError, ConfigError, MonitorError
+
+#: The kubelet's root directory, and where the usual container runtimes keep images and writable layers.
+KUBELET = Path("/var/lib/kubelet")
+RUNTIMES = (Path("/var/lib/containerd"), Path("/var/lib/containers/storage"), Path("/var/lib/docker"))
+
+#: What one walk may take. Python looks at 200,000 to 400,000 entries a second while they are cached.
+DEADLINE_S = 20.0
+MOST_ENTRIES = 1_000_000
+#: Hard-linked inodes and directories yet to be visited that a walk keeps in mind: 100 bytes each, 5 MB.
+_MOST_REMEMBERED = 50_000
+#: Each level of directories keeps one descriptor open; the usual limit of a process is 1024.
+_DEEPEST = 256
+#: Entries between two looks at the clock and the stop flag.
+_STRIDE = 256
+#: st_blocks counts these, whatever the block size of the file system (stat(2)).
+_BLOCK = 512
+#: The directory is gone, or became something else (a link: ELOOP) since it was listed: not ours to count any more.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+
+
+class FileSystem(NamedTuple):
+    """Space in bytes and inodes of a file system; the inodes are None where it has no fixed number (btrfs says 0 of 0).
+
+    ``available`` is what a process without privileges can still take. ``device`` is equal for the same file system.
+    """
+
+    available: int
+    capacity: int
+    inodes_free: int | None
+    inodes: int | None
+    device: int
+
+
+class Usage(NamedTuple):
+    """What a directory takes: bytes on disk, and inodes with its own. Not ``complete``: at least this much."""
+
+    bytes: int
+    inodes: int
+    complete: bool = True
+
+    def __add__(self, other: object) -> Usage:
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(self.bytes + other.bytes, self.inodes + other.inodes, self.complete and other.complete)
+
+
+NOTHING = Usage(0, 0)
+
+
+class Disks(NamedTuple):
+    """The directories whose file systems the disk signals speak of.
+
+    ``layout_image_fs``: images have a file system of their own; ``layout_container_fs``: and the writable layers are
+    not on it, but on the node's (see `monitor.policy.layout.DiskLayout`).
+    """
+
+    nodefs: Path
+    imagefs: Path
+    containerfs: Path
+    layout_image_fs: bool = False
+    layout_container_fs: bool = False
+
+
+def file_system(path: str | Path) -> FileSystem:
+    """The file system that ``path`` is on. MonitorError if the kernel does not say. May hang on a dead NFS server."""
+    try:
+        found = os.statvfs(path)
+        device = os.stat(path).st_dev
+    except OSError as e:
+        raise MonitorError(f"cannot measure the file system of {path}: {e.strerror}") from e
+    known = found.f_files > 0
+    return FileSystem(
+        available=found.f_bavail * found.f_frsize,
+        capacity=found.f_blocks * found.f_frsize,
+        inodes_free=found.f_ffree if known else None,
+        inodes=found.f_files if known else None,
+        device=device,
+    )
+
+
+def pid_counts(proc: str | Path = "/proc") -> tuple[int, int]:
+    """(most tasks the kernel allows, tasks there are). Tasks are threads too, as in the kubelet's `pid.available`."""
+    try:
+        most = min(_first_number(f"{proc}/sys/kernel/{name}") for name in ("pid_max", "threads-max"))
+        with open(f"{proc}/loadavg") as file:
+            # "0.20 0.18 0.12 1/80 11206": tasks that run, of all tasks (proc(5))
+            return most, int(file.read().split()[3].partition("/")[2])
+    except (OSError, ValueError, IndexError) as e:
+        raise CannotError(f"cannot count the tasks of this machine in {proc}: {e}", "mount procfs at /proc") from e
+
+
+def _first_number(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
+
+
+def find_disks(
+    nodefs: str | Path | None = None, imagefs: str | Path | None = None, containerfs: str | Path | None = None
+) -> Disks:
+    """The disks of this node: what is given (``--nodefs`` and so on), else where kubelet and runtimes keep their files.
+
+    Raises ConfigError naming the option for a path that does not exist, or a layout no kubelet knows.
+    """
+    node = Path(nodefs) if nodefs else _first_existing((KUBELET,), Path("/"))
+    image = Path(imagefs) if imagefs else _first_existing(RUNTIMES, node)
+    container = Path(containerfs) if containerfs else image
+    on_node, on_image, on_container = (
+        _device(option, path)
+        for option, path in (("--nodefs", node), ("--imagefs", image), ("--containerfs", container))
+    )
+    split = on_container != on_image
+    if split and on_container != on_node:
+        raise ConfigError(
+            f"--containerfs {container} is neither on the file system of --imagefs {image} nor on that of "
+            f"--nodefs {node}",
+            "name a directory on one of the two: writable layers on a third disk are a layout no kubelet knows",
+        )
+    return Disks(node, image, container, layout_image_fs=on_image != on_node, layout_container_fs=split)
+
+
+def _first_existing(paths: tuple[Path, ...], otherwise: Path) -> Path:
+    return next((path for path in paths if path.is_dir()), otherwise)
+
+
+def _device(option: str, path: Path) -> int:
+    try:
+        return os.stat(path).st_dev
+    except OSError as e:
+        raise ConfigError(f"{option} {path}: {e.strerror}", "name a directory that exists on that disk") from None
+
+
+def tree_usage(
+    path: str | Path,
+    *,
+    deadline_s: float = DEADLINE_S,
+    most_entries: int = MOST_ENTRIES,
+    stop: Callable[[], bool] = lambda: False,
+) -> Usage | None:
+    """What everything below ``path`` takes, itself included; None if it does not exist.
+
+    As cAdvisor and the kubelet count: blocks on disk (so holes are free), a file with several names once, other file
+    systems not at all. Symbolic links are never followed, so nobody's files are counted for the one who links to them,
+    also while the tree changes. What vanishes meanwhile is left out. The count is not ``complete`` when it ended early
+    (after ``deadline_s`` seconds or ``most_entries`` entries, or when ``stop()``), below 256 levels, and where
+    something could not be read. MonitorError if ``path`` itself cannot.
+    """
+    walk = _Walk(time.monotonic() + deadline_s, most_entries, stop)
+    try:
+        walk.root(os.fspath(path))
+    except OSError as e:
+        if e.errno in _GONE and not walk.inodes:
+            return None
+        raise MonitorError(f"cannot count the files below {path}: {e.strerror}") from e
+    finally:
+        walk.close()
+    return Usage(walk.blocks * _BLOCK, walk.inodes, walk.complete)
+
+
+class _Walk:
+    """Depth first, each directory opened through its parent's descriptor: no path is looked up twice."""
+
+    def __init__(self, deadline: float, most_entries: int, stop: Callable[[], bool]) -> None:
+        self.blocks = 0
+        self.inodes = 0
+        self.complete = True
+        self._deadline = deadline
+        self._left = most_entries
+        self._stop = stop
+        self._device = 0
+        self._linked: set[int] = set()
+        self._levels: list[tuple[int, list[str]]] = []  # descriptor, names of directories yet to be visited
+        self._waiting = 0  # names in all levels
+
+    def root(self, path: str) -> None:
+        status = os.lstat(path)
+        self._device = status.st_dev
+        self._count(status)
+        if not stat.S_ISDIR(status.st_mode):
+            return
+        if not self._enter(os.open(path, _DIRECTORY)):
+            return
+        while self._levels:
+            fd, names = self._levels[-1]
+            if not names:
+                os.close(fd)
+                self._levels.pop()
+                continue
+            name = names.pop()
+            self._waiting -= 1
+            if len(self._levels) >= _DEEPEST:
+                self.complete = False
+                continue
+            try:
+                child = os.open(name, _DIRECTORY, dir_fd=fd)
+            except OSError as e:
+                self._skip(e)
+                continue
+            if not self._enter(child):
+                return
+
+    def _enter(self, fd: int) -> bool:
+        """Count what is in the directory and put it on the stack; False when the walk must end."""
+        names: list[str] = []
+        self._levels.append((fd, names))
+        if os.fstat(fd).st_dev != self._device:
+            return True  # something was mounted on it since it was listed
+        with closing(os.scandir(fd)) as entries:
+            for entry in entries:
+                if self._left <= 0 or (self._left % _STRIDE == 0 and self._late()):
+                    self.complete = False
+                    return False
+                self._left -= 1
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError as e:
+                    self._skip(e)
+                    continue
+                if status.st_dev != self._device:
+                    continue
+                self._count(status)
+                if stat.S_ISDIR(status.st_mode):
+                    if self._waiting + len(self._linked) >= _MOST_REMEMBERED:
+                        self.complete = False
+                        continue
+                    names.append(entry.name)
+                    self._waiting += 1
+        return True
+
+    def _skip(self, error: OSError) -> None:
+        """What vanished takes nothing. What cannot be read (a broken disk) is no reason not to count the rest."""
+        if error.errno not in _GONE:
+            self.complete = False
+
+    def _late(self) -> bool:
+        return self._stop() or time.monotonic() >= self._deadline
+
+    def _count(self, status: os.stat_result) -> None:
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_ino in self._linked:
+                return
+            if self._waiting + len(self._linked) < _MOST_REMEMBERED:
+                self._linked.add(status.st_ino)
+            else:
+                self.complete = False
+                return
+        self.blocks += status.st_blocks
+        self.inodes += 1
+
+    def close(self) -> None:
+        for fd, _ in self._levels:
+            os.close(fd)
+
+
+#: O_NOFOLLOW: the name was a directory when it was listed; if it is a link by now, it is not ours.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

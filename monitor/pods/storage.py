@@ -1,0 +1,328 @@
+"""What a pod takes of the node's disks and process ids, in the shape of the Summary API (`monitor.policy.stats`).
+
+On a Kubernetes node the places are the kubelet's: container logs below /var/log/pods, volumes below its root directory,
+the writable layer in the overlay a container's processes have as their root. On a plain VM annotations of the manifest
+name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``. What is named nowhere is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.disks import NOTHING, Usage, tree_usage
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import Pod
+from monitor.policy.resources import pod_limit
+from monitor.policy.stats import PodStats
+
+ROOTFS_NOTE = "outrace/rootfs."
+VOLUME_NOTE = "outrace/volume."
+#: Volumes the kubelet makes on the node itself. The others may be a network file system, which could hang.
+_LOCAL_PLUGINS = ("empty-dir", "configmap", "git-repo", "secret", "projected", "downward-api")
+#: Those whose files count against the pod, if they are on disk.
+_EPHEMERAL_PLUGINS = frozenset({"empty-dir", "configmap", "git-repo"})
+
+#: A pod is not measured again sooner: the kubelet does so once a minute; while a disk is short, more often.
+QUIET_S = 60.0
+URGENT_S = 10.0
+#: Nor before this many times as long as the last measurement took: at most a tenth of the time goes into one pod.
+_REST = 10.0
+
+
+class Roots(NamedTuple):
+    """Where the kubelet keeps the pods' logs, and its directory with a subdirectory for each pod's uid."""
+
+    logs: Path = Path("/var/log/pods")
+    pods: Path = Path("/var/lib/kubelet/pods")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`).
+
+    Not ``complete``: a directory was too large to be counted to its end. ``problems``: one line each, with the remedy.
+    """
+
+    stats: PodStats
+    took_s: float
+    at_s: float
+    complete: bool = True
+    problems: tuple[str, ...] = ()
+
+    def due_s(self, urgent: bool) -> float:
+        """When it is to be measured again (`time.monotonic`)."""
+        return self.at_s + max(URGENT_S if urgent else QUIET_S, _REST * self.took_s)
+
+
+def limited(pod: Pod) -> bool:
+    """Whether the pod has a limit of local storage, so that it must be measured also while the disks are fine."""
+    known: bool | None = pod.memo.get("storage limited")
+    if known is None:
+        known = (
+            any(v.source == "emptyDir" and v.size_limit is not None and v.size_limit.nanos > 0 for v in pod.volumes)
+            or pod_limit(pod, "ephemeral-storage") is not None
+        )
+        pod.memo["storage limited"] = known
+    return known
+
+
+def process_count(found: FoundPod) -> int:
+    """Processes (not threads) in the pod's containers, or in its whole cgroup where no container has one.
+
+    Raises MonitorError.
+    """
+    pids: set[int] = set()
+    for path in found.containers.values() or (found.cgroup,):
+        pids.update(cgroupfs.processes(path))
+    return len(pids)
+
+
+def process_stats(found: FoundPod) -> PodStats:
+    """The number of processes alone: all that ranking for process ids needs. Raises MonitorError."""
+    return PodStats({"podRef": {"uid": found.pod.uid}, "process_stats": {"process_count": process_count(found)}})
+
+
+def measure(found: FoundPod, roots: Roots | None = None, stop: Callable[[], bool] = lambda: False) -> Measured:
+    """Measure a pod; ``stop()`` ends it early, incomplete. Takes as long as its directories are large."""
+    began = time.monotonic()
+    look = _Look(found, roots or Roots(), stop)
+    stats = look.stats()
+    now = time.monotonic()
+    return Measured(stats, now - began, now, look.complete, tuple(look.problems))
+
+
+@dataclass
+class _Container:
+    rootfs: Usage | None = None
+    logs: Usage | None = None
+
+
+@dataclass
+class _Look:
+    """One look at one pod."""
+
+    found: FoundPod
+    roots: Roots
+    stop: Callable[[], bool]
+    complete: bool = True
+    problems: list[str] = field(default_factory=list)
+
+    def stats(self) -> PodStats:
+        pod = self.found.pod
+        containers = {c.name: _Container() for c in (*pod.containers, *pod.init_containers)}
+        for name in self.found.containers:
+            containers.setdefault(name, _Container())
+        self._check_notes(ROOTFS_NOTE, containers.keys(), "container")
+        self._check_notes(VOLUME_NOTE, {volume.name for volume in pod.volumes}, "volume")
+        ephemeral = self._logs(containers)
+        for name, container in containers.items():
+            container.rootfs = self._rootfs(name)
+            if container.rootfs is not None:
+                ephemeral += container.rootfs
+        volumes: dict[str, Usage] = {}  # the kubelet's names are unique in a pod
+        for name, path, counts in self._volumes():
+            usage = self._usage(path)
+            if usage is not None:
+                volumes[name] = usage
+                ephemeral += usage if counts else NOTHING
+        raw: dict[str, Any] = {
+            "podRef": {"uid": pod.uid, "namespace": pod.namespace, "name": pod.name},
+            "containers": [_container(name, container) for name, container in containers.items()],
+            "volume": [{"name": name, **_figures(usage)} for name, usage in volumes.items()],
+            "ephemeral-storage": _figures(ephemeral),
+        }
+        processes = self._processes()
+        if processes is not None:
+            raw["process_stats"] = {"process_count": processes}
+        return PodStats(raw)
+
+    def _usage(self, path: Path) -> Usage | None:
+        try:
+            usage = tree_usage(path, stop=self.stop)
+        except MonitorError as error:
+            self._problem(f"{error}; what it holds is not counted")
+            return None
+        if usage is not None and not usage.complete:
+            self.complete = False
+            self._problem(f"{path} has more files than can be counted in one go; it counts as those")
+        return usage
+
+    def _problem(self, text: str) -> None:
+        pod = self.found.pod
+        self.problems.append(f"pod {pod.namespace}/{pod.name}: {text}")
+
+    def _processes(self) -> int | None:
+        try:
+            return process_count(self.found)
+        except MonitorError as error:
+            self._problem(str(error))
+            return None
+
+    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
+        """What is in a directory, by name; nothing if it is not there (any more)."""
+        try:
+            with os.scandir(directory) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._problem(f"cannot list {directory}: {error.strerror}; what it holds is not counted")
+            return []
+
+    # annotations
+
+    def _check_notes(self, prefix: str, known: Collection[str], what: str) -> None:
+        for key in self.found.pod.annotations:
+            if key.startswith(prefix) and key.removeprefix(prefix) not in known:
+                self._problem(f"metadata.annotations[{key}]: the pod has no such {what}; correct the name")
+
+    def _annotated(self, prefix: str, name: str) -> Path | None:
+        key = f"{prefix}{name}"
+        text = self.found.pod.annotations.get(key)
+        if text is None:
+            return None
+        if not text.startswith("/") or not os.path.isdir(text):
+            what = f"no directory {text!r}" if text.startswith("/") else f"{text!r} is not an absolute path"
+            self._problem(f"metadata.annotations[{key}]: {what}; name the absolute path of one that exists")
+            return None
+        # A link in a manifest is its author's will; below it none is followed.
+        return Path(os.path.realpath(text))
+
+    # logs
+
+    def _logs(self, containers: dict[str, _Container]) -> Usage:
+        """Each container's logs, into ``containers``; all of them with the files beside them, as a sum."""
+        total = NOTHING
+        directory = self._log_directory()
+        if directory is None:
+            return total
+        for entry in self._entries(directory):
+            if entry.is_dir(follow_symlinks=False):
+                usage = self._usage(Path(entry.path))
+                if usage is not None:
+                    containers.setdefault(entry.name, _Container()).logs = usage
+                    total += usage
+            else:
+                total += self._usage(Path(entry.path)) or NOTHING
+        return total
+
+    def _log_directory(self) -> Path | None:
+        pod = self.found.pod
+        exact = self.roots.logs / f"{pod.namespace}_{pod.name}_{pod.uid}"
+        if os.path.isdir(exact):
+            return exact
+        # A pod known only by its cgroup has neither namespace nor name.
+        matching = (entry.path for entry in self._entries(self.roots.logs) if entry.name.endswith(f"_{pod.uid}"))
+        path = next(matching, None)
+        return None if path is None else Path(path)
+
+    # writable layers
+
+    def _rootfs(self, container: str) -> Usage | None:
+        path = self._annotated(ROOTFS_NOTE, container)
+        if path is None:
+            if f"{ROOTFS_NOTE}{container}" in self.found.pod.annotations or container not in self.found.containers:
+                return None
+            try:
+                path = upper_directory(self.found.containers[container])
+            except MonitorError as error:
+                self._problem(f"writable layer of {container}: {error}")
+        return None if path is None else self._usage(path)
+
+    # volumes
+
+    def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
+        """(name, directory, whether it counts against the pod's limit) of each volume that can be found.
+
+        hostPath volumes only by annotation: the kubelet does not measure them either (they have no metrics), because
+        what a pod shares with the node, often all of /, is not the pod's own.
+        """
+        pod = self.found.pod
+        named = {volume.name: volume for volume in pod.volumes}
+        for name, volume in named.items():
+            path = self._annotated(VOLUME_NOTE, name)
+            if path is not None:
+                yield name, path, volume.local and volume.source != "hostPath"
+        base = self.roots.pods / pod.uid / "volumes"
+        for plugin in _LOCAL_PLUGINS:
+            for entry in self._entries(base / f"kubernetes.io~{plugin}"):
+                if f"{VOLUME_NOTE}{entry.name}" in pod.annotations or not entry.is_dir(follow_symlinks=False):
+                    continue
+                known = named.get(entry.name)
+                # One in memory (medium: Memory) is a mount of its own. It is measured for its sizeLimit only.
+                on_disk = known.local if known is not None else not os.path.ismount(entry.path)
+                yield entry.name, Path(entry.path), plugin in _EPHEMERAL_PLUGINS and on_disk
+
+
+def _container(name: str, found: _Container) -> dict[str, Any]:
+    raw: dict[str, Any] = {"name": name}
+    if found.rootfs is not None:
+        raw["rootfs"] = _figures(found.rootfs)
+    if found.logs is not None:
+        raw["logs"] = _figures(found.logs)
+    return raw
+
+
+def _figures(usage: Usage) -> dict[str, int]:
+    return {"usedBytes": usage.bytes, "inodesUsed": usage.inodes}
+
+
+#: Processes of a container that may end one after the other while its root is looked for.
+_TRIES = 8
+
+
+def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
+    """The upper directory of the overlay that the processes of a container have as their root; None without one.
+
+    The path is the container runtime's, valid where outrace sees the same files: on the node itself. Raises
+    MonitorError.
+    """
+    own = _root_mount(proc / "self" / "mountinfo")
+    for pid in cgroupfs.processes(cgroup)[:_TRIES]:
+        found = _root_mount(proc / str(pid) / "mountinfo")
+        if found is None:
+            continue  # it ended
+        device, kind, options = found
+        # Processes outside any container have the root of this one, which may be an overlay itself.
+        if kind != "overlay" or own is None or device == own[0]:
+            return None
+        for option in options.split(","):
+            key, _, value = option.partition("=")
+            if key == "upperdir":
+                path = Path(cgroupfs.unescape(value))
+                return path if path.is_absolute() and _is_directory(path) else None
+        return None  # read-only: a container without a writable layer
+    return None
+
+
+def _root_mount(path: Path) -> tuple[str, str, str] | None:
+    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone."""
+    found: tuple[str, str, str] | None = None
+    try:
+        with open(path, errors="surrogateescape") as file:
+            for line in file:
+                # 36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue (proc(5))
+                before, _, after = line.rstrip("\n").partition(" - ")
+                where, what = before.split(" "), after.split(" ")
+                if where[4] == "/":
+                    found = (where[2], what[0], what[2])  # the last one lies on top
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError as e:
+        raise CannotError(f"cannot read {path}: {e.strerror}", "give outrace CAP_SYS_PTRACE") from e
+    return found
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False  # of another mount namespace: not to be seen from here

@@ -1,0 +1,206 @@
+"""What is allowed in a configuration and bites its user all the same, in plain words.
+
+Each finding is one line: where it was written, what it does, and what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monitor.policy.compat import SANE
+from monitor.policy.configuration import (
+    HARD,
+    MERGE_DEFAULTS,
+    MIN_RECLAIM,
+    SOFT,
+    SOFT_GRACE,
+    Effective,
+    Settings,
+    Source,
+)
+from monitor.policy.eras import CURRENT, Era
+from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.quantity import Quantity
+from monitor.policy.reservation import reserve
+from monitor.policy.signals import (
+    ALLOCATABLE_MEMORY,
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IN_BYTES,
+    MEMORY,
+    MEMORY_SIGNALS,
+    NODEFS,
+    RESOURCE,
+)
+from monitor.policy.thresholds import Threshold
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is known of the node: capacities by signal in bytes, inodes or pids (absent: not known), what is reserved
+    for the system and for Kubernetes itself by resource, and the layout of its disks.
+    """
+
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    system_reserved: Mapping[str, Quantity] = field(default_factory=dict)
+    kube_reserved: Mapping[str, Quantity] = field(default_factory=dict)
+    layout: DiskLayout = SINGLE_DISK
+
+
+def findings(
+    settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT, compat: str = SANE
+) -> list[str]:
+    """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
+    # What holds for a threshold holds for its copy on the container file system too, and is said once.
+    thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
+    return [
+        *_defaults(settings, drop_ins, rules),
+        *_memory(thresholds, settings),
+        *_without_effect(settings, [e for e in thresholds if not e.copy]),
+        *_by_definition(thresholds, node),
+        *_soft_below_hard(thresholds, node),
+        *_copies(thresholds, node),
+        *_replaced(settings, rules, node.layout),
+        *_exceeded(thresholds, node),
+        *_plain(settings, compat),
+    ]
+
+
+def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Iterator[str]:
+    by_origin: dict[str, list[str]] = {}
+    for signal, origin in settings.switched_off.items():
+        by_origin.setdefault(origin, []).append(f"{signal}<{rules.default_hard[signal]}")
+    for origin, lost in by_origin.items():
+        # `mergeDefaultEvictionSettings` is read in the kubelet's file and never applies to flags.
+        merge = f", or set {MERGE_DEFAULTS}: true" if origin.endswith(f": {HARD}") else ""
+        yield (
+            f"{origin}: naming any hard threshold switches the other defaults off: {', '.join(lost)}; "
+            f"name those you want too, and the rest with 0%{merge}"
+        )
+    for drop_in in drop_ins:
+        if drop_in.content.get(MERGE_DEFAULTS) is not None:
+            yield (
+                f"{drop_in.name}: {MERGE_DEFAULTS}: has no effect in a drop-in, which is merged after the defaults; "
+                "set it in the file the kubelet is started with"
+            )
+
+
+def _memory(thresholds: Sequence[Effective], settings: Settings) -> Iterator[str]:
+    if not any(e.threshold.signal in MEMORY_SIGNALS for e in thresholds):
+        yield f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
+
+
+def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
+    for signal, (text, origin) in settings.maps[SOFT_GRACE].items():
+        if signal not in settings.maps[SOFT]:
+            yield (
+                f"{origin}: {signal}: a grace period of {text} has no effect without a soft threshold; "
+                "give it one, or leave it out"
+            )
+    guarded = {e.threshold.signal for e in thresholds}
+    for signal, (text, origin) in settings.maps[MIN_RECLAIM].items():
+        if signal not in guarded:
+            yield (
+                f"{origin}: {signal}: a min reclaim of {text} has no effect without a threshold; "
+                "give it one, or leave it out"
+            )
+
+
+def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    for e in thresholds:
+        t, capacity = e.threshold, node.capacity.get(e.threshold.signal)
+        if t.value.quantity is None and not t.value.percentage > 0:  # NaN is not, either
+            yield f"{e.origin}: {t.signal}: {e.text} is never met; 0% says that it is not wanted"
+        elif t.value.quantity is None and t.value.percentage >= 1:
+            yield f"{e.origin}: {t.signal}: {e.text} is always met: pods are evicted for ever; 100% would switch it off"
+        elif capacity is not None and t.quantity(capacity) >= capacity:
+            yield (
+                f"{e.origin}: {t.signal}: {e.text} is always met, with a capacity of "
+                f"{_shown(t.signal, capacity)}: pods are evicted for ever; lower it"
+            )
+
+
+def _soft_below_hard(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    for soft in thresholds:
+        for hard in thresholds:
+            s, h = soft.threshold, hard.threshold
+            if s.signal != h.signal or s.hard or not h.hard or not _below(s, h, node.capacity.get(s.signal)):
+                continue
+            yield (
+                f"{soft.origin}: {s.signal}: the soft threshold of {soft.text} is not above the hard one of "
+                f"{hard.text} ({hard.origin}), which acts first and without grace; raise it"
+            )
+
+
+def _below(soft: Threshold, hard: Threshold, capacity: int | None) -> bool:
+    """Whether soft is not above hard; False where that cannot be told."""
+    a, b = soft.value, hard.value
+    if a.quantity is None and b.quantity is None:
+        return a.percentage <= b.percentage
+    if capacity is not None or (a.quantity is not None and b.quantity is not None):
+        return a.shown(capacity or 0) <= b.shown(capacity or 0)
+    return False
+
+
+def _copies(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    for e in thresholds:
+        t = e.threshold
+        if e.copy and t.value.quantity is None:
+            limit = node.capacity.get(ALLOCATABLE_MEMORY)
+            known = "" if limit is None else f" ({_shown(t.signal, limit)})"
+            yield (
+                f"{e.origin}: {t.signal}: {e.text} is of the limit of kubepods{known}, not of the node; "
+                "write a quantity if both are to be alike"
+            )
+
+
+def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[str]:
+    if not rules.containerfs or (layout.container_fs and not layout.image_fs):
+        return
+    source = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
+    for key in (HARD, SOFT):
+        for signal, (text, origin) in settings.maps[key].items():
+            if signal in (CONTAINERFS, CONTAINERFS_INODES):
+                other = signal.replace("containerfs", source)
+                yield (
+                    f"{origin}: {signal}: {text} is replaced by a copy of {other}, because containers are on that "
+                    f"disk; set {other} instead"
+                )
+
+
+def _exceeded(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    capacity = {}
+    if MEMORY in node.capacity:
+        capacity["memory"] = Quantity.of_bytes(node.capacity[MEMORY])
+    if NODEFS in node.capacity:
+        capacity["ephemeral-storage"] = Quantity.of_bytes(node.capacity[NODEFS])
+    hard = [e.threshold for e in thresholds if e.threshold.hard]
+    reservation = reserve(capacity, node.system_reserved, node.kube_reserved, hard)
+    for resource in reservation.exceeded:
+        yield (
+            f"{resource}: system-reserved, kube-reserved and the hard threshold add up to "
+            f"{reservation.reserved[resource]}, more than the capacity of {capacity[resource]}; "
+            "a kubelet would not start: lower one of them"
+        )
+
+
+def _plain(settings: Settings, compat: str) -> Iterator[str]:
+    notification = settings.values.get("kernelMemcgNotification")
+    if notification is not None and notification.value is True:
+        yield (
+            f"{notification.origin}: true changes nothing: a kubelet ignores it on cgroup v2, and outrace compares "
+            "every memory threshold in the kernel anyway; leave it out"
+        )
+    grace = settings.values.get("evictionMaxPodGracePeriod")
+    if grace is not None and grace.value < 0:
+        what = (
+            "leaves the grace to the pod, but a kubelet kills it at once"
+            if compat == SANE
+            else "kills the pod at once, although the documentation promises the pod's own grace"
+        )
+        yield f"{grace.origin}: {grace.value} {what} (Kubernetes issue 118172); give the seconds you want"
+
+
+def _shown(signal: str, amount: int) -> str:
+    return str(Quantity.of_bytes(amount) if RESOURCE[signal] in IN_BYTES else Quantity.of_count(amount))

@@ -1,0 +1,232 @@
+"""Old kubelet flags to a KubeletConfiguration: today's fields, and for flags without one, why there is none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from monitor.policy.configuration import HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration
+from monitor.policy.signals import IMAGEFS, NODEFS
+from monitor.policy.thresholds import parse_flag_map
+
+API_VERSION, KIND = "kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"
+#: What a kubelet uses when only one of the two is given, in percent of the disk.
+_GC_HIGH, _GC_LOW = 85, 80
+#: What the kubelet's flags take for a boolean (Go's strconv.ParseBool).
+BOOLEANS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+
+class Translation(NamedTuple):
+    """A KubeletConfiguration, and one line for everything that could not simply be carried over."""
+
+    configuration: dict[str, Any]
+    notes: list[str]
+
+
+def _pairs(operator: str) -> Callable[[str], dict[str, str]]:
+    return lambda text: parse_flag_map(text, operator)
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise PolicyError(f"{text!r} is not a whole number") from None
+
+
+def _percent(text: str) -> int:
+    percent = _integer(text)
+    if not 0 <= percent <= 100:
+        raise PolicyError(f"{text} is not a percentage from 0 to 100")
+    return percent
+
+
+def _boolean(text: str) -> bool:
+    if text not in BOOLEANS:
+        raise PolicyError(f"{text!r} is not true or false")
+    return BOOLEANS[text]
+
+
+def _numa(text: str) -> list[dict[str, Any]]:
+    """``0:memory=1Gi,hugepages-2Mi=8Mi;1:memory=2Gi``"""
+    found = []
+    for part in filter(None, text.split(";")):
+        node, colon, limits = part.partition(":")
+        if not colon:
+            raise PolicyError(f"{part!r} is not NUMA-NODE:RESOURCE=AMOUNT")
+        found.append({"numaNode": _integer(node), "limits": parse_flag_map(limits, "=")})
+    return found
+
+
+#: Flag -> field of a KubeletConfiguration, and how its value is read.
+FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "eviction-hard": (HARD, _pairs("<")),
+    "eviction-soft": (SOFT, _pairs("<")),
+    "eviction-soft-grace-period": (SOFT_GRACE, _pairs("=")),
+    "eviction-minimum-reclaim": (MIN_RECLAIM, _pairs("=")),
+    "eviction-max-pod-grace-period": ("evictionMaxPodGracePeriod", _integer),
+    "eviction-pressure-transition-period": ("evictionPressureTransitionPeriod", _duration),
+    "kernel-memcg-notification": ("kernelMemcgNotification", _boolean),
+    "experimental-kernel-memcg-notification": ("kernelMemcgNotification", _boolean),
+    "local-storage-capacity-isolation": ("localStorageCapacityIsolation", _boolean),
+    "system-reserved": ("systemReserved", _pairs("=")),
+    "kube-reserved": ("kubeReserved", _pairs("=")),
+    "system-reserved-cgroup": ("systemReservedCgroup", _text),
+    "kube-reserved-cgroup": ("kubeReservedCgroup", _text),
+    "enforce-node-allocatable": ("enforceNodeAllocatable", _list),
+    "cgroups-per-qos": ("cgroupsPerQOS", _boolean),
+    "qos-reserved": ("qosReserved", _pairs("=")),
+    "reserved-cpus": ("reservedSystemCPUs", _text),
+    "reserved-memory": ("reservedMemory", _numa),
+    "image-gc-high-threshold": ("imageGCHighThresholdPercent", _percent),
+    "image-gc-low-threshold": ("imageGCLowThresholdPercent", _percent),
+    "minimum-image-ttl-duration": ("imageMinimumGCAge", _duration),
+}
+#: Flags with a successor of another kind, which `_succeed` writes.
+_SUCCEEDED: dict[str, Callable[[str], Any]] = {
+    "low-diskspace-threshold-mb": _integer,
+    "outofdisk-transition-frequency": _duration,
+}
+_DEAD_CONTAINERS = (
+    "has no successor: dead containers were kept for their logs, which are files of their own now; they are removed "
+    "when a disk runs short, as evictionHard nodefs.available says"
+)
+#: Flags without a field, and why.
+WITHOUT: dict[str, str] = {
+    "maximum-dead-containers": _DEAD_CONTAINERS,
+    "maximum-dead-containers-per-container": _DEAD_CONTAINERS,
+    "minimum-container-ttl-duration": _DEAD_CONTAINERS,
+    "experimental-allocatable-ignore-eviction": (
+        "has no field: it stays a flag of the kubelet; in a file the copy of memory.available for allocatable memory "
+        "goes away only together with the limit of kubepods, by enforceNodeAllocatable: [none]"
+    ),
+}
+#: Flags that may stand alone.
+BOOLEAN_FLAGS = {flag for flag, (_, read) in FIELDS.items() if read is _boolean} | {
+    "experimental-allocatable-ignore-eviction"
+}
+
+
+def translate(arguments: Sequence[str]) -> Translation:
+    """The configuration these flags of a kubelet make, written ``--flag=value`` or ``--flag value``.
+
+    As in the kubelet, a map given twice is added to and anything else replaced. Raises PolicyError naming the flag.
+    """
+    given: dict[str, Any] = {}
+    notes = []
+    for flag, text in _flags(arguments):
+        if flag in WITHOUT:
+            notes.append(f"--{flag} {WITHOUT[flag]}")
+            continue
+        field, read = FIELDS[flag] if flag in FIELDS else (flag, _SUCCEEDED[flag])
+        try:
+            value = read(text)
+        except PolicyError as error:
+            raise PolicyError(f"--{flag}: {error}") from None
+        before = given.get(field)
+        if isinstance(before, dict):
+            before.update(value)
+        elif isinstance(before, list) and read is _numa:
+            before += value
+        else:
+            given[field] = value
+    notes += _succeed(given)
+    order = list(dict.fromkeys(field for field, _ in FIELDS.values()))
+    fields = {field: given[field] for field in (*order[:1], MERGE_DEFAULTS, *order[1:]) if field in given}
+    return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes)
+
+
+def _flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Names without dashes, and values. A boolean may stand alone."""
+    found = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise PolicyError(f"{argument!r} is not a flag of the kubelet: write --flag=value or --flag value")
+        flag, equals, value = argument[2:].partition("=")
+        flag = flag.replace("_", "-")  # the kubelet takes both
+        if flag not in FIELDS and flag not in _SUCCEEDED and flag not in WITHOUT:
+            close = difflib.get_close_matches(flag, (*FIELDS, *_SUCCEEDED, *WITHOUT), 1)
+            hint = f"did you mean --{close[0]}?" if close else "only those of eviction, clean-up and reservation are"
+            raise PolicyError(f"--{flag}: is not known here; {hint}")
+        if not equals:
+            if flag in BOOLEAN_FLAGS and (not rest or rest[0] not in BOOLEANS):
+                value = "true"
+            elif not rest:
+                raise PolicyError(f"--{flag}: has no value")
+            else:
+                value = rest.pop(0)
+        found.append((flag, value))
+    return found
+
+
+def _succeed(given: dict[str, Any]) -> list[str]:
+    """Write what flags of the time before eviction stand for today; the notes that go with it."""
+    notes: list[str] = []
+    named = HARD in given
+    _images(given, notes)
+    megabytes = given.pop("low-diskspace-threshold-mb", None)
+    if megabytes is not None:
+        _add(given, notes, HARD, NODEFS, f"{megabytes}Mi" if megabytes > 0 else "", "--low-diskspace-threshold-mb")
+    frequency = given.pop("outofdisk-transition-frequency", None)
+    if frequency is not None:
+        stays = "evictionPressureTransitionPeriod" in given
+        given.setdefault("evictionPressureTransitionPeriod", frequency)
+        notes.append(
+            "--outofdisk-transition-frequency is evictionPressureTransitionPeriod today"
+            + (", which is given already and stays" if stays else "")
+        )
+    if given.get(HARD) and not named:
+        given[MERGE_DEFAULTS] = True
+        notes.append(
+            f"{MERGE_DEFAULTS}: true keeps the other default hard thresholds (Kubernetes 1.33 and later; with an older "
+            f"kubelet name them in {HARD})"
+        )
+    return notes
+
+
+def _images(given: dict[str, Any], notes: list[str]) -> None:
+    """The two thresholds of the image clean-up, which eviction took over; their fields exist as well."""
+    high, low = given.get("imageGCHighThresholdPercent"), given.get("imageGCLowThresholdPercent")
+    if high is None and low is None:
+        return
+    upper, lower = _GC_HIGH if high is None else high, _GC_LOW if low is None else low
+    if lower >= upper:
+        raise PolicyError(f"--image-gc-low-threshold: {lower} must be less than --image-gc-high-threshold, {upper}")
+    if high is not None:
+        _add(given, notes, HARD, IMAGEFS, f"{100 - high}%" if high < 100 else "", "--image-gc-high-threshold")
+    if low is not None:
+        _add(given, notes, MIN_RECLAIM, IMAGEFS, f"{upper - lower}%", "--image-gc-low-threshold")
+
+
+def _add(given: dict[str, Any], notes: list[str], field: str, signal: str, value: str, flag: str) -> None:
+    if not value:
+        notes.append(f"{flag} switches itself off with this value: no threshold is made of it")
+    elif signal in given.get(field, {}):
+        notes.append(f"{flag} is {field} {signal}: {value} today; {given[field][signal]} is given already and stays")
+    else:
+        given.setdefault(field, {})[signal] = value
+        more = (
+            " (unused images are removed first, then pods are evicted)" if signal == IMAGEFS and field == HARD else ""
+        )
+        notes.append(f"{flag} is {field} {signal}: {value} today{more}")

@@ -1,0 +1,211 @@
+"""Clean-up commands: real ones, run to their end, killed with their children, never run when only observing."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.reclaim import Reclaimer, run
+from tests import live
+
+CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
+PYTHON = (sys.executable, "-S", "-E", "-c")
+Line = tuple[str, str, dict[str, object]]
+
+
+class Lines(queue.SimpleQueue[Line]):
+    """A log to look into."""
+
+    def __call__(self, level: str, message: str, /, **fields: object) -> None:
+        self.put((level, message, fields))
+
+
+class Bench:
+    """A reclaimer with what it says and what it finished."""
+
+    def __init__(self, commands: dict[str, tuple[str, ...]], enforce: bool = True, timeout_s: float = 120.0) -> None:
+        self.lines = Lines()
+        self.done: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        self.reclaimer = Reclaimer(commands, enforce, self.done.put, self.lines, timeout_s)
+
+    def finished(self, *actions: str) -> Line | None:
+        """Wait for the end of a request; what was logged, if anything."""
+        assert self.done.get(timeout=live.TIMEOUT_S) == actions
+        return None if self.lines.empty() else self.lines.get()
+
+
+@pytest.fixture
+def stop_fd() -> Iterator[int]:
+    fd = os.eventfd(0)
+    yield fd
+    os.close(fd)
+
+
+def test_the_actions_are_gone_through_in_order(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    # Without a shell, what would be special to one is only text.
+    code = "import sys; open(sys.argv[1], 'a').write(sys.argv[2] + ' ')"
+    bench = Bench({name: (*PYTHON, code, str(trace), f"{name};$HOME") for name in (CONTAINERS, IMAGES)})
+    bench.reclaimer.request([CONTAINERS, IMAGES])
+    line = bench.finished(CONTAINERS, IMAGES)
+    assert trace.read_text() == f"{CONTAINERS};$HOME {IMAGES};$HOME "
+    assert line is not None
+    assert line[:2] == ("info", "clean-up done")
+    assert line[2]["action"] == CONTAINERS
+    bench.reclaimer.close()
+
+
+def test_without_enforce_and_without_a_command_nothing_runs(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    for enforce, commands in ((False, {IMAGES: ("touch", str(trace))}), (True, {IMAGES: ()}), (True, {})):
+        bench = Bench(commands, enforce)
+        bench.reclaimer.request([CONTAINERS, IMAGES])
+        assert bench.finished(CONTAINERS, IMAGES) is None
+        bench.reclaimer.close()
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("sh", "-c", "echo first; echo; echo 'no space left' >&2; echo; exit 3"), {"status": 3}),
+        (("sh", "-c", "echo 'no space left'; kill -TERM $$"), {"status": -15}),
+    ],
+)
+def test_a_failure_is_logged_with_its_last_line_and_the_next_action_runs(
+    tmp_path: Path, argv: tuple[str, ...], says: dict[str, int]
+) -> None:
+    bench = Bench({CONTAINERS: argv, IMAGES: ("touch", str(tmp_path / "ran"))})
+    bench.reclaimer.request([CONTAINERS, IMAGES])
+    line = bench.finished(CONTAINERS, IMAGES)
+    assert line is not None
+    level, message, fields = line
+    assert (level, message) == ("error", "clean-up failed")
+    assert fields.items() >= {**says, "output": "no space left", "action": CONTAINERS}.items()
+    assert (tmp_path / "ran").exists()
+    bench.reclaimer.close()
+
+
+@pytest.mark.parametrize("argv", [("/nonexistent/crictl", "rmi"), ("/etc/passwd",), ("true", "\0")])
+def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...]) -> None:
+    bench = Bench({IMAGES: argv})
+    for _ in range(2):  # and the next request is heard
+        bench.reclaimer.request([IMAGES])
+        line = bench.finished(IMAGES)
+        assert line is not None
+        assert line[:2] == ("error", "clean-up could not be started")
+    bench.reclaimer.close()
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(stop_fd: int, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.touch()
+    code = (
+        "import os, signal, sys\n"
+        "os.fork()\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
+        "print('working', flush=True)\n"
+        "signal.pause()\n"
+    )
+    found: list[int] = []
+
+    def both() -> bool:
+        found[:] = [int(line) for line in pids.read_text().split()]
+        return len(found) == 2
+
+    result: list[tuple[int | None, str]] = []
+    thread = threading.Thread(target=lambda: result.append(run((*PYTHON, code, str(pids)), 600, stop_fd)))
+    thread.start()
+    live.until(both, "command and child")
+    handles = [os.pidfd_open(pid) for pid in found]
+    os.eventfd_write(stop_fd, 1)
+    for handle in handles:
+        live.ends(handle, fd=True)
+        os.close(handle)
+    thread.join()
+    assert result == [(None, "working")]
+
+
+def test_the_time_is_up(stop_fd: int) -> None:
+    assert run(("sleep", "600"), 0.01, stop_fd) == (None, "")
+    # One that never stops writing has no more time than another.
+    assert run(("yes", "more"), 0.05, stop_fd)[0] is None
+
+
+def test_a_timeout_is_logged() -> None:
+    bench = Bench({CONTAINERS: ("sleep", "600")}, timeout_s=0.01)
+    bench.reclaimer.request([CONTAINERS])
+    line = bench.finished(CONTAINERS)
+    assert line is not None
+    assert line[:2] == ("error", "clean-up killed: it did not end in time")
+    bench.reclaimer.close()
+
+
+def test_what_a_command_leaves_running_is_not_waited_for(stop_fd: int) -> None:
+    argv = ("sh", "-c", "sleep 600 & echo $!")
+    status, last = run(argv, 600, stop_fd)
+    assert status == 0
+    os.kill(int(last), 9)
+
+
+def test_much_output_is_read_and_only_its_end_kept(stop_fd: int) -> None:
+    assert run((*PYTHON, "print('x' * 10_000_000); print('last')"), 600, stop_fd) == (0, "last")
+    status, last = run((*PYTHON, "import sys; sys.stdout.write('y' * 100_000)"), 600, stop_fd)
+    assert (status, last) == (0, "y" * 4096)
+    assert run(("printf", r"a\377b"), 600, stop_fd) == (0, "a\ufffdb")
+
+
+def test_the_same_request_twice_is_done_once_and_another_after_it(tmp_path: Path) -> None:
+    gate, trace = tmp_path / "gate", tmp_path / "trace"
+    os.mkfifo(gate)
+    code = "import sys; open(sys.argv[1]).read(); open(sys.argv[2], 'a').write('x')"
+    bench = Bench({IMAGES: (*PYTHON, code, str(gate), str(trace)), CONTAINERS: ("true",)})
+    for actions in ([IMAGES], [IMAGES], [CONTAINERS], [IMAGES], [CONTAINERS]):
+        bench.reclaimer.request(actions)
+    assert bench.reclaimer.busy
+    gate.write_text("go")
+    bench.finished(IMAGES)
+    bench.finished(CONTAINERS)
+    live.until(lambda: not bench.reclaimer.busy, "end of the requests")
+    assert bench.done.empty()
+    assert trace.read_text() == "x"
+    bench.reclaimer.close()
+
+
+def test_closing_kills_what_runs_and_nothing_runs_after_it(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
+    bench = Bench({CONTAINERS: (*PYTHON, code, str(pids)), IMAGES: ("touch", str(tmp_path / "ran"))})
+    bench.reclaimer.request([CONTAINERS, IMAGES])
+    pid = int(live.until(lambda: pids.exists() and pids.read_text(), "the command"))
+    bench.reclaimer.close()
+    assert not live.alive(pid)
+    bench.reclaimer.request([IMAGES])
+    bench.reclaimer.close()
+    assert bench.done.empty()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_has_no_terminal_and_no_input(stop_fd: int) -> None:
+    code = "import os, sys; print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()))"
+    assert run((*PYTHON, code), 600, stop_fd) == (0, "True ''")
+
+
+def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: int) -> None:
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    try:
+        own.write_text("-1")
+    except PermissionError:
+        pytest.skip("oom_score_adj cannot be lowered: needs CAP_SYS_RESOURCE")
+    try:
+        argv = ("sh", "-c", "until [ $(cat /proc/$$/oom_score_adj) = 0 ]; do :; done; echo ordinary")
+        assert run(argv, live.TIMEOUT_S, stop_fd) == (0, "ordinary")
+    finally:
+        own.write_text(before)

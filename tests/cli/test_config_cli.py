@@ -1,0 +1,337 @@
+"""`outrace config show|check|translate` as commands: real files, real file systems, real exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.cli import options
+from monitor.cli.config import _thresholds, check, show
+from monitor.cli.main import main
+from monitor.cli.run import run
+from monitor.daemon.settings import SETTINGS, read
+from monitor.kernel import disks, meminfo
+from monitor.policy.findings import Node
+from monitor.policy.layout import DiskLayout
+
+KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+def write(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["config", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = said(capsys, "show", "-o", "json", *arguments)
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert list(data) == ["thresholds", "settings", "warnings"]
+    assert isinstance(data, dict)
+    return data
+
+
+def test_the_commands_read_what_run_reads() -> None:
+    names = {parameter.name for parameter in run.params}
+    for command in (show, check):
+        assert {parameter.name for parameter in command.params} == names | {"output"}
+    assert {s.option.replace("-", "_") for s in SETTINGS} == names - {"config", "kubelet_config", "kubelet_config_dir"}
+
+
+def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    data = shown(capsys)
+    assert data["warnings"] == []
+    total = meminfo.mem_total()
+    assert data["thresholds"][:2] == [
+        {
+            "signal": signal,
+            "kind": "hard",
+            "value": "100Mi",
+            "quantity": 100 << 20,
+            "capacity": total,
+            "grace_s": 0,
+            "min_reclaim": None,
+            "origin": origin,
+        }
+        for signal, origin in (
+            ("memory.available", "default"),
+            ("allocatableMemory.available", "copy of memory.available (default)"),
+        )
+    ]
+    nodefs = data["thresholds"][2]
+    assert (nodefs["signal"], nodefs["value"], nodefs["quantity"], nodefs["capacity"]) == (
+        *("nodefs.available", "10%"),
+        *(None, None),  # not measured, as no path was given
+    )
+    assert data["thresholds"][-1]["signal"] == "containerfs.inodesFree"
+    assert {s["origin"] for s in data["settings"]} == {"default"}
+
+
+def test_origins_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_file = write(
+        tmp_path,
+        "kubelet.yaml",
+        KUBELET
+        + "evictionHard: {memory.available: 5%, pid.available: '100'}\nsystemReserved: {memory: 1Gi, cpu: '1'}\n"
+        "evictionSoft: {memory.available: 3%}\nevictionSoftGracePeriod: {memory.available: 90s}\n",
+    )
+    (tmp_path / "conf.d").mkdir()
+    drop_in = write(tmp_path, "conf.d/10.conf", KUBELET + "evictionMinimumReclaim: {memory.available: 64Mi}\n")
+    files = ("--kubelet-config", main_file, "--kubelet-config-dir", str(tmp_path / "conf.d"))
+    data = shown(capsys, *files, "--eviction-max-pod-grace-period", "-1")
+    rows = {(t["signal"], t["kind"]): t for t in data["thresholds"]}
+    assert list(rows) == [
+        ("memory.available", "hard"),
+        ("memory.available", "soft"),
+        ("allocatableMemory.available", "hard"),
+        ("pid.available", "hard"),
+    ]
+    soft = rows["memory.available", "soft"]
+    assert (soft["grace_s"], soft["min_reclaim"], soft["origin"]) == (90, "64Mi", f"{main_file}: evictionSoft")
+    copy = rows["allocatableMemory.available", "hard"]
+    assert copy["origin"] == f"copy of memory.available ({main_file}: evictionHard)"
+    assert copy["capacity"] == meminfo.mem_total() - (1 << 30)
+    pid = rows["pid.available", "hard"]
+    assert (pid["quantity"], pid["capacity"]) == (100, disks.pid_counts()[0])
+    settings = {s["name"]: s for s in data["settings"]}
+    assert settings["system-reserved"] == {
+        "name": "system-reserved",
+        "value": {"memory": "1Gi", "cpu": "1"},
+        "origin": f"{main_file}: systemReserved",
+    }
+    assert settings["eviction-max-pod-grace-period"]["origin"] == "--eviction-max-pod-grace-period"
+    starts = [
+        f"{main_file}: evictionHard: naming any",
+        f"{main_file}: evictionSoft: memory.available: the soft",
+        "copy of memory.available",
+        "--eviction-max-pod-grace-period: -1",
+    ]
+    assert len(data["warnings"]) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(data["warnings"], starts, strict=True))
+
+    # The same as text, and the same warnings from `check`.
+    code, out, err = said(capsys, "show", *files)
+    assert (code, err) == (0, "")
+    assert f"{main_file}: evictionHard" in out.splitlines()[1]
+    assert out.splitlines()[2].split()[:3] == ["memory.available", "soft", "3%"]
+    code, out, err = said(capsys, "check", *files)
+    assert (code, err) == (4, "")
+    assert [line.removeprefix("warning: ") for line in out.splitlines()] == data["warnings"][:-1]
+    assert str(drop_in) not in out
+
+
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "check") == (0, "", "")
+    assert said(capsys, "check", "-o", "json") == (0, '{"warnings": []}\n', "")
+    bad = write(tmp_path, "kubelet.yaml", KUBELET + "evictionHart: {}\n")
+    code, out, err = said(capsys, "check", "--kubelet-config", bad)
+    assert (code, out) == (2, "")
+    assert err == f"outrace: error: {bad}: unknown key 'evictionHart'; did you mean 'evictionHard'?\n"
+    code, out, err = said(capsys, "check", "--kernel-memcg-notification")
+    assert (code, err) == (4, "")
+    assert out.startswith("warning: --kernel-memcg-notification: true changes nothing")
+
+
+def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "check", "--reclaim-images", "no-such-command-here --prune", "--enforce")
+    assert (code, out.count("\n")) == (4, 1)
+    assert "no-such-command-here: no such command here" in out
+    assert said(capsys, "check", "--reclaim-images", "true", "--enforce")[0] == 0
+    assert "takes effect with --enforce" in said(capsys, "check", "--reclaim-images", "true")[1]
+
+
+@pytest.fixture
+def second_disk(tmp_path: Path) -> Any:
+    """A file system of 8 MiB and 100 inodes."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a file system needs root and mount(8)")
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=100", "none", str(directory)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {made.stderr.decode()}")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_capacity_of_disks_that_are_named(
+    tmp_path: Path, second_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = shown(capsys, "--nodefs", str(tmp_path), "--imagefs", str(second_disk))
+    rows = {t["signal"]: t for t in data["thresholds"]}
+    assert (rows["imagefs.available"]["capacity"], rows["imagefs.inodesFree"]["capacity"]) == (8 << 20, 100)
+    assert (rows["imagefs.available"]["quantity"], rows["imagefs.inodesFree"]["quantity"]) == (1258291, 5)
+    own = os.statvfs(tmp_path)
+    assert rows["nodefs.available"]["capacity"] == own.f_blocks * own.f_frsize
+    # Containers are where images are, and so is the overlay.
+    assert rows["containerfs.available"]["origin"] == "overlay: copy of imagefs.available (default)"
+    assert rows["containerfs.available"]["capacity"] == 8 << 20
+    # Only what is named is measured.
+    rows = {t["signal"]: t for t in shown(capsys, "--imagefs", str(second_disk))["thresholds"]}
+    assert (rows["imagefs.available"]["capacity"], rows["nodefs.available"]["capacity"]) == (8 << 20, None)
+    split = shown(capsys, "--nodefs", str(tmp_path), "--imagefs", str(second_disk), "--containerfs", str(tmp_path))[
+        "thresholds"
+    ]
+    assert split[-1]["origin"] == "overlay: copy of nodefs.inodesFree (default)"
+    code, _, err = said(capsys, "check", "--imagefs", str(second_disk / "missing"))
+    assert code == 2
+    assert "--imagefs" in err
+    code, out, _ = said(capsys, "check", "--imagefs", str(second_disk), "--eviction-hard",
+                        "memory.available<1Mi,nodefs.available<1%,nodefs.inodesFree<1%,imagefs.inodesFree<1%,"
+                        "imagefs.available<8Mi")  # fmt: skip
+    assert code == 4
+    assert out == (
+        "warning: --eviction-hard: imagefs.available: 8Mi is always met, with a capacity of 8Mi: "
+        "pods are evicted for ever; lower it\n"
+    )
+
+
+@pytest.mark.kernel
+def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
+    with live.cgroup("config", 64 << 20) as node:
+        data = shown(capsys, "--node-cgroup", str(node), "--kube-reserved", "memory=1Mi")
+        assert [t["capacity"] for t in data["thresholds"][:2]] == [64 << 20, 63 << 20]
+        met = [line for line in data["warnings"] if "is always met" in line]
+        assert len(met) == 2  # the default of 100Mi, and its copy
+        assert any("a kubelet would not start" in line for line in data["warnings"])
+    code, out, err = said(capsys, "show", "--node-cgroup", "outrace-test-missing")
+    assert (code, out) == (2, "")
+    assert "outrace-test-missing" in err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"policy": "kubelet-1.17"},
+        {
+            "policy": "kubelet-1.8",
+            "eviction-soft": "memory.available<1Gi",
+            "eviction-soft-grace-period": "memory.available=0s",
+        },
+        {
+            "eviction-hard": "containerfs.available<1%,imagefs.available<2%,"
+            "allocatableMemory.available<3Mi,memory.available<1Mi"
+        },
+        {"eviction-hard": "", "eviction-soft": "pid.available<5", "eviction-soft-grace-period": "pid.available=1m"},
+        {"enforce-node-allocatable": "none", "eviction-minimum-reclaim": "memory.available=1Mi"},
+    ],
+)  # fmt: skip
+def test_what_is_shown_is_what_run_has(flags: dict[str, str]) -> None:
+    """Signal, kind, value and order, for every layout of the disks."""
+    resolved = read(flags)
+    for layout in (DiskLayout(), DiskLayout(True), DiskLayout(True, True)):
+        told = dataclasses.replace(
+            resolved.config, layout_image_fs=layout.image_fs, layout_container_fs=layout.container_fs
+        )
+        # A capacity at which percentages and quantities can all be told apart.
+        node = Node(dict.fromkeys((t.signal for t in told.thresholds()), 123456789), layout=layout)
+        rows = list(_thresholds(resolved._replace(config=told), node))
+        assert [(r["signal"], r["kind"], r["quantity"], r["grace_s"] * 10**9) for r in rows] == [
+            (t.signal, "hard" if t.hard else "soft", t.quantity(123456789), t.grace_ns) for t in told.thresholds()
+        ]
+
+
+def test_translate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (
+        "--eviction-hard=memory.available<1Gi,nodefs.available<10%",
+        *("--eviction-soft", "memory.available<2Gi", "--eviction-soft-grace-period", "memory.available=1m30s"),
+        *("--image-gc-high-threshold", "85", "--maximum-dead-containers=3", "--system-reserved=memory=500Mi,cpu=100m"),
+        *("--outofdisk-transition-frequency=1m", "--enforce-node-allocatable=pods", "--kernel-memcg-notification"),
+    )
+    code, text, notes = said(capsys, "translate", "--", *flags)
+    assert code == 0
+    configuration = yaml.safe_load(text)
+    assert configuration["evictionHard"] == {
+        "memory.available": "1Gi",
+        "nodefs.available": "10%",
+        "imagefs.available": "15%",
+    }
+    assert configuration["imageGCHighThresholdPercent"] == 85
+    assert [line.split()[:2] for line in notes.splitlines()] == [
+        ["note:", "--maximum-dead-containers"],
+        ["note:", "--image-gc-high-threshold"],
+        ["note:", "--outofdisk-transition-frequency"],
+    ]
+    code, out, err = said(capsys, "translate", "-o", "json", "--", *flags)
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["configuration"] == configuration
+    assert [f"note: {note}" for note in data["notes"]] == notes.splitlines()
+    # What comes out goes in, and means what the flags mean.
+    config = read({}, None, write(tmp_path, "kubelet.yaml", text)).config
+    by_flags = read(
+        {
+            "eviction-hard": "memory.available<1Gi,nodefs.available<10%,imagefs.available<15%",
+            "eviction-soft": flags[2],
+            "eviction-soft-grace-period": flags[4],
+            "system-reserved": "memory=500Mi,cpu=100m",
+            "eviction-pressure-transition-period": "1m",
+            "kernel-memcg-notification": True,
+        }
+    ).config
+    assert dataclasses.replace(config, origins={}, entry_origins={}) == dataclasses.replace(
+        by_flags, origins={}, entry_origins={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--evicton-hard=x",), "--evicton-hard: is not known here; did you mean --eviction-hard?"),
+        (("--eviction-hard=memory.free<1Gi",), "--eviction-hard: memory.free: 1Gi: unsupported eviction signal"),
+        (("--eviction-soft=memory.available<1Gi",), "--eviction-soft: memory.available: 1Gi: grace period must be"),
+        (("--system-reserved=ram=1Gi",), "--system-reserved: ram: 1Gi: cannot be reserved"),
+    ],
+)
+def test_flags_that_cannot_be_translated(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str) -> None:
+    code, out, err = said(capsys, "translate", "--", *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"outrace: error: {says}")
+    assert err.count("\n") == 1
+
+
+def test_translate_without_flags_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "translate")[0] == 2
+
+
+def test_booleans_as_the_kubelets_flags_write_them() -> None:
+    resolved: list[Any] = []
+
+    def keep(**values: Any) -> None:
+        resolved.append(options.resolve(values).config)
+
+    import click
+
+    command = click.command()(options.configuration_options(keep))
+    for arguments in (["--kernel-memcg-notification"], ["--kernel-memcg-notification=t"]):
+        assert CliRunner().invoke(command, arguments, standalone_mode=False).exception is None
+    assert (
+        CliRunner().invoke(command, ["--local-storage-capacity-isolation=F"], standalone_mode=False).exception is None
+    )
+    assert [c.kernel_memcg_notification for c in resolved] == [True, True, False]
+    assert [c.local_storage for c in resolved] == [True, True, False]

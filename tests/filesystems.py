@@ -1,0 +1,71 @@
+"""Small real file systems for tests, unmounted and removed afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+
+def _mount(*arguments: object) -> None:
+    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}" + ("" if os.geteuid() == 0 else " (not root)"))
+
+
+class Mounts:
+    """Context manager: file systems mounted below ``directory`` (None: a temporary one, removed at the end)."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._own = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="outrace-test-"))
+        self._mounted: list[Path] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for path in reversed(self._mounted):
+            subprocess.run(["umount", path], check=True)
+        if self._own:
+            shutil.rmtree(self.directory)
+
+    def _point(self, name: str) -> Path:
+        point = self.directory / name
+        point.mkdir(parents=True, exist_ok=True)
+        return point
+
+    def tmpfs(self, name: str, size: int, inodes: int = 1000) -> Path:
+        """A tmpfs of ``size`` bytes; 0 ``inodes`` are as many as one likes."""
+        point = self._point(name)
+        _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "outrace-test", point)
+        self._mounted.append(point)
+        return point
+
+    def ext4(self, name: str, size: int, *options: str) -> Path:
+        """An ext4 of ``size`` bytes in a file; ``options`` of mkfs."""
+        image = self.directory / f"{name}.img"
+        with open(image, "wb") as file:
+            file.truncate(size)
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("no mkfs.ext4: apt-get install e2fsprogs")
+        subprocess.run(["mkfs.ext4", "-q", *options, image], check=True)
+        point = self._point(name)
+        _mount("-o", "loop", image, point)
+        self._mounted.append(point)
+        return point
+
+    def overlay(self, name: str, lower: Path, upper: Path, work: Path) -> Path:
+        """An overlay, as a container runtime makes one for a container."""
+        point = self._point(name)
+        _mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay", point)
+        self._mounted.append(point)
+        return point

@@ -1,0 +1,366 @@
+"""What a pod takes: real directories, real processes in real cgroups, a real container root on an overlay."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.kernel import cgroupfs
+from monitor.pods.model import FoundPod
+from monitor.pods.storage import Measured, Roots, limited, measure, process_count, process_stats, upper_directory
+from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.local_storage import storage_violation
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import disk_usage
+from tests import live
+from tests.filesystems import Mounts
+from tests.policy.builders import container, pod
+
+KI = 1024
+#: A tmpfs counts whole pages and nothing for directories: what is written is what is counted.
+PAGE = 4 * KI
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with Mounts(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def disk(mounts: Mounts) -> Path:
+    return mounts.tmpfs("disk", size=4 << 20)
+
+
+@pytest.fixture
+def roots(disk: Path) -> Roots:
+    found = Roots(disk / "log", disk / "pods")
+    for path in found:
+        path.mkdir()
+    return found
+
+
+def found_pod(
+    *containers: dict[str, Any],
+    cgroup: Path = Path("/nonexistent"),
+    cgroups: Mapping[str, Path] | None = None,
+    **more: Any,
+) -> FoundPod:
+    return FoundPod(pod("a", *containers, **more), cgroup, cgroups or {})
+
+
+def put(path: Path, size: int) -> Path:
+    """A file of ``size`` bytes, and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    return path
+
+
+def by_container(stats: PodStats, kind: str, key: str) -> dict[str, int]:
+    return dict(zip(stats.container_names(), stats.files_each([kind], key), strict=True))
+
+
+# --- logs and volumes of a kubelet ---------------------------------------------------------------------------------
+
+
+def test_logs_of_each_container(roots: Roots) -> None:
+    logs = roots.logs / "ns_a_uid-a"
+    put(logs / "c" / "0.log", 3 * PAGE)
+    put(logs / "c" / "1.log", PAGE)
+    put(logs / "first" / "0.log", PAGE)
+    put(logs / "gone" / "0.log", PAGE)  # an ephemeral container, say
+    put(logs / "pod.log", PAGE)
+    put(roots.logs / "ns_b_uid-b" / "c" / "0.log", 9 * PAGE)
+    found = measure(found_pod(initContainers=[{"name": "first"}]), roots)
+    assert by_container(found.stats, "logs", "usedBytes") == {"c": 4 * PAGE, "first": PAGE, "gone": PAGE}
+    assert by_container(found.stats, "logs", "inodesUsed") == {"c": 3, "first": 2, "gone": 2}
+    assert found.stats.ephemeral_storage() == 7 * PAGE
+    assert found.complete
+    assert found.problems == ()
+
+
+def test_a_pod_known_by_its_uid_alone_has_logs_too(roots: Roots) -> None:
+    put(roots.logs / "kube-system_dns_uid-a" / "c" / "0.log", PAGE)
+    put(roots.logs / "kube-system_dns_uid-aa" / "c" / "0.log", 2 * PAGE)
+    assert measure(found_pod(namespace=""), roots).stats.files(["logs"], "usedBytes") == PAGE
+
+
+def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
+    volumes = roots.pods / "uid-a" / "volumes"
+    for plugin, name in (
+        ("empty-dir", "scratch"),
+        ("configmap", "settings"),
+        ("secret", "key"),
+        ("nfs", "share"),  # somebody else's disk, never touched
+    ):
+        put(volumes / f"kubernetes.io~{plugin}" / name / "file", PAGE)
+    put(roots.pods / "uid-a" / "plugins" / "file", PAGE)
+    memory = mounts.tmpfs("disk/pods/uid-a/volumes/kubernetes.io~empty-dir/memory", size=1 << 20)
+    put(memory / "file", 5 * PAGE)
+    declared = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "settings", "configMap": {"name": "settings"}},
+        {"name": "key", "secret": {"secretName": "key"}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Ki"}},
+        {"name": "share", "nfs": {}},
+        {"name": "absent", "emptyDir": {}},
+        {"name": "host", "hostPath": {"path": "/"}},
+    ]
+    expected = {"memory": 5 * PAGE, "scratch": PAGE, "settings": PAGE, "key": PAGE}
+    for one in (found_pod(volumes=declared), found_pod()):
+        stats = measure(one, roots).stats
+        assert stats.volumes_used() == expected
+        assert stats.ephemeral_storage() == 2 * PAGE  # neither what is in memory nor a secret, which is too
+    one = found_pod(volumes=declared)
+    stats = measure(one, roots).stats
+    assert disk_usage(one.pod, stats, "nodefs.available", SINGLE_DISK) == 2 * PAGE
+    assert disk_usage(one.pod, stats, "nodefs.inodesFree", SINGLE_DISK) == 4
+    assert storage_violation(one.pod, stats, SINGLE_DISK) == (
+        'Usage of EmptyDir volume "memory" exceeds the limit "16Ki". '
+    )
+
+
+def test_a_link_in_place_of_a_volume_counts_nothing(roots: Roots, disk: Path) -> None:
+    put(disk / "elsewhere" / "file", 9 * PAGE)
+    directory = roots.pods / "uid-a" / "volumes" / "kubernetes.io~empty-dir"
+    directory.mkdir(parents=True)
+    (directory / "v").symlink_to(disk / "elsewhere")
+    stats = measure(found_pod(volumes=[{"name": "v", "emptyDir": {}}]), roots).stats
+    assert stats.volumes_used() == {}
+    assert stats.ephemeral_storage() == 0
+
+
+def test_a_pod_without_anything(roots: Roots) -> None:
+    found = measure(found_pod(), roots)
+    assert found.stats.uid == "uid-a"
+    assert (found.stats.ephemeral_storage(), found.stats.processes(), found.problems) == (0, 0, ())
+
+
+# --- annotations of a plain VM -------------------------------------------------------------------------------------
+
+
+def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
+    put(disk / "layer" / "etc" / "file", 3 * PAGE)
+    put(disk / "data" / "file", 2 * PAGE)
+    put(disk / "shared" / "file", PAGE)
+    (disk / "link").symlink_to("data")
+    put(roots.pods / "uid-a" / "volumes" / "kubernetes.io~empty-dir" / "v" / "file", 9 * PAGE)
+    one = found_pod(
+        container("x", limits={"ephemeral-storage": str(3 * PAGE - 1)}),
+        container("y"),
+        annotations={
+            "outrace/rootfs.x": str(disk / "layer"),
+            "outrace/volume.v": str(disk / "link"),
+            "outrace/volume.h": str(disk / "shared"),
+        },
+        volumes=[{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/shared"}}],
+    )
+    found = measure(one, roots)
+    assert found.problems == ()
+    assert by_container(found.stats, "rootfs", "usedBytes") == {"x": 3 * PAGE, "y": 0}
+    assert found.stats.volumes_used() == {"v": 2 * PAGE, "h": PAGE}
+    assert found.stats.ephemeral_storage() == 5 * PAGE  # what is shared with the node is not the pod's own
+    assert disk_usage(one.pod, found.stats, "nodefs.available", SINGLE_DISK) == 6 * PAGE
+    assert disk_usage(one.pod, found.stats, "imagefs.available", DiskLayout(image_fs=True)) == 3 * PAGE
+    # The pod's limit is that of its one limited container; it is looked at first.
+    assert storage_violation(one.pod, found.stats, SINGLE_DISK) == (
+        "Pod ephemeral local storage usage exceeds the total limit of containers 12287. "
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("outrace/rootfs.c", "layer", "'layer' is not an absolute path; name the absolute path of one that exists"),
+        ("outrace/rootfs.c", "/nonexistent", "no directory '/nonexistent'; name"),
+        ("outrace/volume.v", "/etc/passwd", "no directory '/etc/passwd'; name"),
+        ("outrace/volume.v", "", "'' is not an absolute path"),
+        ("outrace/volume.v", "/\0", "no directory"),
+        ("outrace/rootfs.d", "/", "the pod has no such container; correct the name"),
+        ("outrace/volume.w", "/", "the pod has no such volume; correct the name"),
+    ],
+)
+def test_bad_annotations_are_one_line_each(roots: Roots, key: str, value: str, says: str) -> None:
+    one = found_pod(annotations={key: value}, volumes=[{"name": "v", "emptyDir": {}}])
+    [problem] = measure(one, roots).problems
+    assert problem.startswith(f"pod ns/a: metadata.annotations[{key}]: ")
+    assert says in problem
+    assert "\n" not in problem
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
+    with live.cgroup("storage") as parent:
+        inside, sandbox = (cgroupfs.make(parent / name) for name in ("c", "pause"))
+        nested = cgroupfs.make(inside / "nested")
+        with live.Puppet(inside) as first, live.Puppet(nested), live.Puppet(sandbox):
+            first.do("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()")  # no process
+            both = found_pod(cgroup=parent, cgroups={"c": inside, "nested": nested})
+            assert process_count(both) == 2
+            assert process_count(found_pod(cgroup=parent)) == 3
+            assert process_stats(both).processes() == 2
+            assert measure(both, roots).stats.processes() == 2
+        assert process_count(both) == 0
+
+
+# --- the writable layer --------------------------------------------------------------------------------------------
+
+# As runc does: a mount namespace of its own, the overlay as its root, nothing else left.
+PIVOT = (
+    "libc = ctypes.CDLL(None, use_errno=True); "
+    "check = lambda result: result == 0 or sys.exit(f'errno {{ctypes.get_errno()}}'); "
+    "check(libc.unshare(0x20000)); "  # CLONE_NEWNS
+    "check(libc.mount(b'none', b'/', None, 0x44000, None)); "  # MS_REC|MS_PRIVATE
+    "os.makedirs('{root}/old', exist_ok=True); "
+    "check(libc.syscall({{'x86_64': 155, 'aarch64': 41}}[os.uname().machine], b'{root}', b'{root}/old')); "
+    "os.chdir('/'); "
+    "check(libc.umount2(b'/old', 2))"  # MNT_DETACH
+)
+
+
+def contain(mounts: Mounts, puppet: live.Puppet, disk: Path, name: str) -> Path:
+    """Give the process an overlay as its root; its upper directory."""
+    upper = disk / name
+    for path in (upper, disk / "work", disk / "lower"):
+        path.mkdir(exist_ok=True)
+    root = mounts.overlay("root", disk / "lower", upper, disk / "work")
+    puppet.do(PIVOT.format(root=root))
+    return upper
+
+
+def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None:
+    disk = mounts.ext4("real", 16 << 20)
+    with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
+        upper = contain(mounts, puppet, disk, "upper with blanks")
+        one = found_pod(cgroup=parent, cgroups={"c": parent})
+        before = measure(one, roots).stats
+        puppet.do("write('/file', 1)")
+        assert (upper / "file").stat().st_size == 1 << 20
+        after = measure(one, roots).stats
+        assert after.files(["rootfs"], "usedBytes") - before.files(["rootfs"], "usedBytes") == 1 << 20
+        assert after.files(["rootfs"], "inodesUsed") - before.files(["rootfs"], "inodesUsed") == 1
+        assert after.ephemeral_storage() == after.files(["rootfs"], "usedBytes")
+        # An annotation wins.
+        put(disk / "named" / "file", PAGE)
+        named = found_pod(
+            cgroup=parent, cgroups={"c": parent}, annotations={"outrace/rootfs.c": str(disk / "named" / "file" / "..")}
+        )
+        assert measure(named, roots).problems != ()
+        named = found_pod(cgroup=parent, cgroups={"c": parent}, annotations={"outrace/rootfs.c": str(disk / "named")})
+        assert measure(named, roots).stats.files(["rootfs"], "inodesUsed") == 2
+
+
+def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
+    with live.cgroup("storage") as parent:
+        assert upper_directory(parent) is None
+        with live.Puppet(parent):
+            assert upper_directory(parent) is None
+            stats = measure(found_pod(cgroup=parent, cgroups={"c": parent}), roots).stats
+            assert stats.container_storage() == []
+            assert stats.files(["rootfs"], "usedBytes") == 0
+
+
+OVERLAY = "30 1 {device} / / rw - overlay overlay rw,lowerdir=/l{rest}\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "rest", "found"),
+    [
+        ("0:41", ",upperdir={upper},workdir=/w", True),
+        ("0:40", ",upperdir={upper},workdir=/w", False),  # the root of outrace itself: not in a container
+        ("0:41", "", False),  # read-only
+        ("0:41", ",upperdir=relative", False),
+        ("0:41", ",upperdir=/nonexistent/in/this/namespace", False),
+    ],
+)
+def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool) -> None:
+    # This machine cannot have two roots: the mount tables are written out, the processes are real.
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text(
+        "1 0 8:1 / / rw - ext4 /dev/vda rw\n" + OVERLAY.format(device="0:40", rest=",upperdir=/own")
+    )
+    with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
+        (tmp_path / str(puppet.pid)).mkdir()
+        (tmp_path / str(puppet.pid) / "mountinfo").write_text(
+            OVERLAY.format(device=device, rest=rest.format(upper=upper)) + "31 30 0:5 / /proc rw - proc proc rw\n"
+        )
+        assert upper_directory(parent, tmp_path) == (upper if found else None)
+
+
+# --- how often -----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0, 100), st.booleans())
+def test_a_pod_rests_ten_times_as_long_as_it_took(took_s: float, urgent: bool) -> None:
+    due = Measured(PodStats({}), took_s, 1000.0).due_s(urgent)
+    assert due >= 1000 + 10 * took_s
+    assert due >= (1010 if urgent else 1060)
+    assert due == 1000 + max(10 * took_s, 10 if urgent else 60)
+
+
+def test_a_measurement_says_when_it_was_and_stops_when_told(roots: Roots) -> None:
+    for i in range(600):
+        put(roots.logs / "ns_a_uid-a" / "c" / f"{i}", 0)
+    before = time.monotonic()
+    whole = measure(found_pod(), roots)
+    assert before <= whole.at_s - whole.took_s
+    assert whole.at_s <= time.monotonic()
+    cut = measure(found_pod(), roots, stop=lambda: True)
+    assert (whole.complete, cut.complete) == (True, False)
+    assert cut.stats.files(["logs"], "inodesUsed") < whole.stats.files(["logs"], "inodesUsed") == 601
+    [problem] = cut.problems
+    assert problem.startswith(f"pod ns/a: {roots.logs}/ns_a_uid-a/c has more files than can be counted")
+
+
+LIMIT = {"ephemeral-storage": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "0"}}]}, False),
+        ({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1", "medium": "Memory"}}]}, True),
+        ({"initContainers": [container("i", limits=LIMIT)]}, True),
+    ],
+)
+def test_which_pods_have_limits(spec: dict[str, Any], expected: bool) -> None:
+    one = pod("a", **spec)
+    assert [limited(one), limited(one)] == [expected] * 2
+    assert limited(pod("b", container(limits=LIMIT), **spec))
+    # A pod that is never measured must be one that can never be in violation.
+    if not expected:
+        full = {"volume": [{"name": "v", "usedBytes": 2**40}], "ephemeral-storage": {"usedBytes": 2**40}}
+        assert storage_violation(one, PodStats(full), SINGLE_DISK) is None
+
+
+def test_a_directory_that_cannot_be_listed_is_told() -> None:
+    with Mounts() as mounts:
+        mounts.directory.chmod(0o755)
+        logs = mounts.tmpfs("log", size=1 << 20)
+        directory = logs / "ns_a_uid-a"
+        put(directory / "c" / "0.log", PAGE)
+        put(logs / "ns_b_uid-b" / "c" / "0.log", PAGE)
+        directory.chmod(0o700)
+        (logs / "ns_b_uid-b" / "c").chmod(0o700)
+        os.seteuid(65534)
+        try:
+            [listed] = measure(found_pod(), Roots(logs)).problems
+            [walked] = measure(FoundPod(pod("b"), Path("/nonexistent"), {}), Roots(logs)).problems
+        finally:
+            os.seteuid(0)
+    ending = ": Permission denied; what it holds is not counted"
+    assert listed == f"pod ns/a: cannot list {directory}{ending}"
+    assert walked == f"pod ns/b: cannot count the files below {logs}/ns_b_uid-b/c{ending}"

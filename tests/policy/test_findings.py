@@ -1,0 +1,160 @@
+"""What is allowed in a configuration and bites: each finding where it belongs, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monitor.policy.compat import KUBELET, SANE
+from monitor.policy.configuration import Given, Source, in_force
+from monitor.policy.eras import era
+from monitor.policy.findings import Node, findings
+from monitor.policy.layout import DiskLayout
+from monitor.policy.quantity import Quantity
+from monitor.policy.thresholds import DEFAULT_HARD
+
+GI = 1 << 30
+MACHINE = Node({"memory.available": 10 * GI, "allocatableMemory.available": 8 * GI, "nodefs.available": 100 * GI})
+#: All defaults, so that naming them switches nothing off.
+ALL = dict(DEFAULT_HARD)
+
+
+def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), compat: str = SANE, **content: Any) -> list[str]:
+    return findings(in_force(Source("file", content), drop_ins), drop_ins, node, compat=compat)
+
+
+def test_nothing_to_say() -> None:
+    assert found() == []
+    assert found(evictionHard=ALL) == []
+    assert findings(in_force(), (), Node()) == []
+    for name in ("kubelet-1.17", "kubelet-1.8"):
+        assert findings(in_force(rules=era(name)), (), MACHINE, era(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "begins", "says"),
+    [
+        (
+            {"evictionHard": {"memory.available": "1Gi", "nodefs.available": "0%"}},
+            "file: evictionHard: naming any",
+            "nodefs.inodesFree<5%, imagefs.available<15%, imagefs.inodesFree<5%; name those",
+        ),
+        (
+            {"evictionSoftGracePeriod": {"nodefs.available": "1m"}},
+            "file: evictionSoftGracePeriod: nodefs.available: ",
+            "no effect without a soft threshold",
+        ),
+        (
+            {"evictionMinimumReclaim": {"pid.available": "10"}},
+            "file: evictionMinimumReclaim: pid.available: ",
+            "no effect without a threshold",
+        ),
+        ({"kernelMemcgNotification": True}, "file: kernelMemcgNotification: ", "cgroup v2"),
+        ({"evictionMaxPodGracePeriod": -1}, "file: evictionMaxPodGracePeriod: -1 leaves the grace", "118172"),
+        ({"evictionHard": {**ALL, "pid.available": "0.0%"}}, "file: evictionHard: pid.available: 0.0%", "never met"),
+        ({"evictionHard": {**ALL, "pid.available": "NaN%"}}, "file: evictionHard: pid.available: NaN%", "never met"),
+        ({"evictionHard": {**ALL, "pid.available": "100.0%"}}, "file: evictionHard: pid.available", "always met"),
+        (
+            {"evictionHard": {**ALL, "containerfs.available": "5%"}},
+            "file: evictionHard: containerfs.available: 5% is replaced",
+            "set nodefs.available instead",
+        ),
+        (
+            {"evictionHard": {**ALL, "memory.available": "0%"}},
+            "file: evictionHard: no memory threshold",
+            "before memory runs out",
+        ),
+    ],
+)
+def test_one_finding_each(content: dict[str, Any], begins: str, says: str) -> None:
+    (one,) = found(**content)
+    assert one.startswith(begins)
+    assert says in one
+    assert "\n" not in one
+
+
+def test_merging_defaults_is_advised_where_it_works() -> None:
+    (by_file,) = found(evictionHard={"memory.available": "1Gi"})
+    assert by_file.endswith("or set mergeDefaultEvictionSettings: true")
+    flag = in_force(said={"evictionHard": Given({"memory.available": "1Gi"}, "--eviction-hard")})
+    (by_flag,) = findings(flag, (), MACHINE)
+    assert "mergeDefaultEvictionSettings" not in by_flag
+    drop_in = Source("d.conf", {"mergeDefaultEvictionSettings": True})
+    (in_drop_in,) = found(drop_ins=(drop_in,))
+    assert in_drop_in.startswith("d.conf: mergeDefaultEvictionSettings: has no effect in a drop-in")
+
+
+@pytest.mark.parametrize(
+    ("hard", "soft", "told"),
+    [
+        ("1Gi", "512Mi", True),
+        ("1Gi", "1Gi", True),
+        ("1Gi", "2Gi", False),
+        ("10%", "5%", True),
+        ("10%", "10%", True),
+        ("10%", "15%", False),
+        ("1Gi", "9%", True),  # of 10Gi
+        ("1Gi", "11%", False),
+    ],
+)
+def test_soft_below_hard(hard: str, soft: str, told: bool) -> None:
+    lines = found(
+        evictionHard={**ALL, "memory.available": hard},
+        evictionSoft={"memory.available": soft},
+        evictionSoftGracePeriod={"memory.available": "1m"},
+        enforceNodeAllocatable=["none"],
+    )
+    assert [line for line in lines if "is not above the hard one" in line] == lines
+    assert bool(lines) == told
+
+
+def test_what_cannot_be_compared_is_not_complained_of() -> None:
+    content = {
+        "evictionHard": {**ALL, "nodefs.available": "1Gi"},
+        "evictionSoft": {"nodefs.available": "1%"},
+        "evictionSoftGracePeriod": {"nodefs.available": "1m"},
+    }
+    assert found(Node(), **content) == []
+    assert len(found(Node({"nodefs.available": 50 * GI}), **content)) == 1
+    # 1% of 50Gi is less than 1Gi; of 200Gi it is more.
+    assert found(Node({"nodefs.available": 200 * GI}), **content) == []
+
+
+def test_met_by_definition() -> None:
+    lines = found(evictionHard={**ALL, "memory.available": "8Gi"})
+    (copy,) = lines  # the copy only: pods may use 8Gi of the 10Gi
+    assert copy.startswith(
+        "copy of memory.available (file: evictionHard): allocatableMemory.available: 8Gi is always met"
+    )
+    assert len(found(Node(), evictionHard={**ALL, "memory.available": "8Gi"})) == 0
+    lines = found(evictionHard={**ALL, "memory.available": "10Gi"})
+    assert ["is always met" in line for line in lines] == [True, True]
+
+
+def test_a_percentage_in_the_copy() -> None:
+    (line,) = found(evictionHard={**ALL, "memory.available": "5%"})
+    assert line.startswith("copy of memory.available (file: evictionHard): allocatableMemory.available: 5% is of the")
+    assert "(8Gi)" in line
+    assert found(evictionHard={**ALL, "memory.available": "5%"}, enforceNodeAllocatable=["none"]) == []
+
+
+@pytest.mark.parametrize(("kept", "told"), [("5Gi", False), ("9Gi", False), ("9217Mi", True)])
+def test_more_reserved_than_there_is(kept: str, told: bool) -> None:
+    node = Node(MACHINE.capacity, {"memory": Quantity.parse(kept)}, {"cpu": Quantity.parse("99")})
+    lines = found(node, evictionHard={**ALL, "memory.available": "1Gi"})
+    assert [line.startswith("memory: system-reserved, kube-reserved and the hard threshold") for line in lines] == (
+        [True] if told else []
+    )
+
+
+def test_the_disk_whose_threshold_is_copied() -> None:
+    apart = Node(layout=DiskLayout(image_fs=True))
+    (line,) = found(apart, evictionHard={**ALL, "containerfs.inodesFree": "1%"})
+    assert line.endswith("set imagefs.inodesFree instead")
+
+
+def test_a_negative_grace_means_what_compat_says() -> None:
+    (line,) = found(evictionMaxPodGracePeriod=-1, compat=KUBELET)
+    assert "kills the pod at once" in line
+    assert found(evictionMaxPodGracePeriod=0) == []

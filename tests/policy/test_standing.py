@@ -1,0 +1,40 @@
+"""Candidates kept in order while they move: the same order as sorting them all."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.eras import ERAS, era
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
+from monitor.policy.ranking import Candidate
+from monitor.policy.standing import Standing
+
+usages = st.one_of(st.none(), st.integers(0, 5))
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 6), usages, st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("remove"), st.integers(0, 6)),
+    ),
+    max_size=40,
+)
+
+
+@given(moves, st.sampled_from(ERAS))
+def test_the_order_is_that_of_sorting(steps: list[tuple], name: str) -> None:  # type: ignore[type-arg]
+    key = era(name).memory_key
+    standing = Standing(key)
+    known: dict[str, tuple[Candidate, str]] = {}
+    for step in steps:
+        uid = f"u{step[1]}"
+        if step[0] == "put":
+            qos = (BEST_EFFORT, BURSTABLE, GUARANTEED)[step[1] % 3]
+            candidate = Candidate(uid, "ns", uid, step[3], 2, step[2], critical=step[4])
+            known[uid] = (candidate, qos)
+            standing.put(candidate, qos)
+        else:
+            known.pop(uid, None)
+            standing.remove(uid)
+        expected = sorted(known.values(), key=lambda one: key(*one))
+        assert list(standing.order()) == [candidate for candidate, _ in expected]
+        assert standing.first() == next((c for c, _ in expected if not c.critical), None)
