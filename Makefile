@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test lint setup clean test-vm test-vagrant
+.PHONY: help run demo bench test mutation lint setup clean test-vm test-vagrant
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,11 @@ bench: setup ## Measure races, latency and overhead on this machine
 	@$(BIN)/outrace bench overhead $(ARGS)
 
 test: setup ## Run every test this machine can run
+	@scripts/test-tools.sh
 	@$(BIN)/python -m pytest $(ARGS)
+
+mutation: setup ## Break rules of the policy one at a time: do the tests notice?
+	@$(BIN)/python scripts/mutate.py $(ARGS)
 
 lint: setup ## Check format, style and types
 	@$(BIN)/ruff format --check

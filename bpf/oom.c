@@ -4,6 +4,7 @@
 
 BPF_RINGBUF_OUTPUT(ooms, 64);   // pages: 256 KiB, about 1,400 victims of the OOM killer
 BPF_RINGBUF_OUTPUT(kills, 64);  // SIGKILLs and exits apart, so that ordinary kills cannot crowd them out while no daemon reads
+BPF_RINGBUF_OUTPUT(reclaims, 8);  // and what only explains a kill apart from both
 
 struct killed {
   u64 ts_ns;
@@ -37,6 +38,49 @@ static __always_inline void fill_invoker(struct oom_event *e) {
   e->invoker_tid = self;
   bpf_get_current_comm(e->invoker_comm, sizeof(e->invoker_comm));
   e->invoker_cgroup = cgroup_id_of(task_css(bpf_get_current_task()));
+}
+
+// The limit that was hit: the first level above the charging task with no room for so many pages.
+static __always_inline void find_limit(struct oom_event *e, u64 pages) {
+  u64 css = task_css(bpf_get_current_task());
+  NO_UNROLL
+  for (int i = 0; i < 64 && css; i++) {
+    u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
+    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+    READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);
+    u64 parent = css_parent(css);
+    if (parent && usage + pages > max) {
+      e->oom_cgroup = cgroup_id_of(css);
+      e->oom_usage = usage;
+      e->oom_limit = max;
+      break;
+    }
+#ifdef OFF_MEMCG_MEMSW
+    READ(usage, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_USAGE);
+    READ(max, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_MAX);
+    if (parent && usage + pages > max) {
+      e->oom_cgroup = cgroup_id_of(css);
+      e->oom_usage = usage;
+      e->oom_limit = max;
+      e->flags |= OOM_MEMSW;
+      break;
+    }
+#endif
+    css = parent;
+  }
+}
+
+// How much of what is at its limit was page cache, as the kernel counted it at this moment.
+static __always_inline void note_cache(struct oom_event *e) {
+  u64 id = e->oom_cgroup ? e->oom_cgroup : 1;  // 1: the root of the hierarchy, which stands for the machine
+  u32 *index = domain_of.lookup(&id);
+  e->oom_inactive = e->oom_active = -1;
+  if (!index) return;
+  u32 at = *index;
+  struct domain *d = domains.lookup(&at);
+  if (!d || !d->synced) return;
+  e->oom_inactive = d->inactive_file;
+  e->oom_active = d->active_file;
 }
 
 // signal_generate comes 2-3 us before mark_victim when the OOM killer kills; before a mark without a kill (a task that was
@@ -88,33 +132,8 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   struct killed *k = killed.lookup(&tgid);
   if (!k || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
-  // The limit that was hit: the first level above the allocating task with no room for the smallest order that can OOM (8 pages).
-  u64 css = task_css(bpf_get_current_task());
-  NO_UNROLL
-  for (int i = 0; i < 64 && css; i++) {
-    u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
-    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-    READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);
-    u64 parent = css_parent(css);
-    if (parent && usage + 8 > max) {
-      e.oom_cgroup = cgroup_id_of(css);
-      e.oom_usage = usage;
-      e.oom_limit = max;
-      break;
-    }
-#ifdef OFF_MEMCG_MEMSW
-    READ(usage, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_USAGE);
-    READ(max, memcg, OFF_MEMCG_MEMSW + OFF_COUNTER_MAX);
-    if (parent && usage + 8 > max) {
-      e.oom_cgroup = cgroup_id_of(css);
-      e.oom_usage = usage;
-      e.oom_limit = max;
-      e.flags |= OOM_MEMSW;
-      break;
-    }
-#endif
-    css = parent;
-  }
+  find_limit(&e, 8);  // the smallest order that can OOM
+  note_cache(&e);
   count(ooms.ringbuf_output(&e, sizeof(e), 0) ? COUNT_LOST_OOM : COUNT_EMIT_OOM);
   return 0;
 }
@@ -137,5 +156,34 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   e.domain = k->domain;
   killed.delete(&tgid);
   send_kill(&e, COUNT_EMIT_EXIT);
+  return 0;
+}
+
+// A task has to free memory before it may have any: the last stage before an OOM. Told once, when nobody had to for a second.
+#define RECLAIM_QUIET_NS 1000000000ULL
+BPF_TABLE("lru_hash", u64, u64, reclaimed_at, 1024);  // memory cgroup at its limit, 0 for the machine -> last time
+
+static __always_inline void note_reclaim(struct oom_event *e) {
+  e->ts_ns = bpf_ktime_get_ns();
+  u64 id = e->oom_cgroup, *last = reclaimed_at.lookup(&id);
+  int told = last && e->ts_ns - *last < RECLAIM_QUIET_NS;
+  reclaimed_at.update(&id, &e->ts_ns);
+  if (told) return;
+  e->kind = OOM_RECLAIM;
+  fill_invoker(e);
+  note_cache(e);
+  count(reclaims.ringbuf_output(e, sizeof(*e), 0) ? COUNT_LOST_RECLAIM : COUNT_EMIT_RECLAIM);
+}
+
+int on_memcg_reclaim(struct bpf_raw_tracepoint_args *ctx) {
+  struct oom_event e = {};
+  find_limit(&e, 512);  // a huge page is reclaimed for, too
+  if (e.oom_cgroup) note_reclaim(&e);  // else somebody asked for it, or memory.high did
+  return 0;
+}
+
+int on_direct_reclaim(struct bpf_raw_tracepoint_args *ctx) {
+  struct oom_event e = {};
+  note_reclaim(&e);
   return 0;
 }

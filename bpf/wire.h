@@ -68,7 +68,7 @@ struct victim {
   u64 fired;          // the last generation that was fired
 };
 
-enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3 };
+enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };
 enum oom_flag {
   OOM_EXITING = 1,    // marked while already dying: the kernel killed nobody
   OOM_MEMSW = 2,      // the limit hit was memory+swap (cgroup v1)
@@ -78,9 +78,11 @@ struct oom_event {
   u64 ts_ns;
   u64 victim_cgroup;  // memory cgroup of the victim
   u64 invoker_cgroup; // of the task whose allocation called the OOM killer (OOM_KILL: of the sender)
-  u64 oom_cgroup;     // whose limit was hit; 0: the machine (or cpuset, mempolicy)
+  u64 oom_cgroup;     // whose limit was hit (OOM_RECLAIM: for whom is reclaimed); 0: the machine (or cpuset, mempolicy)
   u64 oom_usage;      // pages, of oom_cgroup
   u64 oom_limit;
+  s64 oom_inactive;   // pages of file cache in oom_cgroup where it is a watched domain; -1: not known
+  s64 oom_active;
   u64 total_vm;       // pages
   s64 anon_rss;       // pages, from the approximate per-mm counters
   s64 file_rss;
@@ -121,6 +123,7 @@ enum count {
   COUNT_EMIT_KILL, COUNT_LOST_KILL,
   COUNT_EMIT_EXIT, COUNT_LOST_EXIT,
   COUNT_EMIT_PROC, COUNT_LOST_PROC,
+  COUNT_EMIT_RECLAIM, COUNT_LOST_RECLAIM,
   COUNT_SWEPT,        // memory cgroups visited by sweeps
   COUNT_SWEEP_RESTARTED,
   COUNT_MAX

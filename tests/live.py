@@ -275,6 +275,7 @@ class Watching:
             "events": Ring(self.pins, "events", lambda data: self.events.append(Event(data))),
             "ooms": Ring(self.pins, "ooms", lambda data: self.ooms.append(OomEvent.decode(data))),
             "kills": Ring(self.pins, "kills", lambda data: self.ooms.append(OomEvent.decode(data))),
+            "reclaims": Ring(self.pins, "reclaims", lambda data: self.ooms.append(OomEvent.decode(data))),
         }
         for ring in self.rings.values():
             ring.consume()  # what earlier tests left

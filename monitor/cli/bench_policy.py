@@ -8,6 +8,7 @@ touches the kernel, and it needs no root.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import statistics
@@ -24,8 +25,9 @@ from monitor.cli.bench_latency import summary
 from monitor.cli.output import output_option, print_json, print_table
 
 SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)
-#: What the project promises: median microseconds.
-TARGETS = {"pass_memory_110": 1000.0, "pass_memory_500": 5000.0, "victim_lookup_500": 20.0}
+#: What the project promises: median microseconds, by the number of pods, whatever the signal.
+PASS_TARGETS = {110: 1000.0, 500: 5000.0}
+LOOKUP_TARGET = 20.0
 LOOKUP_PODS = 500
 MIB = 1 << 20
 SECOND = 10**9
@@ -35,6 +37,10 @@ SIGNALS = {
     "disk": "nodefs.available",
     "pid": "pid.available",
     "limited": "memory.available",
+}
+TARGETS = {
+    **{f"pass_{kind}_{pods}": target for kind in SIGNALS for pods, target in PASS_TARGETS.items()},
+    f"victim_lookup_{LOOKUP_PODS}": LOOKUP_TARGET,
 }
 
 
@@ -85,13 +91,16 @@ def crowd(pods: int, limited: bool, seed: int = 1) -> tuple[list[dict[str, Any]]
 
 
 def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
-    """An answer of the Summary API in which every threshold is met."""
+    """An answer of the Summary API in which every threshold is met, as it comes out of the JSON parser: keys that are
+    equal to the policy's, not the same objects, and figures in memory in the order of the text.
+    """
     node = {
         "memory": {"availableBytes": MIB, "workingSetBytes": 1 << 34},
         "fs": {"availableBytes": MIB, "capacityBytes": 1 << 40, "inodesFree": 1, "inodes": 10**7},
         "rlimit": {"maxpid": 32768, "curproc": 32760},
     }
-    return {"node": node, "pods": stats}
+    parsed: dict[str, Any] = json.loads(json.dumps({"node": node, "pods": stats}))
+    return parsed
 
 
 def time_passes(kind: str, pods: int, repeats: int) -> dict[str, Any]:
@@ -103,6 +112,7 @@ def time_passes(kind: str, pods: int, repeats: int) -> dict[str, Any]:
 
     objects, stats = crowd(pods, limited=kind == "limited")
     seen = answer(stats)
+    del stats
     config = ManagerConfig(parse_thresholds({SIGNALS[kind]: "10%"}), 300 * SECOND)
     known = [pod_from_object(one) for one in objects]
     state = ManagerState()
@@ -173,7 +183,8 @@ def _timed(call: Callable[[], object], repeats: int) -> list[float]:
 def policy(max_pods: int, passes: int, output: str) -> None:
     """Measure a whole pass from 10 to 5,000 pods, and the lookup of the victim kept ready.
 
-    Targets: 110 pods within 1 ms and 500 within 5 ms (medians), the lookup within 20 us.
+    Targets: 110 pods within 1 ms and 500 within 5 ms (medians, for every signal), the lookup within 20 us. Beyond some
+    thousand pods their figures no longer fit the processor's caches, and each costs about twice as much.
     """
     rows = []
     measures = [

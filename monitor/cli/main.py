@@ -26,9 +26,11 @@ COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
     "demo": ("monitor.cli.demo:demo", "Build a small node out of a cgroup and run real races."),
     "doctor": ("monitor.cli.doctor:doctor", "Say what this kernel and these privileges allow."),
-    "top": ("monitor.cli.top:top", "Show the node and its pods live."),
-    "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
     "config": ("monitor.cli.config:config", "Show, check or translate the configuration."),
+    "top": ("monitor.cli.top:top", "Show the node and its pods live."),
+    "explain": ("monitor.cli.explain:explain", "Say who would be evicted next, and why or why not."),
+    "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
+    "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }

@@ -71,7 +71,9 @@ _OPTIONS = (
     ),
     click.option("--step", metavar="BYTES", help="How far a pod moves before it is ranked anew. [1Mi]"),
     click.option("--listen", metavar="HOST:PORT", help="Where /metrics and the rest are served. [127.0.0.1:9469]"),
-    click.option("--record", metavar="FILE", help="Write a recording for outrace replay (not in this version)."),
+    click.option("--record", metavar="FILE", help="Record every input there, for outrace replay."),
+    click.option("--alertmanager", multiple=True, metavar="URL", help="Push alerts there; may be given several times."),
+    click.option("--webhook", multiple=True, metavar="URL", help="POST every alert there; may be given several times."),
     click.option(
         "--state-dir", metavar="DIR", help="Where statuses of evicted pods and the lock live. [/var/lib/outrace]"
     ),
@@ -97,5 +99,7 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
     for name in _KUBELETS_BOOLEANS:
         text = options.get(name)
         flags[name.replace("_", "-")] = BOOLEANS.get(text, text) if isinstance(text, str) else text
+    for name in ("alertmanager", "webhook"):
+        flags[name] = flags.get(name) or None
     files = (flags.pop(name, None) for name in ("config", "kubelet-config", "kubelet-config-dir"))
     return read(flags, *files)

@@ -31,7 +31,7 @@ HOOKS = ("auto", "memcg-tracepoint")
 LOG_FORMATS = ("logfmt", "json")
 #: `monitor.policy.eras.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
-_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images")
+_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks")
 
 
 def _default_hard() -> Mapping[str, str]:
@@ -63,6 +63,11 @@ class RunConfig:
     listen_port: int = 9469
     state_dir: str = "/var/lib/outrace"
     log_format: str = "logfmt"
+    #: File that every input is recorded in, for `outrace replay`; "" for none.
+    record: str = ""
+    #: Base URLs of Alertmanagers and URLs of webhooks that alerts are pushed to.
+    alertmanagers: tuple[str, ...] = ()
+    webhooks: tuple[str, ...] = ()
 
     #: The release whose policy decides (`monitor.policy.eras`), and which of two answers where it is plainly wrong
     #: (`monitor.policy.compat`).

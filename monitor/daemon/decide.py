@@ -21,6 +21,7 @@ from monitor.kernel.domains import Reading
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.policy.thresholds import Threshold
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
@@ -32,7 +33,8 @@ QUIET_NS = 20_000_000
 RECHECK_NS = 10_000_000
 FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
-REREAD_NS = 5_000_000  #: What an observed decision can be about, besides one pod.
+REREAD_NS = 5_000_000
+#: What an observed decision can be about, besides one pod.
 _RESOURCES = frozenset(RESOURCE.values())
 
 Tell = Callable[[dict[str, Any]], None]
@@ -166,10 +168,27 @@ class Decider:
                 self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
             elif outcome.starved is not None and outcome.starved.hard and outcome.starved.signal in MEMORY_SIGNALS:
                 # A pod in its grace may not keep a hard threshold waiting, as it does in the kubelet.
-                self._evictor.current.hurry()
+                self._evictor.hurry()
         self._stats.add("passes")
+        for threshold in before.observed if before is not None else ():
+            if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:
+                self._tell_clear(threshold, observations, now)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
+
+    def _tell_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
+        """A threshold that was met is not met any more."""
+        seen = observations.get(threshold.signal)
+        self._tell(
+            {
+                "t": "clear",
+                "ts_ns": now_ns,
+                "domain": next((w.name for w in self._gauge.watches if w.signal == threshold.signal), "node"),
+                "signal": threshold.signal,
+                "hard": threshold.hard,
+                "available": seen.available if seen is not None else 0,
+            }
+        )
 
     def _plan_recheck(self, now_ns: int, crossed_ns: int, was_pressed: bool) -> None:
         """When nothing is met, and that may change unreported.
@@ -241,6 +260,7 @@ class Decider:
         if of_memory:
             facts["domain"] = next(w.name for w in self._gauge.watches if w.signal == threshold.signal)
             facts["usage"] = readings[facts["domain"]].usage
+            facts["order"] = self._registry.leaders()
         else:
             facts |= {
                 "domain": threshold.signal.partition(".")[0],
@@ -265,7 +285,8 @@ class Decider:
             if fired is not None:
                 pulled_by, entry = "kernel", fired
             eviction = self._evictor.begin(entry, grace_s)
-            signalled_ns = eviction.signalled_ns
+            # What the kernel pulled was pulled at the crossing.
+            signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
         elif decided_ns - self._told_ns.get(subject, 0) < (QUIET_NS if crossed_ns else REPEAT_NS):

@@ -56,8 +56,10 @@ class Evictor:
         eviction = self.current
         if eviction is None:
             return False
-        known = set(eviction.pidfds())
+        known, asked = set(eviction.pidfds()), eviction.killed_ns is None
         gone = eviction.step(now_ns)
+        if asked and eviction.killed_ns is not None:
+            self._tell_killed(eviction)
         for fd in set(eviction.pidfds()) - known:
             self._epoll.register(fd, select.EPOLLIN)
         refused = eviction.victim.refused
@@ -84,6 +86,24 @@ class Evictor:
                 pids=sorted(eviction.pids)[:_SHOWN],
             )
         return True
+
+    def hurry(self) -> None:
+        """End the grace of the pod being evicted now."""
+        eviction = self.current
+        if eviction is not None and eviction.killed_ns is None:
+            eviction.hurry()
+            self._tell_killed(eviction)
+
+    def _tell_killed(self, eviction: Eviction) -> None:
+        self._tell(
+            {
+                "t": "killed",
+                "id": eviction.decision.get("id"),
+                "pod": eviction.victim.uid,
+                "name": eviction.decision.get("name"),
+                "ts_ns": eviction.killed_ns,
+            }
+        )
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""

@@ -24,6 +24,8 @@ from monitor.policy.thresholds import Threshold
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
+#: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
+_STEPS = 4
 
 
 class NodeGone(MonitorError):
@@ -48,8 +50,9 @@ class Gauge:
         self._cpus = os.cpu_count() or 1
         self._huge_page = _huge_page()
         version = self.hierarchy.version
+        self._step = _STEPS * config.step
         self.watches = [
-            make_watch(self.table, "node", NODE_SIGNAL, self._node, self._capacity, thresholds, version),
+            make_watch(self.table, "node", NODE_SIGNAL, self._node, self._capacity, thresholds, version, self._step),
         ]
         self.find_kubepods()
         self.sweep_due_ns = 0
@@ -71,7 +74,7 @@ class Gauge:
         try:
             capacity = cgroupfs.limit(path) or max(0, self._capacity - self._config.reserved)
             watch = make_watch(
-                self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version
+                self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version, self._step
             )
         except (OSError, MonitorError):
             return False  # removed in between: the next pod tells

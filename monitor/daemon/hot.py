@@ -22,6 +22,7 @@ from monitor.daemon import channel
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
+from monitor.daemon.flight import Flight
 from monitor.daemon.gauge import SWEEP_NS, Gauge
 from monitor.daemon.registry import Registry
 from monitor.daemon.slow import SlowSignals
@@ -41,6 +42,12 @@ from monitor.policy.standing import Standing
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000
 HOUSEKEEPING_NS = 1_000_000_000
+_OOM_RECORDS = {
+    "mark": "records_oom",
+    "kill": "records_kill",
+    "exit": "records_exit",
+    "reclaim": "records_reclaim",
+}
 PUBLISH_NS = 250_000_000
 
 
@@ -72,6 +79,8 @@ class Hot:
             self.stats,
             self.tell,
         )
+        self.flight = Flight(self.tell)
+        self.eventful = False  # something happened that the flight recorder's steps belong to
         self.watches: dict[int, Watch] = {}  # by domain index
         self.housekeeping_ns = self.publish_ns = 0
         self.dirty = True  # the side does not know the latest state
@@ -177,41 +186,67 @@ class Hot:
 
     def on_event(self, data: bytes) -> None:
         """One record of the pressure ring."""
-        ts, cgroup_id, usage, inactive, active, _, result, kind, index, _, _, _, _ = EVENT.unpack_from(data)
+        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
             if self.gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
-                self.decider.step(index, max(0, usage - inactive) * PAGE)
+                self.flight.note((ts, cgroup_id, usage, inactive, active))
+                if index not in self.watches:
+                    self.decider.step(index, max(0, usage - inactive) * PAGE)
             self.stats.add("records_step")
         elif kind in (CROSS, SIGNAL):
             watch = self.watches.get(index)
             if watch is not None and watch.cgroup_id == cgroup_id:
+                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                 if kind == CROSS:
+                    seen_ns = time.monotonic_ns()
                     self.decider.run_pass(ts)
+                    self.tell_crossing(watch, threshold, reading, ts, seen_ns)
                 else:
-                    reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                     self.decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
             self.stats.add("records_cross" if kind == CROSS else "records_signal")
         else:
             self.stats.add("records_bad")
         self.stats.add("records")
 
-    def on_oom(self, data: bytes) -> None:
-        """One record of the OOM ring."""
-        event = OomEvent.decode(data)
-        self.stats.add("records")
-        self.stats.add({"mark": "records_oom", "kill": "records_kill", "exit": "records_exit"}[event.kind])
-        if event.kind == "mark":
-            self.stats.add("oom_exiting" if event.exiting else "oom_kills")
-        pod = self.registry.owner_of_cgroup(event.victim_cgroup)
+    def tell_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
+        """A threshold was crossed; told after what was decided about it."""
+        self.eventful = True
+        threshold = watch.thresholds[which]
         self.tell(
             {
-                "t": "oom",
-                **event.as_dict(),
-                "pod": pod.uid if pod else None,
-                "pod_name": pod.title if pod else None,
-                "while_away": self.away,
+                "t": "cross",
+                "ts_ns": ts_ns,
+                "seen_ns": seen_ns,
+                "domain": watch.name,
+                "signal": threshold.signal,
+                "hard": threshold.hard,
+                "quantity": threshold.quantity(watch.capacity),
+                "capacity": watch.capacity,
+                "usage": reading.usage,
+                "working_set": reading.working_set,
             }
         )
+
+    def on_oom(self, data: bytes) -> None:
+        """One record of the OOM chain."""
+        event = OomEvent.decode(data)
+        self.stats.add("records")
+        self.stats.add(_OOM_RECORDS[event.kind])
+        pod = self.registry.owner_of_cgroup(event.victim_cgroup)
+        if pod is None and event.domain is not None:  # deeper in a pod than its containers
+            pod = self.registry.owner_of_cgroup(self.gauge.table.cgroup_id(event.domain))
+        message: dict[str, Any] = {
+            "t": "oom",
+            **event.as_dict(),
+            "pod": pod.uid if pod else None,
+            "pod_name": pod.title if pod else None,
+            "while_away": self.away,
+        }
+        if event.kind == "mark":
+            self.stats.add("oom_exiting" if event.exiting else "oom_kills")
+            message["order"] = self.registry.leaders()
+            self.eventful = True
+        self.tell(message)
 
     def sweep(self) -> None:
         """Make every counter exact and rank by them; crossings are answered in between."""
@@ -278,7 +313,7 @@ class Hot:
             due = min(due, self.decider.reread_ns)
         if self.evictor.current is not None:
             due = min(due, self.evictor.current.deadline_ns(now_ns))
-        if self.dirty:
+        if self.dirty or self.eventful:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
             due = min(due, self.side.next_start_ns)
@@ -298,9 +333,11 @@ class Hot:
         self.events = Ring(self.pins, "events", self.on_event)
         self.ooms = Ring(self.pins, "ooms", self.on_oom)
         self.kills = Ring(self.pins, "kills", self.on_oom)
+        self.reclaims = Ring(self.pins, "reclaims", self.on_oom)
         self.vigil = Vigil(self.gauge, self.decider, self.events.consume)
         self.take_over()
-        for fd in (self.wake_fd, self.events.fileno(), self.ooms.fileno(), self.kills.fileno()):
+        rings = (self.events, self.ooms, self.kills, self.reclaims)
+        for fd in (self.wake_fd, *(ring.fileno() for ring in rings)):
             self.epoll.register(fd, select.EPOLLIN)
 
         self.watch_thresholds()
@@ -317,6 +354,7 @@ class Hot:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
         while True:
             self.events.consume()  # about domains that are no more: nobody is watched yet
+            self.reclaims.consume()
             self.kills.consume()  # but every kill since then is news
             self.ooms.consume()
             written = counts(self.pins)
@@ -324,7 +362,7 @@ class Hot:
                 break
         self.away = False
         self.decider.moved.clear()
-        for kind in ("cross", "step", "signal", "oom", "kill", "exit"):
+        for kind in ("cross", "step", "signal", "oom", "kill", "exit", "reclaim"):
             self.stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self.stats.get(f"records_{kind}")))
 
     def start_side(self) -> None:
@@ -386,6 +424,8 @@ class Hot:
             self.ooms.consume()
         elif fd == self.kills.fileno():
             self.kills.consume()
+        elif fd == self.reclaims.fileno():
+            self.reclaims.consume()
         elif self.side.sock is not None and fd == self.side.sock.fileno():
             self.hear()
         elif fd == self.side.pidfd:
@@ -412,7 +452,10 @@ class Hot:
         if self.decider.changed:
             self.decider.changed = False
             self.dirty = True
-        if self.dirty and now_ns >= self.publish_ns + PUBLISH_NS:
+        if (self.dirty or self.eventful) and now_ns >= self.publish_ns + PUBLISH_NS:
+            if self.eventful:
+                self.eventful = self.decider.pressed
+                self.flight.send()
             if self.complaint and self.side.sock is not None:
                 self.log("warning", self.complaint)
                 self.complaint = ""

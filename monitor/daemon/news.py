@@ -30,6 +30,12 @@ _MAX_EVICTIONS = 256
 _SI_KERNEL = 128
 #: What a decision is counted as that no signal led to: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
+#: Messages that only matter to the record of a race (`monitor.daemon.chronicle`).
+FOR_THE_CHRONICLE = ("cross", "clear", "killed", "flight")
+
+
+def _pass_over(_message: Mapping[str, Any]) -> None:
+    """Nothing to say or to do here."""
 
 
 class News:
@@ -54,7 +60,6 @@ class News:
         self.log = log
         self.reaper = Worker("reaper")
         self.store = StatusStore(Path(view.config.state_dir))
-        self.thresholds = view.config.thresholds()
         self._evictions: dict[str, Eviction] = {}
         self._reap_told: set[int] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -65,24 +70,27 @@ class News:
             "reap": self._on_reap,
             "reclaim": self._on_reclaim,
             "oom": self._on_oom,
-        }
+        } | dict.fromkeys(FOR_THE_CHRONICLE, _pass_over)
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Act on one message. One that cannot be understood is counted and logged, and the next one comes anyway."""
+    def hear(self, message: Mapping[str, Any]) -> bool:
+        """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
+        comes anyway.
+        """
         kind = message["t"]
         try:
             handler = self._handlers.get(kind)
             if handler is not None:
                 handler(message)
-                return
+                return True
             problem = message["problem"] if kind == channel.BAD else "unknown type"
         except MonitorError as error:
             self.log.error(str(error))
-            return
+            return False
         except (LookupError, TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
+        return False
 
     def _on_log(self, message: Mapping[str, Any]) -> None:
         fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
@@ -139,7 +147,7 @@ class News:
 
     def _quantity(self, decision: Mapping[str, Any]) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
-        for threshold in self.thresholds:
+        for threshold in self.view.thresholds:
             same = threshold.signal == decision["signal"] and threshold.hard == (decision["kind"] == "hard")
             if same and threshold.quantity(decision["capacity"]) == decision["quantity"]:
                 return threshold.value.shown(decision["capacity"])
@@ -175,6 +183,8 @@ class News:
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
+        if message["kind"] == "reclaim":
+            return  # for the record of a race only: it is begun often, and most often it helps
         uid = message["pod"] or self._owner(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
         pod = label(found.pod) if found is not None else message["pod_name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from monitor.errors import MonitorError
 from monitor.kernel.domains import POD, DomainTable
 from monitor.policy.ranking import Candidate
 from monitor.policy.standing import Standing
+
+#: How many pods of the order an incident is told of (some 100 bytes each).
+_LEADERS = 64
 
 
 @dataclass(slots=True)
@@ -177,6 +180,10 @@ class Registry:
         """The candidates among these, in this order: who is known here and was not evicted."""
         found = (self.by_uid.get(uid) for uid in uids)
         return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
+
+    def leaders(self) -> list[tuple[Any, ...]]:
+        """The first of the order as they are told to the side: the fields of their candidates."""
+        return [astuple(candidate) for candidate in self.order()[:_LEADERS]]
 
     def first(self) -> PodEntry | None:
         """The pod that would be evicted now."""

@@ -52,6 +52,8 @@ SETTINGS = (
     Setting("state_dir", "state-dir", values.path),
     Setting("log_format", "log-format", values.choice(*LOG_FORMATS)),
     Setting("record", "record", values.record),
+    Setting("alertmanagers", "alertmanager", values.urls("--alertmanager")),
+    Setting("webhooks", "webhook", values.urls("--webhook")),
     Setting("policy", "policy", values.choice(*ERAS)),
     Setting("compat", "compat", values.choice(*compat.CHOICES)),
     Setting("eviction_hard", "eviction-hard", values.text_map("<"), HARD),

@@ -39,6 +39,7 @@ from monitor.report.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
+    from monitor.daemon.races import Races
 
 #: How often it is tried again to tell the hot process what it did not take.
 _RETELL_S = 1.0
@@ -82,6 +83,8 @@ class Side:
             hot_pid=os.getppid(),
             side_pid=os.getpid(),
             wake_side=self.wake,
+            mem_total=mem_total,
+            thresholds=config.thresholds(),
         )
         self.era = era(config.policy)
         self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log, self.era)
@@ -93,6 +96,7 @@ class Side:
         self.pods = PodWatch(open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours), self.wake)
         self.view.pods_stalled_s = self.pods.stalled_s
         self.feed: ProcessFeed | None = None
+        self.races: Races | None = None
         self._ending = False
         self._untold: dict[str, bytes] = {}  # uid -> the packet about it that is yet to be sent
 
@@ -112,11 +116,15 @@ class Side:
         self.view.kubepods = self._kubepods()
         self._examine(first, {})
         self.disks.start()
+        self._open_races()
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
         if self.feed is not None:
             poll.register(self.feed.fileno(), select.POLLIN)
+        log_fd = self.races.fileno() if self.races is not None else None
+        if log_fd is not None:
+            poll.register(log_fd, select.POLLIN)
         while not self._ending:
             self._guarded(self.scores.settle)
             ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
@@ -125,6 +133,11 @@ class Side:
                 self._read_channel()
             if self.feed is not None and self.feed.fileno() in ready:
                 self._guarded(self.feed.consume)
+            if log_fd in ready and self.races is not None:
+                self.races.read_log()
+                if self.races.fileno() is None:
+                    poll.unregister(log_fd)
+                    log_fd = None
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
                 before = self.view.pods
@@ -134,6 +147,8 @@ class Side:
                 self._tell_disks()
             elif self._untold or not self.view.synced:
                 self._tell_hot()
+            if self.races is not None and self.races.due_s() <= 0:
+                self.races.turn()
 
     def _timeout_ms(self) -> float | None:
         """How long to wait for an event; None when there is nothing else to do."""
@@ -141,6 +156,8 @@ class Side:
         due_ns = self.scores.due_ns()
         if due_ns is not None:
             waits.append(due_ns / 1e6)
+        if self.races is not None:
+            waits.append(self.races.due_s() * 1000)
         return min(waits, default=None)
 
     def wake(self) -> None:
@@ -150,6 +167,8 @@ class Side:
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
         self.disks.close(_CLOSE_S)
+        if self.races is not None:
+            self.races.close(_CLOSE_S)
         self.files.close(_CLOSE_S)
         self.lines.close(_CLOSE_S)
 
@@ -169,7 +188,8 @@ class Side:
             if message is None:
                 self._ending = True
                 return
-            self.news.hear(message)
+            if self.news.hear(message) and self.races is not None:
+                self.races.hear(message)
 
     # kernel objects
 
@@ -199,6 +219,18 @@ class Side:
             self.feed = procfeed.open_feed(self.view.pins, self.scores, self.log)
         except MonitorError as error:
             self.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
+
+    def _open_races(self) -> None:
+        """What judges races is imported when the hot process knows its pods."""
+        from monitor.daemon.races import Races
+
+        try:
+            self.races = Races(self.view, self.log, self.wake)
+        except MonitorError as error:
+            self.log.error("races are not judged", problem=str(error))
+            return
+        self.races.start()
+        self.view.races = self.races
 
     # pods
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from monitor.daemon.config import RunConfig
 from monitor.policy.eras import Era
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
+from monitor.policy.signals import PID
 from monitor.policy.synchronize import Observation, all_clear
 from monitor.policy.thresholds import Threshold
 
@@ -72,7 +73,8 @@ class SlowSignals:
 
     def evicted(self, signal: str, now_ns: int) -> None:
         """A pod is being evicted for ``signal``."""
-        self._settling[signal] = (now_ns + SETTLE_NS, self.observations[signal].available)
+        if signal != PID:
+            self._settling[signal] = (now_ns + SETTLE_NS, self.observations[signal].available)
 
     def order(self, signal: str, observations: Mapping[str, Observation], now_ns: int) -> Sequence[str]:
         """Uids in the order of eviction for ``signal``; nobody while the node cleans up, or if that was enough, or

@@ -24,6 +24,7 @@ COUNTERS = (
     "records_oom",  # oom:mark_victim records
     "records_kill",  # SIGKILLs of watched processes
     "records_exit",  # exits of killed processes
+    "records_reclaim",  # reclaim begun, for a limit or for the machine
     "records_bad",  # records that did not decode
     # Records that the pinned programs had written and an earlier daemon had read; taken off when both sides are
     # compared.
@@ -33,6 +34,7 @@ COUNTERS = (
     "base_oom",
     "base_kill",
     "base_exit",
+    "base_reclaim",
     "passes",  # passes of the policy
     "decisions",  # pods chosen for eviction (observed or enforced)
     "evictions",  # pods really evicted

@@ -158,5 +158,24 @@ def pods(value: Any) -> str:
     return f"manifests:{os.path.abspath(directory)}"
 
 
-def record(value: Any) -> None:
-    raise ValueError("recordings come with the incident store, which is not in this version; leave the option out")
+def record(value: Any) -> str:
+    path = os.path.abspath(text(value))
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a directory; name a file in it")
+    if not os.path.isdir(os.path.dirname(path)):
+        raise ValueError(f"the directory {os.path.dirname(path)} does not exist; make it, or name another one")
+    return path
+
+
+def urls(option: str) -> Callable[[Any], tuple[str, ...]]:
+    """One URL, or a list of them. Raises ConfigError naming ``option`` for one that is none."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        from monitor.report.alerthttp import check_url  # nobody else needs HTTP here
+
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
+            raise ValueError(f"{value!r} is not a URL, or a list of them")
+        return tuple(check_url(url, option) for url in found)
+
+    return parse

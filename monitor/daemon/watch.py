@@ -66,10 +66,11 @@ def make_watch(
     capacity: int,
     thresholds: Sequence[Threshold],
     version: int,
+    step: int = 0,
 ) -> Watch:
     """Watch the machine (``cgroup`` None) or a cgroup.
 
-    Its thresholds are compared once ``arm_thresholds`` was called.
+    Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
     """
     mine = tuple(t for t in thresholds if t.signal == signal)
     usage_fd = -1
@@ -82,7 +83,7 @@ def make_watch(
         name=name,
         signal=signal,
         cgroup_id=cgroup_id,
-        index=table.add(cgroup_id, flags=flags),
+        index=table.add(cgroup_id, flags=flags, step=step),
         capacity=capacity,
         thresholds=mine,
         floor=_floor(mine, capacity),

@@ -30,6 +30,8 @@ TRACEPOINTS = {
     "on_mark_victim": "mark_victim",
     "on_signal_generate": "signal_generate",
     "on_process_exit": "sched_process_exit",
+    "on_memcg_reclaim": "mm_vmscan_memcg_reclaim_begin",
+    "on_direct_reclaim": "mm_vmscan_direct_reclaim_begin",
     "on_fork": "sched_process_fork",
     "on_exec": "sched_process_exec",
     "on_attach": "cgroup_attach_task",
@@ -37,12 +39,24 @@ TRACEPOINTS = {
 #: The fine-grained programs: attached near a threshold only.
 PRESSURE = ("on_lruvec_stat", "on_memcg_stat")
 #: Attached always, also while the daemon restarts.
-OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit")
+OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit", "on_memcg_reclaim", "on_direct_reclaim")
 #: Attached by the side: processes that appear in pods.
 PROCS = ("on_fork", "on_exec", "on_attach")
 #: Run by the daemon itself.
 RUN = ("sweep", "commit", "reread")
-MAPS = ("domain_of", "domains", "events", "ooms", "kills", "procs", "counts", "victims", "crossings", "sweeps")
+MAPS = (
+    "domain_of",
+    "domains",
+    "events",
+    "ooms",
+    "kills",
+    "reclaims",
+    "procs",
+    "counts",
+    "victims",
+    "crossings",
+    "sweeps",
+)
 
 _RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 

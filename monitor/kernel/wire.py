@@ -15,16 +15,16 @@ PAGE = mmap.PAGESIZE
 #: struct event: see bpf/wire.h
 EVENT = struct.Struct("=QQQqqQqIIIIII")
 #: struct oom_event
-OOM = struct.Struct("=QQQQQQQqqqqQIIIIIIIiiI16s16s")
+OOM = struct.Struct("=QQQQQQqqQqqqqQIIIIIIIiiI16s16s")
 #: struct proc_event
 PROC = struct.Struct("=QQIIII")
 #: struct victim
 VICTIM = struct.Struct("=QQQQ")
 
 CROSS, STEP, SIGNAL = 1, 2, 3
-OOM_MARK, OOM_KILL, OOM_EXIT = 1, 2, 3
+OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4
 OOM_EXITING, OOM_MEMSW = 1, 2
-_OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit"}
+_OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit", OOM_RECLAIM: "reclaim"}
 _PROC_KINDS = {1: "fork", 2: "exec", 3: "attach"}
 
 #: enum count, in order
@@ -44,6 +44,8 @@ COUNTS = (
     "lost_exit",
     "emitted_proc",
     "lost_proc",
+    "emitted_reclaim",
+    "lost_reclaim",
     "swept",
     "sweep_restarted",
 )
@@ -51,10 +53,12 @@ COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class OomEvent:
-    """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left).
+    """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left);
+    or ``reclaim`` (the invoker has to free memory of ``oom_cgroup`` before there is any), told once in a while.
 
     Sizes in bytes, times CLOCK_MONOTONIC ns. RSS parts come from the kernel's approximate per-process counters.
-    ``oom_cgroup`` is the id of the memory cgroup whose limit was hit, 0 for the machine ("global").
+    ``oom_cgroup`` is the id of the memory cgroup whose limit was hit, 0 for the machine ("global"); its file cache is
+    known where it is a watched domain.
     ``exiting``: the task was marked while already dying; the kernel killed nobody.
     """
 
@@ -80,6 +84,8 @@ class OomEvent:
     oom_cgroup: int
     oom_usage: int
     oom_limit: int
+    oom_inactive_file: int | None
+    oom_active_file: int | None
     memsw: bool
     exiting: bool
     si_code: int
@@ -87,8 +93,8 @@ class OomEvent:
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
-        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, total_vm, anon, file, shmem, swap, pgtables,
-         kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
+        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, inactive, active, total_vm, anon, file, shmem,
+         swap, pgtables, kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
          ) = OOM.unpack_from(data)  # fmt: skip
         return cls(
             kind=_OOM_KINDS[kind],
@@ -113,6 +119,8 @@ class OomEvent:
             oom_cgroup=oom_cgroup,
             oom_usage=usage * PAGE,
             oom_limit=limit * PAGE,
+            oom_inactive_file=inactive * PAGE if inactive >= 0 else None,
+            oom_active_file=active * PAGE if active >= 0 else None,
             memsw=bool(flags & OOM_MEMSW),
             exiting=bool(flags & OOM_EXITING),
             si_code=code,

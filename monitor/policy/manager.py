@@ -18,7 +18,7 @@ from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import RESOURCE, Observation
+from monitor.policy.signals import RESOURCE
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import EvictionConfig, Outcome, State, all_clear, carried, synchronize
 from monitor.policy.thresholds import Threshold

@@ -83,6 +83,8 @@ def _spare_share(pod: Pod, wide: bool) -> int:
     if asked.is_zero:
         return 0
     spare = _bytes(asked, wide) - _bytes(containers_request(pod, "memory"), wide)
+    if not wide:
+        spare = int64(spare)
     return _truncated(spare, len(pod.containers) + len(pod.init_containers))
 
 

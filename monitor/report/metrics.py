@@ -29,6 +29,7 @@ from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US
 from monitor.policy.eras import era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.http import Response
+from monitor.report.race_metrics import race_metrics
 from monitor.report.view import View
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 SCOPES = ("memcg", "global")
 CONDITIONS = tuple(dict.fromkeys(CONDITION.values()))
 #: What passes through the rings -> how the shared counters of the reader call it.
-RECORDS = ("cross", "step", "signal", "oom", "kill", "exit")
+RECORDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 
 _HISTOGRAM_HELP = {
     "detection_us": "Time from a threshold crossed in the kernel to the decision.",
@@ -112,6 +113,8 @@ class Metrics(Collector):
         yield from self._latencies()
         yield from self._side()
         yield from self._processes()
+        if self.view.races is not None:
+            yield from race_metrics(self.view.races)
 
     def _daemon(self) -> Iterator[Metric]:
         view, stats = self.view, self.view.stats
@@ -179,7 +182,7 @@ class Metrics(Collector):
         crossed = GaugeMetricFamily(
             "outrace_threshold_met", "1 while less than the threshold is available.", labels=("signal", "kind")
         )
-        for threshold in view.config.thresholds():
+        for threshold in view.thresholds:
             if threshold.signal in seen:  # what nothing observes here is never compared
                 key = (threshold.signal, "hard" if threshold.hard else "soft")
                 crossed.add_metric(key, float(key in met))
@@ -224,7 +227,7 @@ class Metrics(Collector):
             if free is not None and total is not None:
                 available.add_metric((signal,), free)
                 capacity.add_metric((signal,), total)
-        for threshold in self.view.config.thresholds():
+        for threshold in self.view.thresholds:
             total = mine.get(threshold.signal, (None, None))[1]
             if total is not None and threshold.operator:
                 kind = "hard" if threshold.hard else "soft"
@@ -250,10 +253,7 @@ class Metrics(Collector):
             ("kind", "side"),
             sides,
         )
-        lost: dict[str, int] = {f"ring_{kind}": kernel.get(f"lost_{kind}", 0) for kind in (*RECORDS, "proc")}
-        lost["decode"] = stats.get("records_bad")
-        lost["channel"] = stats.get("channel_dropped")
-        lost["messages"] = self.view.bad_messages
+        lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.view.lost()
         lost["log"] = self.lines.dropped
         lost["files"] = self.files.dropped
         lost["processes"] = self.scores.skipped

@@ -19,9 +19,11 @@ from monitor.daemon.stats import SharedStats
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.pods.model import FoundPod
+from monitor.policy.thresholds import Threshold
 
 if TYPE_CHECKING:
     from monitor.daemon.diskwatch import DiskWatch
+    from monitor.daemon.races import Races
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Pins
 
@@ -51,6 +53,7 @@ class View:
     table: DomainTable | None = None
     pins: Pins | None = None
     disks: DiskWatch | None = None
+    races: Races | None = None
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
@@ -60,6 +63,8 @@ class View:
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
     bad_messages: int = 0  # of the hot process, that could not be used
+    mem_total: int = 0  # bytes of the machine
+    thresholds: tuple[Threshold, ...] = ()
     side_turns: int = 0  # of the side's main loop
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
@@ -110,6 +115,19 @@ class View:
         if not self.state.get("ready", False):
             return "the hot process is not ready: its counters are not complete yet"
         return ""
+
+    def lost(self) -> dict[str, int]:
+        """Where -> how many records were dropped there: by the programs, the rings, the channel."""
+        found: dict[str, int] = {}
+        if self.pins is not None:
+            from monitor.kernel.pins import counts
+
+            counted = counts(self.pins)
+            found = {f"ring_{name.removeprefix('lost_')}": n for name, n in counted.items() if name.startswith("lost_")}
+        found["decode"] = self.stats.get("records_bad")
+        found["channel"] = self.stats.get("channel_dropped")
+        found["messages"] = self.bad_messages
+        return found
 
     def memory(self, path: Path, capacity: int | None = None) -> MemoryReading | None:
         """A cgroup's memory: exact from the BPF table where it is watched, else from its files; None if it is gone.

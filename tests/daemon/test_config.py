@@ -95,7 +95,10 @@ def test_defaults_are_the_kubelets() -> None:
         ({"step": "0"}, "--step", "1 to 4Ei"),
         ({"step": "20E"}, "--step", "1 to 4Ei"),  # its whole value wraps round to a positive number
         ({"max-fill-rate": "fast"}, "--max-fill-rate", "quantity"),
-        ({"record": "run.rec"}, "--record", "incident store"),
+        ({"record": "/no/such/directory/run.rec"}, "--record", "does not exist"),
+        ({"record": "/"}, "--record", "is a directory"),
+        ({"alertmanager": ("localhost:9093",)}, "--alertmanager", "http://"),
+        ({"webhook": ("http://localhost:0/",)}, "--webhook", "port 0"),
         ({"log-format": "xml"}, "--log-format", "logfmt, json"),
         ({"policy": "kubelet-1.20"}, "--policy: 'kubelet-1.20'", "kubelet-1.36, kubelet-1.17, kubelet-1.8"),
         (
@@ -406,6 +409,7 @@ def test_any_text_of_an_option_gives_a_configuration_or_a_clear_error(option: st
 
 def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None:
     flags = {"reclaim-images": "crictl rmi --prune", "policy": "kubelet-1.17", "compat": "kubelet-1.36", "nodefs": "/"}
+    flags |= {"alertmanager": ("http://127.0.0.1:9093",), "webhook": ["http://127.0.0.1:1/x"]}
     flags |= {"eviction-hard": "memory.available<10%", "pods": f"manifests:{tmp_path}"}
     config = build({**flags, "enforce": True})
     config = dataclasses.replace(

@@ -61,7 +61,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs roo
         (("--kernel-memcg-notification=true", "--step", "0"), "--step: "),
         (("--kernel-memcg-notification=FALSE", "--step", "0"), "--step: "),
         (("--eviction-soft", "memory.available<1Gi"), "grace period must be specified"),
-        (("--record", "file"), "--record"),
+        (("--record", "/no/such/directory/file"), "--record"),
         (("--config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),

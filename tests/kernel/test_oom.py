@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,3 +200,24 @@ def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
         for kind in ("kill", "exit"):
             assert counted[f"emitted_{kind}"] + counted[f"lost_{kind}"] >= 800
             assert counted[f"lost_{kind}"] > 0
+
+
+def test_reclaim_at_a_limit_is_told_once_with_the_cache_of_that_moment(tmp_path: Path) -> None:
+    """Page cache that fits nowhere: the kernel makes room again and again, and kills nobody."""
+    with live.Watching() as watch, live.cgroup("reclaim", 32 * MIB) as path, live.Puppet(path) as reader:
+        index = watch.add(path)
+        watch.sweeper.run()
+        began = time.monotonic_ns()
+        reader.do(f"write({str(tmp_path / 'file')!r}, 96)")
+        told = watch.oom(lambda e: e.kind == "reclaim" and e.oom_cgroup == cgroupfs.cgroup_id(path))
+        assert began < told.ts_ns < time.monotonic_ns()
+        assert told.invoker_pid == reader.pid
+        assert told.oom_limit == 32 * MIB
+        assert 30 * MIB <= told.oom_usage <= 32 * MIB
+        assert told.oom_inactive_file is not None
+        assert told.oom_active_file is not None
+        assert 8 * MIB < told.oom_inactive_file + told.oom_active_file <= 32 * MIB
+        watch.consume()
+        assert [e for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == told.oom_cgroup] == [told]
+        assert watch.table.cgroup_id(index) == told.oom_cgroup
+        assert reader.process.poll() is None

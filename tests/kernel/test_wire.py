@@ -106,7 +106,12 @@ def test_the_enums_are_the_headers() -> None:
         "EVENT_STEP": wire.STEP,
         "EVENT_SIGNAL": wire.SIGNAL,
     }
-    assert enumerators("oom_kind") == {"OOM_MARK": wire.OOM_MARK, "OOM_KILL": wire.OOM_KILL, "OOM_EXIT": wire.OOM_EXIT}
+    assert enumerators("oom_kind") == {
+        "OOM_MARK": wire.OOM_MARK,
+        "OOM_KILL": wire.OOM_KILL,
+        "OOM_EXIT": wire.OOM_EXIT,
+        "OOM_RECLAIM": wire.OOM_RECLAIM,
+    }
     assert enumerators("oom_flag") == {"OOM_EXITING": wire.OOM_EXITING, "OOM_MEMSW": wire.OOM_MEMSW}
     kinds = {f"PROC_{name.upper()}": value for value, name in wire._PROC_KINDS.items()}
     assert enumerators("proc_kind") == kinds

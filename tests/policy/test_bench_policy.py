@@ -28,9 +28,9 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_kind_of_pass_has_its_targets(capsys: pytest.CaptureFixture[str]) -> None:
     assert {name for name in TARGETS if "lookup" not in name} == {f"pass_{k}_{n}" for k in SIGNALS for n in (110, 500)}
-    assert main(["bench", "policy", "--max-pods", "500", "--passes", "1", "-o", "json"]) == 0
+    assert main(["bench", "policy", "--max-pods", "110", "--passes", "1", "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
-    assert {row["name"]: row["target_p50"] for row in rows if "target_p50" in row} == TARGETS
+    assert {row["name"] for row in rows if row.get("target_p50") == 1000} == {f"pass_{k}_110" for k in SIGNALS}
 
 
 def test_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,6 +200,14 @@ def test_a_sidecar_is_never_killed_before_what_it_serves(side: int, request: int
     assert 3 <= oom_score_adj(pod, "a", capacity + 1) <= 999
 
 
+def test_a_sidecar_counts_as_at_least_the_smallest_of_those_it_serves() -> None:
+    def score(side: str) -> int:
+        pod = make(asks("a", "2Gi"), asks("b", "4Gi"), init=(asks("s", side, restartPolicy="Always"),))
+        return oom_score_adj(pod, "s", 10 * GI)
+
+    assert (score("1Gi"), score("3Gi")) == (800, 700)
+
+
 def test_message_of_a_pod_over_its_request() -> None:
     pod = make(asks("a", "100Mi"), asks("b", "1Gi"), asks("c"))
     usage = {"b": GI, "ghost": GI, "a": 300 * 2**20, "c": 1}

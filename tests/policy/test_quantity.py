@@ -121,6 +121,14 @@ def test_canonical_texts(text: str, canonical: str) -> None:
     assert str(Quantity.parse(text)) == canonical
 
 
+@pytest.mark.parametrize(
+    ("text", "nanos"),
+    [("1e-10", 1), ("-0.0000000001", -1), ("1.0000000001", 10**9 + 1), ("0.1n", 1), ("0.0000000000", 0), ("0.5n", 1)],
+)
+def test_amounts_too_fine_to_hold_round_away_from_zero(text: str, nanos: int) -> None:
+    assert Quantity.parse(text).nanos == nanos
+
+
 def test_zero_takes_the_family_of_what_is_added() -> None:
     total = ZERO + Quantity.parse("100Mi")
     assert (str(total), total.format) == ("100Mi", BINARY_SI)

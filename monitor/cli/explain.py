@@ -1,0 +1,251 @@
+"""`outrace explain`: the thresholds, the order of eviction, and why one pod stands where it stands in it."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from monitor.cli.explain_node import Situation, look
+from monitor.cli.explain_pod import about, label
+from monitor.cli.explain_text import lines
+from monitor.cli.options import configuration_options, resolve
+from monitor.cli.output import output_option, print_json
+from monitor.errors import ConfigError, MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.pods.source import open_source
+from monitor.policy.eras import ERAS, Era, era
+from monitor.policy.errors import PolicyError
+from monitor.policy.explain import comparisons, contrast, first_disagreement
+from monitor.policy.signals import IN_BYTES, RESOURCE, SIGNALS
+from monitor.policy.synchronize import Outcome
+from monitor.policy.thresholds import Threshold
+from monitor.policy.victims import Ranked
+
+#: Options of `run` that change nothing about what is explained; `--policy` takes several here.
+_OF_RUN_ALONE = {"enforce", "trigger", "hooks", "max_fill_rate", "step", "record", "log_format", "policy"}
+
+
+@click.command()
+@click.argument("pod", required=False, metavar="[NS/POD]")
+@click.option("--signal", metavar="SIGNAL", help="Rank for this one. [the starved one, else memory.available]")
+@click.option("--policy", "policies", metavar="NAMES", help=f"{', '.join(ERAS)}; several with commas, or all.")
+@configuration_options
+@output_option
+def explain(pod: str | None, signal: str | None, policies: str | None, output: str, **settings: Any) -> None:
+    """Say who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
+
+    Nothing is changed. Figures come from the daemon at --listen if one answers (exact), else from the cgroup files; the
+    output says which. With several policies the orders are shown side by side, with where they first part.
+    """
+    if signal is not None and signal not in SIGNALS:
+        raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(SIGNALS)}")
+    names = _names(policies)
+    # `all` begins with the one in force, which the files may name.
+    in_force = names[0] if names and policies != "all" else None
+    config = resolve({**settings, "policy": in_force}).config
+    names = list(dict.fromkeys((config.policy, *names)))
+    eras = [era(name) for name in names]
+    if signal is not None and signal not in eras[0].signals:
+        raise ConfigError(f"--signal: {eras[0].name} does not know {signal}", f"it knows {', '.join(eras[0].signals)}")
+    hierarchy = cgroupfs.detect()
+    node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
+    source = open_source(config.pods, hierarchy, meminfo.mem_total(), node)
+    try:
+        seen = look(config, source, signal)
+    finally:
+        source.close()
+    order = seen.order()
+    answer = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "source": seen.origin,
+        "node": _node(seen),
+        "signal": seen.signal,
+        "policy": names,
+        "order": _order(seen, order, seen.era),
+    }
+    if pod is not None:
+        answer["pod"] = about(seen, order, _find(order, pod))
+    if len(eras) > 1:
+        answer |= _side_by_side(seen, eras)
+    answer["problems"] = list(seen.problems)
+    if output == "json":
+        print_json(answer)
+        return
+    for line in lines(answer):
+        click.echo(line)
+    for problem in seen.problems:
+        click.echo(f"outrace: {problem}", err=True)
+
+
+explain.params = [param for param in explain.params if param.name not in _OF_RUN_ALONE]
+
+
+def _names(policy: str | None) -> list[str]:
+    """The policies named, without repetitions; [] if none are. Raises ConfigError."""
+    if policy is None:
+        return []
+    names = list(ERAS) if policy == "all" else list(dict.fromkeys(part.strip() for part in policy.split(",")))
+    for name in names:
+        try:
+            era(name)
+        except PolicyError as error:
+            raise ConfigError(f"--{error}", "or all") from None
+    return names
+
+
+def _find(order: Sequence[Ranked], text: str) -> Ranked:
+    """The pod meant by ``text``: namespace/name, uid or a name of its own. Raises MonitorError."""
+    found = [one for one in order if text in (label(one), one.pod.uid)] or [
+        one for one in order if one.pod.name == text
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise MonitorError(f"{len(found)} pods are called {text}", f"say which: {', '.join(map(label, found))}")
+    names = list(dict.fromkeys(name for one in order for name in (label(one), one.pod.name, one.pod.uid)))
+    close = difflib.get_close_matches(text, names, 3, 0.5)
+    if close:
+        remedy = f"did you mean {' or '.join(close)}?"
+    elif order:
+        remedy = f"pods are {', '.join(label(one) for one in order[:10])}{', ...' if len(order) > 10 else ''}"
+    else:
+        remedy = "there are no pods here: say where they are with --pods manifests:DIR or --node-cgroup PATH"
+    raise MonitorError(f"no pod {text!r}", remedy)
+
+
+def _node(seen: Situation) -> dict[str, Any]:
+    """The thresholds, and what a pass does about them now."""
+    outcome = seen.result.outcome
+    evictions = [
+        {"pod": f"{e.pod.namespace}/{e.pod.name}".lstrip("/"), "uid": e.pod.uid, "grace_s": e.grace_s}
+        | {"message": e.message}
+        for e in seen.result.evictions
+    ]
+    starved = outcome.starved if outcome is not None else None
+    return {
+        "cgroup": str(seen.node.path),
+        "capacity": seen.node.capacity,
+        "thresholds": list(_thresholds(seen, outcome)),
+        "conditions": sorted(outcome.conditions) if outcome is not None else [],
+        "held_conditions": None if seen.held is None else list(seen.held),
+        "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
+        "verdict": _verdict(seen, outcome),
+        "cleanup": list(seen.result.reclaimed),
+        "evictions": evictions,
+    }
+
+
+def _verdict(seen: Situation, outcome: Outcome | None) -> str:
+    evicted = [f"{e.pod.namespace}/{e.pod.name}".lstrip("/") for e in seen.result.evictions]
+    if outcome is None or outcome.starved is None:
+        text = "nothing is starved" if seen.config.thresholds() else "no threshold is configured"
+        if evicted:
+            return f"{text}, but over a limit of local storage: {', '.join(evicted)} would be evicted now"
+        waiting = "".join(f"; {t} is met and acts if it stays so" for t in (outcome.observed if outcome else ()))
+        return f"{text}: nobody would be evicted now{waiting}"
+    text = f"{outcome.starved.signal} is starved"
+    if evicted:
+        first = "unless cleaning up is enough, " if seen.result.reclaimed else ""
+        return f"{text}: {first}{', '.join(evicted)} would be evicted now"
+    return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: nobody would be evicted"
+
+
+def _thresholds(seen: Situation, outcome: Outcome | None) -> Iterator[dict[str, Any]]:
+    rows: list[tuple[float, dict[str, Any]]] = []
+    acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
+    for t in seen.config.thresholds():
+        row: dict[str, Any] = {"signal": t.signal, "kind": "hard" if t.hard else "soft", "value": _spelling(seen, t)}
+        row |= {"grace_s": t.grace_ns / 1e9, "min_reclaim": None if t.min_reclaim is None else str(t.min_reclaim)}
+        o = seen.summary.observations.get(t.signal)
+        figures = ("quantity", "available", "capacity", "distance")
+        if o is None:
+            row |= {**dict.fromkeys(figures), "met": False}
+        else:
+            quantity = t.quantity(o.capacity)
+            values = (quantity, o.available, o.capacity, o.available - quantity)
+            row |= {**dict(zip(figures, values, strict=True)), "met": t.met(o.available, o.capacity)}
+        row |= {"in_bytes": RESOURCE[t.signal] in IN_BYTES, "first": t == acting}
+        rows.append((row["distance"] / o.capacity if o is not None and o.capacity else float("inf"), row))
+    if acting is None and rows:
+        share, nearest = min(rows, key=lambda one: one[0])
+        nearest["first"] = share != float("inf")
+    for _, row in rows:
+        yield row
+
+
+def _spelling(seen: Situation, t: Threshold) -> str:
+    """The value as it was written, where it was; a copy's as the policy writes it."""
+    written = seen.config.eviction_hard if t.hard else seen.config.eviction_soft
+    text = written.get(t.signal)
+    if text is None:
+        return str(t.value)
+    rest = ({}, {}) if t.hard else ({t.signal: text}, {t.signal: "1s"})
+    (own,) = seen.era.parse_thresholds({t.signal: text} if t.hard else {}, *rest)
+    return text if own.value == t.value else str(t.value)
+
+
+def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[str, Any]]:
+    rows = []
+    for rank, one in enumerate(order, 1):
+        c = one.candidate
+        rows.append(
+            {
+                "rank": rank,
+                "pod": label(one),
+                "uid": c.uid,
+                "qos": rules.qos_class(one.pod),
+                "priority": c.priority,
+                "critical": c.critical,
+                "usage": c.usage,
+                "request": c.request,
+                "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, rules)],
+            }
+        )
+    return rows
+
+
+def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
+    """Every era's order, defaults and scores, and where each of the others first parts from the first."""
+    capacity = seen.node.capacity
+    rows, orders = [], {}
+    for rules in eras:
+        known = seen.signal in rules.signals
+        orders[rules.name] = order = seen.order(rules) if known else []
+        scores = {
+            f"{found.pod.namespace}/{found.pod.name}".lstrip("/"): {
+                c.name: rules.oom_score_adj(found.pod, c.name, capacity)
+                for c in (*found.pod.containers, *found.pod.init_containers)
+            }
+            for found in seen.found.values()
+        }
+        rows.append(
+            {
+                "policy": rules.name,
+                "signal_known": known,
+                "order": _order(seen, order, rules),
+                "default_hard": dict(rules.default_hard),
+                "oom_score_adj": scores,
+            }
+        )
+    first, *others = (rules for rules in eras if seen.signal in rules.signals)
+    parted = [_parting(seen, first, other, orders) for other in others]
+    return {"eras": rows, "disagreements": [row for row in parted if row is not None]}
+
+
+def _parting(seen: Situation, one: Era, other: Era, orders: Mapping[str, Sequence[Ranked]]) -> dict[str, Any] | None:
+    """The first place at which two eras have different pods, and what each of them decides that by."""
+    place = first_disagreement(orders[one.name], orders[other.name])
+    if place is None:
+        return None
+    first, second = orders[one.name][place], orders[other.name][place]
+    why = []
+    for rules, before, after in ((one, first, second), (other, second, first)):
+        ranked = {r.pod.uid: r for r in orders[rules.name]}
+        pair = (ranked[before.pod.uid], ranked[after.pod.uid])
+        decisive = next(c for c in contrast(*pair, seen.signal, seen.layout, rules) if c.decides)
+        why.append({"policy": rules.name, "first": label(before), "then": label(after), **decisive._asdict()})
+    return {"between": [one.name, other.name], "rank": place + 1, "pods": [label(first), label(second)], "why": why}

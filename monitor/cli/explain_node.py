@@ -1,0 +1,212 @@
+"""What `outrace explain` explains: the live node and its pods as one answer of the Summary API, and a pass of the
+policy over it. Figures come from where `outrace top` has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.cli.top_frame import Node
+from monitor.daemon.config import RunConfig
+from monitor.kernel import cgroupfs, disks
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.disks import Disks
+from monitor.pods.model import FoundPod, PodSource
+from monitor.pods.storage import limited, measure, process_stats
+from monitor.policy.eras import Era, era
+from monitor.policy.layout import DiskLayout
+from monitor.policy.manager import ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, SIGNALS
+from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State, synchronize
+from monitor.policy.victims import Ranked, rank_pods
+
+#: The daemon is on this machine; one that does not answer by then is not waited for.
+_TIMEOUT_S = 2.0
+_DISK_SIGNALS = frozenset(SIGNALS) - MEMORY_SIGNALS - {PID}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The node as it is now. ``summary`` has what was measured, ``result`` what a first pass of a fresh daemon decides
+    on it (a soft threshold begins its grace there), ``signal`` what the pods are ranked for. ``held`` are the
+    conditions of the daemon that answered, None without one.
+    """
+
+    config: RunConfig
+    era: Era
+    layout: DiskLayout
+    node: Node
+    origin: str
+    found: Mapping[str, FoundPod]
+    summary: Summary
+    result: PassResult
+    signal: str
+    held: tuple[str, ...] | None
+    problems: Sequence[str]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The node's conditions: those the daemon holds, transition period included, else those of the pass."""
+        if self.held is not None:
+            return self.held
+        return tuple(sorted(self.result.outcome.conditions)) if self.result.outcome is not None else ()
+
+    def order(self, rules: Era | None = None, signal: str = "") -> list[Ranked]:
+        """All pods in the order in which ``rules`` (by default those in force) evict them for ``signal`` (or ours)."""
+        pods = [found.pod for found in self.found.values()]
+        ranker = (rules or self.era).ranker
+        return rank_pods(signal or self.signal, pods, self.summary.pods, self.layout, ranker=ranker)
+
+
+def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
+    """Measure the node and let the policy pass over it.
+
+    ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
+    Raises MonitorError.
+    """
+    found_disks = disks.find_disks(config.nodefs, config.imagefs, config.containerfs)
+    config = dataclasses.replace(
+        config, layout_image_fs=found_disks.layout_image_fs, layout_container_fs=found_disks.layout_container_fs
+    )
+    node = Node(config)
+    frame = node.frame(source)
+    found = _present(frame, source.pods)
+    raw = _summary(frame, found, found_disks, node.hierarchy)
+    rules = config.eviction_config()
+    _, outcome = synchronize(rules, State.initial(), Summary(raw).observations, 0, lambda _: ())
+    if signal is None:
+        wanted = outcome.starved or next(iter(outcome.observed), None)
+        signal = MEMORY if wanted is None else wanted.signal
+    problems = (*source.problems, *_unknown_pods(frame, found), *_measure(config, raw, found, signal))
+    summary = Summary(raw)
+    layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
+    settings = ManagerConfig(
+        config.thresholds(),
+        config.eviction_pressure_transition_period_ns,
+        config.eviction_max_pod_grace_period_s,
+        layout,
+        config.local_storage,
+        compat=config.compat,
+        era=era(config.policy),
+    )
+    pods = [one.pod for one in found.values()]
+    # What cleaning up would free is not known before it is done: as if it were not enough.
+    result = manage(settings, ManagerState(laid_out=True), pods, lambda: summary, 0, lambda _: None)
+    held = _held(config) if frame["source"].startswith("daemon ") else None
+    return Situation(
+        config, settings.era, layout, node, frame["source"], found, summary, result, signal, held, problems
+    )
+
+
+def _held(config: RunConfig) -> tuple[str, ...] | None:
+    """The conditions in force at the daemon; None if it does not say."""
+    connection = http.client.HTTPConnection(config.listen_host, config.listen_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException):
+        return None  # it answered a moment ago and is ending: what a pass says is all there is
+    finally:
+        connection.close()
+    found = re.findall(r'^outrace_node_condition\{condition="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return tuple(sorted(name for name, value in found if float(value))) if found else None
+
+
+def _present(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> dict[str, FoundPod]:
+    """The pods there still are: one that ended since the poll has no figures, and would rank first for that."""
+    measured = {pod["uid"] for pod in frame["pods"]}
+    return {uid: pod for uid, pod in found.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
+
+
+def _unknown_pods(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> list[str]:
+    unknown = [f"{pod['namespace']}/{pod['name']}" for pod in frame["pods"] if pod["uid"] not in found]
+    if not unknown:
+        return []
+    return [f"the daemon also knows {', '.join(unknown)}, left out here: give explain the --pods the daemon has"]
+
+
+def _summary(
+    frame: Mapping[str, Any], found: Mapping[str, FoundPod], found_disks: Disks, hierarchy: Hierarchy
+) -> dict[str, Any]:
+    """The figures of the frame and of the disks, in the shape of the Summary API."""
+    node: dict[str, Any] = {"memory": _memory(frame["node"])}
+    if frame["kubepods"] is not None:
+        node["systemContainers"] = [{"name": "pods", "memory": _memory(frame["kubepods"])}]
+    node["fs"] = _file_system(found_disks.nodefs)
+    node["runtime"] = {
+        "imageFs": _file_system(found_disks.imagefs),
+        "containerFs": _file_system(found_disks.containerfs),
+    }
+    most, running = disks.pid_counts()
+    node["rlimit"] = {"maxpid": most, "curproc": running}
+    pods = [
+        {
+            "podRef": {key: pod[key] for key in ("name", "namespace", "uid")},
+            "memory": {"workingSetBytes": pod["working_set"]},
+            "containers": _containers(hierarchy, found[pod["uid"]]),
+        }
+        for pod in frame["pods"]
+        if pod["uid"] in found
+    ]
+    return {"node": node, "pods": pods}
+
+
+def _containers(hierarchy: Hierarchy, pod: FoundPod) -> list[dict[str, Any]]:
+    """The working set of each container, which only messages name: always from the cgroup files."""
+    figures: list[dict[str, Any]] = []
+    for name, path in pod.containers.items():
+        try:
+            reading = cgroupfs.read_cgroup(hierarchy, path)
+        except cgroupfs.CgroupGone:
+            continue
+        figures.append({"name": name, "memory": {"workingSetBytes": reading.working_set}})
+    return figures
+
+
+def _measure(config: RunConfig, raw: dict[str, Any], found: Mapping[str, FoundPod], signal: str) -> list[str]:
+    """Add what ranking for ``signal`` and the pods' own limits of storage take beside memory; the problems met.
+
+    Walks the pods' directories for a disk signal, and those of pods with such limits always.
+    """
+    problems: list[str] = []
+    entries = {entry["podRef"]["uid"]: entry for entry in raw["pods"]}
+    for uid, pod in found.items():
+        if signal in MEMORY_SIGNALS and uid not in entries:
+            continue  # without memory figures it is one without stats, and ranks as such
+        if signal in _DISK_SIGNALS or (config.local_storage and limited(pod.pod)):
+            measured = measure(pod)
+            figures = measured.stats
+            problems += measured.problems
+        elif signal == PID:
+            figures = process_stats(pod)
+        else:
+            continue
+        entries[uid] = _merged(figures._raw, entries.get(uid, {}))
+    raw["pods"] = list(entries.values())
+    return problems
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two sets of figures of one pod, container by container."""
+    containers: dict[str, dict[str, Any]] = {}
+    for entry in (*one.get("containers", ()), *other.get("containers", ())):
+        containers.setdefault(entry["name"], {}).update(entry)
+    return {**one, **other, "containers": list(containers.values())}
+
+
+def _memory(reading: Mapping[str, Any]) -> dict[str, Any]:
+    return {"availableBytes": reading["available"], "workingSetBytes": reading["working_set"]}
+
+
+def _file_system(path: Any) -> dict[str, Any]:
+    fs = disks.file_system(path)
+    figures: dict[str, Any] = {"availableBytes": fs.available, "capacityBytes": fs.capacity}
+    if fs.inodes is not None:
+        figures |= {"inodesFree": fs.inodes_free, "inodes": fs.inodes}
+    return figures

@@ -1,0 +1,217 @@
+"""What `outrace explain NS/POD` says about one pod: its place, class and request, and whom the kernel would take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from monitor.actions.oomadj import OomScores, pod_scores
+from monitor.cli.explain_node import Situation
+from monitor.kernel import cgroupfs
+from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.pods.model import FoundPod
+from monitor.policy.admission import admit
+from monitor.policy.explain import changes, contrast, why_class, why_critical, why_request
+from monitor.policy.local_storage import storage_violation
+from monitor.policy.manager import container_usage
+from monitor.policy.messages import eviction_message
+from monitor.policy.resources import pod_limit
+from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation
+from monitor.policy.synchronize import State, synchronize
+from monitor.policy.thresholds import Threshold
+from monitor.policy.victims import Ranked
+from monitor.race.badness import Victim, likely_victim, mismatch
+
+STORAGE = "ephemeral-storage"
+
+
+def label(one: Ranked) -> str:
+    """namespace/name; for a pod known by its cgroup alone its uid."""
+    return f"{one.pod.namespace}/{one.pod.name}".lstrip("/")
+
+
+def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, Any]:
+    """The facts as data; sizes in bytes, badness in pages."""
+    pod, found = one.pod, seen.found[one.pod.uid]
+    place = order.index(one)
+    victim = next((other for other in order if not other.candidate.critical), None)
+    resource = "memory" if seen.signal in MEMORY_SIGNALS else STORAGE
+    request = None
+    if seen.signal != PID:
+        why = why_request(pod, resource, seen.era)
+        request = {"resource": resource, "value": seen.era.request(pod, resource).value, "why": why}
+    return {
+        "pod": label(one),
+        "uid": pod.uid,
+        "cgroup": str(found.cgroup),
+        "rank": place + 1,
+        "of": len(order),
+        "next": one is victim,
+        "qos": {"class": seen.era.qos_class(pod), "why": why_class(pod, seen.era)},
+        "request": request,
+        "critical": {"critical": one.candidate.critical, "why": _why_critical(seen, one)},
+        "against": _against(seen, order, place, victim),
+        "oom_score_adj": _scores(seen, found),
+        "badness": _badness(seen, pod.uid),
+        "local_storage": _storage(seen, one),
+        "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions)._asdict()},
+        "eviction": _eviction(seen, one),
+    }
+
+
+def _why_critical(seen: Situation, one: Ranked) -> str:
+    if not one.candidate.critical:
+        return ""
+    return why_critical(one.pod) if seen.era.name != "kubelet-1.8" else "marked by annotation"
+
+
+def _against(seen: Situation, order: Sequence[Ranked], place: int, victim: Ranked | None) -> list[dict[str, Any]]:
+    """The first victim, the pod before this one and the one behind it: the comparisons, and what would swap the two.
+
+    Those that are never evicted are left out: to stand before or behind one changes nothing.
+    """
+    one = order[place]
+    evictable = [other for other in order if other is one or not other.candidate.critical]
+    at = evictable.index(one)
+    before = evictable[at - 1] if at else None
+    behind = evictable[at + 1] if at + 1 < len(evictable) else None
+    found = []
+    told: list[Ranked] = []
+    for role, other in (("first victim", victim), ("before it", before), ("behind it", behind)):
+        if other is None or other is one or other in told:
+            continue
+        told.append(other)
+        swaps = [] if one.candidate.critical else changes(one, other, seen.signal, seen.layout, seen.era)
+        found.append(
+            {
+                "role": role,
+                "pod": label(other),
+                "uid": other.pod.uid,
+                "rank": order.index(other) + 1,
+                "goes_first": other.key < one.key,
+                "comparisons": [c._asdict() for c in contrast(one, other, seen.signal, seen.layout, seen.era)],
+                "changes": [{"kind": c.kind, "old": c.old, "new": c.new, "text": c.text} for c in swaps],
+            }
+        )
+    return found
+
+
+def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
+    """What oom_score_adj each container should have, and what its processes have."""
+    mismatches: list[dict[str, Any]] = []
+
+    def note(_level: str, _message: str, /, **fields: object) -> None:
+        mismatches.append({key: fields[key] for key in ("container", "pid", "is_now", "should_be")})
+
+    wanted = pod_scores(found, seen.node.capacity, seen.era)
+    OomScores(seen.node.hierarchy, seen.node.capacity, False, note, seen.era).set_pod(found)
+    containers = [
+        {
+            "name": c.name,
+            "wanted": wanted.get(c.name),
+            "processes": len(cgroupfs.processes(found.containers[c.name])) if c.name in found.containers else None,
+        }
+        for c in (*found.pod.containers, *found.pod.init_containers)
+    ]
+    return {"containers": containers, "mismatches": mismatches}
+
+
+def _badness(seen: Situation, uid: str) -> dict[str, Any]:
+    """The pod's worst process, and whom the OOM killer would take on this node if eviction came too late."""
+    hierarchy, node = seen.node.hierarchy, seen.node.path
+    order = seen.order(signal=MEMORY)
+    owners = {seen.found[one.pod.uid].cgroup: Owner(one.pod.uid, label(one)) for one in order}
+
+    def owner(cgroup: Path) -> Owner | None:
+        return next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
+
+    total = total_pages(hierarchy, node)
+    processes = candidates(hierarchy, node, owner)
+    own = likely_victim([p for p in processes if p.pod == uid], total, page=PAGE)
+    memcg = None if node == hierarchy.root else str(node)
+    victim = likely_victim(processes, total, memcg, groups(node), PAGE)
+    differs = mismatch(victim, [one.candidate for one in order])
+    return {
+        "total_pages": total,
+        "pod": _process(own),
+        "node": _process(victim),
+        "differs": None if differs is None else differs.reason,
+    }
+
+
+def _process(victim: Victim | None) -> dict[str, Any] | None:
+    """The process, its badness in pages and what that is made of, in bytes."""
+    if victim is None:
+        return None
+    p = victim.process
+    return {
+        "pid": p.pid,
+        "comm": p.comm,
+        "pod": p.pod_name,
+        "points": victim.points,
+        "rss": p.rss,
+        "swap": p.swap,
+        "page_tables": p.pgtables,
+        "oom_score_adj": p.oom_score_adj,
+        "also": list(victim.also),
+    }
+
+
+def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:
+    """The pod's limits of local storage, and which one it is over."""
+    pod = one.pod
+    limits = [
+        {"of": f"volume {v.name}", "limit": str(v.size_limit)}
+        for v in pod.volumes
+        if v.source == "emptyDir" and v.size_limit is not None and not v.size_limit.is_zero
+    ]
+    limits += [
+        {"of": f"container {c.name}", "limit": str(c.limits[STORAGE])} for c in pod.containers if STORAGE in c.limits
+    ]
+    whole = pod_limit(pod, STORAGE)
+    if whole is not None:
+        limits.append({"of": "the pod", "limit": str(whole)})
+    checked = seen.config.local_storage and one.stats is not None
+    over = storage_violation(pod, one.stats, seen.layout) if checked and one.stats is not None else None
+    return {"limits": limits, "enforced": seen.config.local_storage, "over": over}
+
+
+def _eviction(seen: Situation, one: Ranked) -> dict[str, Any] | None:
+    """What the pod would be told if it were evicted now for this signal; None for one that never is."""
+    if one.candidate.critical:
+        return None
+    threshold = _threshold(seen)
+    observed = seen.summary.observations.get(seen.signal)
+    resource = RESOURCE[seen.signal]
+    message, annotations = eviction_message(
+        one.pod,
+        resource,
+        None if threshold is None or observed is None else threshold.value.shown(observed.capacity),
+        None if observed is None else observed.available,
+        None if one.stats is None else container_usage(one.stats, resource),
+        None if one.stats is None else one.stats.memory(),
+    )
+    grace_s = None if threshold is None else _grace_s(seen, threshold, one)
+    return {"grace_s": grace_s, "message": message, "annotations": annotations}
+
+
+def _threshold(seen: Situation) -> Threshold | None:
+    """The one the pod would be evicted for: the starved one, else the first of the signal, hard before soft."""
+    outcome = seen.result.outcome
+    if outcome is not None and outcome.starved is not None and outcome.starved.signal == seen.signal:
+        return outcome.starved
+    of_signal = [t for t in seen.config.thresholds() if t.signal == seen.signal]
+    return next((t for t in of_signal if t.hard), next(iter(of_signal), None))
+
+
+def _grace_s(seen: Situation, threshold: Threshold, one: Ranked) -> int:
+    """The grace of an eviction for ``threshold``, asked of a pass in which it is met and past its own grace."""
+    if threshold.hard:
+        return seen.era.hard_grace_s
+    rules = dataclasses.replace(seen.config.eviction_config(), thresholds=(threshold,))
+    starved = {threshold.signal: Observation(-(2**62), 1, 0)}
+    state, _ = synchronize(rules, State.initial(), starved, 0, lambda _: ())
+    _, outcome = synchronize(rules, state, starved, threshold.grace_ns, lambda _: [one.candidate])
+    return outcome.grace_s

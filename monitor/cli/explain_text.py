@@ -1,0 +1,213 @@
+"""What `outrace explain` found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from monitor.cli.output import format_bytes, table_lines
+from monitor.kernel.oom_candidates import PAGE
+
+Data = Mapping[str, Any]
+#: Comparisons whose verdicts end in the same words for every pod.
+_SAME_FOR_ALL = ("priority", "QoS class")
+
+
+def lines(answer: Data) -> Iterator[str]:
+    """The whole answer."""
+    node, signal = answer["node"], answer["signal"]
+    capacity = format_bytes(node["capacity"])
+    yield f"{answer['time']}  {answer['source']}  node {node['cgroup']} of {capacity}  policy {answer['policy'][0]}"
+    yield ""
+    yield from _node(node)
+    yield ""
+    yield f"order of eviction for {signal} ({answer['policy'][0]}):"
+    yield from _order(answer["order"])
+    if "pod" in answer:
+        yield ""
+        yield from _pod(answer["pod"], signal)
+    if "eras" in answer:
+        yield ""
+        yield from _eras(answer["eras"], answer["disagreements"], signal)
+
+
+def _node(node: Data) -> Iterator[str]:
+    if node["thresholds"]:
+        columns = ["signal", "kind", "value", "quantity", "available", "distance", "min reclaim", "met", "first to act"]
+        yield from table_lines(columns, [_threshold(t) for t in node["thresholds"]])
+        yield ""
+    yield node["verdict"]
+    yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
+    if node["held_conditions"] is not None:
+        yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"
+    if node["cleanup"]:
+        yield f"the node would first clean up: {', '.join(node['cleanup'])}"
+    for e in node["evictions"]:
+        yield f"{e['pod']}, with {e['grace_s']} s of grace: {e['message'].strip()}"
+
+
+def _threshold(t: Data) -> list[object]:
+    shown = format_bytes if t["in_bytes"] else lambda n: "-" if n is None else str(n)
+    kind = t["kind"] if not t["grace_s"] else f"{t['kind']} for {t['grace_s']:g}s"
+    met = "yes" if t["met"] else "not observed" if t["available"] is None else "no"
+    figures = (t["quantity"], shown(t["available"]), shown(t["distance"]))
+    return [t["signal"], kind, t["value"], *figures, t["min_reclaim"], met, "<--" if t["first"] else ""]
+
+
+def _order(order: Sequence[Data]) -> list[str]:
+    if not order:
+        return ["no pods"]
+    names = list(dict.fromkeys(c["name"] for row in order for c in row["comparisons"]))
+    rows = []
+    for row in order:
+        verdicts = {c["name"]: c["verdict"] for c in row["comparisons"]}
+        rows.append([str(row["rank"]), row["pod"], *(verdicts.get(name, "-") for name in names)])
+    for i, name in enumerate(names, 2):
+        if name in _SAME_FOR_ALL:
+            # "5: lower ones go first": what is the same in every row stands once, above them.
+            names[i - 2] = f"{name} ({rows[0][i].partition(': ')[2]})"
+            for cells in rows:
+                cells[i] = cells[i].partition(": ")[0]
+    return _left(["rank", "pod", *names], rows)
+
+
+def _left(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of words: unlike `table_lines`, also those that begin with a number stand to the left."""
+    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (headers, *rows)
+    ]
+
+
+def _pod(pod: Data, signal: str) -> Iterator[str]:
+    yield f"{pod['pod']}: {_standing(pod)} for {signal}"
+    facts = [("QoS class", f"{pod['qos']['class']}: {pod['qos']['why']}")]
+    if pod["request"] is not None:
+        facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
+    critical = pod["critical"]
+    facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
+    facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
+    facts += [("OOM killer", text) for text in _badness(pod["badness"])]
+    facts.append(("local storage", _storage(pod["local_storage"])))
+    facts.append(("admission", _admission(pod["admission"])))
+    if pod["eviction"] is not None:
+        grace = pod["eviction"]["grace_s"]
+        with_grace = "no threshold is set" if grace is None else f"{grace} s of grace"
+        facts.append(("if evicted now", f"{with_grace}; {pod['eviction']['message'].strip()}"))
+    width = max(len(name) for name, _ in facts)
+    last = ""
+    for name, text in facts:
+        yield f"  {name if name != last else '':{width}}  {text}"
+        last = name
+    for other in pod["against"]:
+        yield ""
+        yield from _against(pod, other)
+
+
+def _standing(pod: Data) -> str:
+    place = f"rank {pod['rank']} of {pod['of']}"
+    if pod["critical"]["critical"]:
+        return f"never evicted (it would be {place})"
+    return f"{place}, the next to be evicted" if pod["next"] else place
+
+
+def _against(pod: Data, other: Data) -> Iterator[str]:
+    goes = "goes before it" if other["goes_first"] else "comes after it"
+    yield f"  against {other['pod']} ({other['role']}, rank {other['rank']}), which {goes}:"
+    rows = [[c["name"], c["one"], c["other"], "<-- decides" if c["decides"] else ""] for c in other["comparisons"]]
+    for line in _left(["", "this pod", other["pod"], ""], rows):
+        yield f"    {line}".rstrip()
+    if pod["critical"]["critical"]:
+        return
+    side = "before" if other["goes_first"] else "behind"
+    aim = "to be passed over: " if pod["next"] else f"to stand {side} it: "
+    if not other["changes"]:
+        yield f"    nothing it asks for or uses would bring it {side} {other['pod']}"
+    for i, change in enumerate(other["changes"]):
+        yield f"    {'or ' if i else aim}{change['text']}"
+
+
+def _scores(scores: Data) -> Iterator[str]:
+    for c in scores["containers"]:
+        wanted = "not known" if c["wanted"] is None else c["wanted"]
+        running = "no cgroup of its own" if c["processes"] is None else f"processes: {c['processes']}"
+        yield f"{c['name']}: {wanted} ({running})"
+    for m in scores["mismatches"]:
+        yield f"pid {m['pid']} of {m['container'] or 'the pod'} has {m['is_now']}, should have {m['should_be']}"
+    if not scores["mismatches"]:
+        yield "every process has what it should"
+
+
+def _badness(killer: Data) -> Iterator[str]:
+    own, victim = killer["pod"], killer["node"]
+    if own is None:
+        yield "it has no process that could be taken"
+    else:
+        parts = " + ".join(
+            f"{name} {own[key] // PAGE}"
+            for name, key in (("rss", "rss"), ("swap", "swap"), ("page tables", "page_tables"))
+        )
+        adj = f"{own['oom_score_adj']} x {killer['total_pages'] // 1000}"
+        yield f"its worst process: {own['comm']} (pid {own['pid']}), badness {own['points']} pages = {parts} + {adj}"
+    if victim is None:
+        yield "nobody on this node could be taken"
+    else:
+        whose = victim["pod"] or "no pod"
+        yield f"of all it would take {victim['comm']} (pid {victim['pid']}) of {whose}, badness {victim['points']}"
+        if victim["also"]:
+            yield f"and with it, as their cgroup dies together, {len(victim['also'])} more"
+    if killer["differs"] is not None:
+        yield killer["differs"]
+
+
+def _storage(storage: Data) -> str:
+    if not storage["limits"]:
+        return "no limits"
+    limits = ", ".join(f"{entry['of']} {entry['limit']}" for entry in storage["limits"])
+    if not storage["enforced"]:
+        return f"{limits}; not enforced (local-storage-capacity-isolation is off)"
+    return f"{limits}; {'kept' if storage['over'] is None else storage['over'].strip()}"
+
+
+def _admission(admission: Data) -> str:
+    conditions = ", ".join(admission["conditions"])
+    under = f"a node with {conditions}" if conditions else "a node without any condition, as now,"
+    return f"{under} takes it" if admission["admitted"] else f"{under} refuses it: {admission['message'].strip()}"
+
+
+def _eras(eras: Sequence[Data], disagreements: Sequence[Data], signal: str) -> Iterator[str]:
+    names = [row["policy"] for row in eras]
+    yield f"rank for {signal} by policy:"
+    ranks = {row["policy"]: {one["pod"]: one["rank"] for one in row["order"]} for row in eras}
+    pods = list(dict.fromkeys(one["pod"] for row in eras for one in row["order"]))
+    yield from table_lines(["pod", *names], [[pod, *(ranks[name].get(pod) for name in names)] for pod in pods])
+    for row in eras:
+        if not row["signal_known"]:
+            yield f"{row['policy']} does not know {signal}"
+    for parting in disagreements:
+        yield from _parting(parting)
+    known = [row["policy"] for row in eras if row["signal_known"]]
+    parted = {name for parting in disagreements for name in parting["between"]}
+    for name in known[1:]:
+        if name not in parted:
+            yield f"{name} has the same order as {known[0]}"
+    yield ""
+    yield "oom_score_adj by policy:"
+    rows: list[list[object]] = [
+        [pod, container, *(row["oom_score_adj"][pod][container] for row in eras)]
+        for pod, containers in eras[0]["oom_score_adj"].items()
+        for container in containers
+    ]
+    yield from table_lines(["pod", "container", *names], rows)
+    yield ""
+    yield "default hard thresholds by policy:"
+    signals = list(dict.fromkeys(signal for row in eras for signal in row["default_hard"]))
+    yield from table_lines(["signal", *names], [[s, *(row["default_hard"].get(s) for row in eras)] for s in signals])
+
+
+def _parting(parting: Data) -> Iterator[str]:
+    one, other = parting["between"]
+    yield f"{one} and {other} first part at rank {parting['rank']}:"
+    for why in parting["why"]:
+        yield f"  {why['policy']}: {why['first']} before {why['then']} by {why['name']}: {why['one']} | {why['other']}"

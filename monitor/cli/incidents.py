@@ -1,0 +1,161 @@
+"""`outrace incidents`: the stored races, with their verdicts and timelines."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from monitor.cli.output import output_option, print_json
+from monitor.errors import MonitorError
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration
+from monitor.race.incident import FLAGS, VERDICTS
+from monitor.report.incident_reader import FILE_NAME, REMEDY, IncidentReader
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATE_DIR = "/var/lib/outrace"
+#: Columns where stdout is no terminal.
+_WIDTH = 120
+_DAYS = re.compile(r"(\d{1,5})d(.*)")
+
+
+def moment(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Unix seconds of how long ago (`90s`, `1h30m`, `2d`), or of a time in ISO 8601 (without an offset: local time)."""
+    if text is None:
+        return None
+    days, rest = (int(found[1]), found[2]) if (found := _DAYS.fullmatch(text)) else (0, text)
+    try:
+        return time.time() - days * 86400 - (parse_duration(rest) / 1e9 if rest else 0)
+    except PolicyError:
+        pass  # perhaps a point in time
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is neither a duration (30m, 12h, 7d) nor a time (2026-01-31T12:00)", param=param
+        ) from None
+
+
+def _state_dir_option(command: F) -> F:
+    return click.option(
+        "--state-dir", metavar="DIR", default=_STATE_DIR, help=f"The monitor's state directory. [{_STATE_DIR}]"
+    )(command)
+
+
+@click.group()
+def incidents() -> None:
+    """Show the stored incidents: who won each race, by how much, and why."""
+
+
+@incidents.command("list")
+@click.option("--since", metavar="AGO|TIME", callback=moment, help="Begun since then: 1h, 7d, 2026-01-31T12:00.")
+@click.option("--until", metavar="AGO|TIME", callback=moment, help="Begun until then.")
+@click.option("--verdict", metavar="NAME", type=click.Choice(VERDICTS), help=f"Only {', '.join(VERDICTS)}.")
+@click.option("--flag", metavar="NAME", type=click.Choice(FLAGS), help=f"Only with {', '.join(FLAGS)}.")
+@click.option("--pod", metavar="NS/POD", help="Only with this pod: evicted, killed, or out of memory.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="The newest N.")
+@_state_dir_option
+@output_option
+def list_(state_dir: str, output: str, **filters: Any) -> None:
+    """List incidents, newest first."""
+    reader = _reader(state_dir)
+    with _errors(state_dir):
+        found = reader.list(**filters)
+    if output == "json":
+        print_json({"incidents": found})
+        _complain(reader)
+        return
+    if not found and not reader.unreadable:
+        given = any(value is not None for value in filters.values())
+        click.echo(f"no such incidents stored in {state_dir}" if given else _none_yet(state_dir), err=True)
+        return
+    from monitor.cli.incident_text import list_lines
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in list_lines(found, width):
+        click.echo(line)
+    _complain(reader)
+
+
+@incidents.command()
+@click.argument("incident", metavar="ID|latest")
+@_state_dir_option
+@output_option
+def show(incident: str, state_dir: str, output: str) -> None:
+    """Show one incident: the verdict, the timeline, the advice. The first characters of its id are enough."""
+    with _errors(state_dir):
+        found = _reader(state_dir).get(incident)
+    if output == "json":
+        print_json(found)
+        return
+    from monitor.cli.incident_text import show_lines
+
+    width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH, 160)
+    # Without colours where the user says so (https://no-color.org); click takes them off itself in a pipe.
+    colour = False if os.environ.get("NO_COLOR") else None
+    for line in show_lines(found, width):
+        click.echo(line, color=colour)
+
+
+@incidents.command()
+@click.argument("file", metavar="FILE.jsonl")
+@_state_dir_option
+def export(file: str, state_dir: str) -> None:
+    """Write all incidents with their steps to FILE (`-` is stdout), one JSON object per line, oldest first."""
+    count = 0
+    reader = _reader(state_dir)
+    everything = reader.all()
+    with _errors(state_dir):
+        first = next(everything, None)  # a store that cannot be read must not empty the file
+    with _errors(state_dir), click.open_file(file, "w", encoding="utf-8") as out:
+        if first is not None:
+            for each in _chain(first, everything):
+                out.write(json.dumps(each, ensure_ascii=True) + "\n")
+                count += 1
+    click.echo(f"{count} incidents" if count else _none_yet(state_dir), err=True)
+    _complain(reader)
+
+
+def _chain(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield first
+    yield from rest
+
+
+def _reader(state_dir: str) -> IncidentReader:
+    return IncidentReader(Path(state_dir) / FILE_NAME)
+
+
+def _complain(reader: IncidentReader) -> None:
+    """After what could be read: what could not."""
+    if reader.unreadable:
+        raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged", REMEDY)
+
+
+def _none_yet(state_dir: str) -> str:
+    missing = "" if Path(state_dir).is_dir() else " (there is no such directory)"
+    return f"no incidents stored in {state_dir} yet{missing}"
+
+
+@contextmanager
+def _errors(state_dir: str) -> Iterator[None]:
+    """Files that cannot be read or written, in one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # `head` has seen enough
+    except PermissionError as error:
+        raise MonitorError(f"{error.filename or state_dir}: {error.strerror}", "use sudo") from None
+    except OSError as error:
+        raise MonitorError(f"{error.filename or state_dir}: {error.strerror or error}") from None

@@ -1,0 +1,372 @@
+"""From the hot process's messages and the kernel's log to the events of a race, and from those to episodes.
+
+Only tells apart and names; what an episode was is judged elsewhere (`monitor.daemon.judge`), in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monitor.daemon.places import Place, Places
+from monitor.kernel.kmsg import Constraint, Killed
+from monitor.kernel.wire import PAGE
+from monitor.policy.ranking import Candidate
+from monitor.race import episode
+from monitor.race.episode import Episode, State
+from monitor.race.events import (
+    SIGKILL,
+    SIGTERM,
+    Checked,
+    Clear,
+    Crossing,
+    Decided,
+    End,
+    Event,
+    Exit,
+    Gone,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Reclaim,
+    Sample,
+    Seen,
+    Signalled,
+    Tick,
+    Watched,
+)
+from monitor.report.view import View
+
+#: A kill is looked for in the kernel's log for this long.
+WITNESS_NS = 1_000_000_000
+#: The flight recorder's own beat: while a threshold may be near, and otherwise.
+SAMPLE_NEAR_NS, SAMPLE_FAR_NS = 1_000_000_000, 10_000_000_000
+#: While an episode is open the reducer hears of the time this often.
+TICK_NS = 250_000_000
+#: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
+URGENT_NS = 150_000_000
+#: What counts as lost -> the counters of it (`lost_` of the programs).
+_LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
+#: Samples kept for forecasts: a minute of 330 cgroups.
+_SAMPLES = 20_000
+
+
+class Chronicle:
+    """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
+    when somebody was killed (it may go on, but an alert cannot wait), and when they are over.
+
+    ``on_event``: everything that went in, in order, for a recording. ``has_log``: the kernel's log is read.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        on_episode: Callable[[Episode, bool], None],
+        on_event: Callable[[Event], None],
+        has_log: bool,
+    ) -> None:
+        self._view = view
+        self._on_episode = on_episode
+        self._on_event = on_event
+        self._has_log = has_log
+        self._state = State()
+        self._places = Places(view.hierarchy, view.node_path)
+        self._watched: dict[tuple[str, str, bool], Watched] = {}
+        self._awaited: dict[int, int] = {}  # pid of a victim -> time of its mark; the log has not told of it yet
+        self._lost: dict[str, int] = {}
+        self._lost_ns = time.monotonic_ns()
+        self._sampled_ns = self._ticked_ns = 0
+        self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
+        self._samples: list[Sample] = []  # of the last minute, for forecasts
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "cross": self._on_cross,
+            "decision": self._on_decision,
+            "killed": self._on_killed,
+            "evicted": self._on_evicted,
+            "clear": self._on_clear,
+            "oom": self._on_oom,
+            "flight": self._on_flight,
+            "state": self._on_state,
+        }
+
+    @property
+    def open(self) -> bool:
+        """Whether an episode is going on."""
+        return bool(self._state.open or self._state.waiting)
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take in one message of the hot process; those that do not matter here are passed over."""
+        handler = self._handlers.get(message["t"])
+        if handler is not None:
+            self._places.update(self._view.pods, self._view.kubepods)
+            handler(message)
+
+    def due_s(self) -> float:
+        """Seconds until `turn` has something to do."""
+        now = time.monotonic_ns()
+        due = self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        if self.open:
+            due = min(due, self._ticked_ns + TICK_NS)
+        if self._urgent_ns is not None:
+            due = min(due, self._urgent_ns)
+        return max(0.0, (due - now) / 1e9)
+
+    def facts(self) -> tuple[list[Sample], list[Watched]]:
+        """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
+        return list(self._samples), list(self._watched.values())
+
+    def end(self) -> None:
+        """Nothing more comes: what is going on is judged as it stands."""
+        self._feed(End(time.monotonic_ns()))
+
+    def turn(self) -> bool:
+        """What is due: a look at the counters, the time. True if there are new samples."""
+        now = time.monotonic_ns()
+        sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        if sampled:
+            self._sampled_ns = now
+            self._sample(now)
+        self._look_for_losses(now)
+        self._give_up_on_the_log(now)
+        if self.open and now >= self._ticked_ns + TICK_NS:
+            self._ticked_ns = now
+            self._feed(Tick(now))
+        if self._urgent_ns is not None and now >= self._urgent_ns:
+            self._urgent_ns = None
+            for one in episode.ongoing(self._state):
+                self._on_episode(one, False)
+        return sampled
+
+    @property
+    def _near(self) -> bool:
+        return bool(self._view.stats.get("armed"))
+
+    def _feed(self, event: Event) -> None:
+        if not isinstance(event, Tick):
+            self._on_event(event)
+        if isinstance(event, Mark | Gone) and self._urgent_ns is None:
+            self._urgent_ns = time.monotonic_ns() + URGENT_NS
+        self._state, done = episode.feed(self._state, event)
+        for one in done:
+            self._on_episode(one, True)
+
+    # what the hot process says
+
+    def _on_state(self, message: Mapping[str, Any]) -> None:
+        now = time.monotonic_ns()
+        domains = {"memory.available": "node", "allocatableMemory.available": "kubepods"}
+        for threshold in self._view.thresholds:
+            domain = domains.get(threshold.signal)
+            seen = message["observation"].get(domain)
+            if domain is None or seen is None:
+                continue
+            reclaim = threshold.min_reclaim
+            on_machine = domain == "node" and self._view.config.node_cgroup is None
+            made = Watched(
+                ts_ns=now,
+                domain=domain,
+                signal=threshold.signal,
+                hard=threshold.hard,
+                quantity=threshold.quantity(seen["capacity"]),
+                capacity=seen["capacity"],
+                limit=None if on_machine else seen["capacity"],
+                grace_s=threshold.grace_ns / 1e9,
+                min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
+            )
+            key = (domain, threshold.signal, threshold.hard)
+            old = self._watched.get(key)
+            if old is None or (old.quantity, old.capacity, old.limit) != (made.quantity, made.capacity, made.limit):
+                self._watched[key] = made
+                self._feed(made)
+
+    def _on_cross(self, message: Mapping[str, Any]) -> None:
+        available = message["capacity"] - message["working_set"]
+        keys = ("ts_ns", "domain", "signal", "hard", "quantity", "capacity", "usage", "working_set")
+        self._feed(Crossing(**{key: message[key] for key in keys}, available=available))
+        self._feed(Seen(message["seen_ns"], message["domain"], message["signal"], available))
+
+    def _on_decision(self, message: Mapping[str, Any]) -> None:
+        if message["signal"] not in ("memory.available", "allocatableMemory.available"):
+            return  # disks and process ids are no race with the OOM killer
+        self._order(message["decided_ns"], message["order"])
+        reclaim = self._watched.get((message["domain"], message["signal"], message["kind"] == "hard"))
+        # A hard threshold's victim gets no grace here, whatever stands in the books.
+        grace_s = 0 if message["kind"] == "hard" else message["grace_s"]
+        self._feed(
+            Decided(
+                ts_ns=message["decided_ns"],
+                domain=message["domain"],
+                signal=message["signal"],
+                hard=message["kind"] == "hard",
+                quantity=message["quantity"],
+                capacity=message["capacity"],
+                available=message["available"],
+                usage=message["usage"],
+                pod=message["pod"],
+                pod_name=message["name"],
+                rank=message["rank"],
+                grace_s=grace_s,
+                observed=message["observed"],
+                trigger=message["trigger"],
+                crossed_ns=message["crossed_ns"],
+                working_set=message["working_set"],
+                request=message["request"],
+                min_reclaim=reclaim.min_reclaim if reclaim is not None else 0,
+            )
+        )
+        if message["signalled_ns"] is not None:
+            number = SIGTERM if grace_s else SIGKILL
+            self._feed(Signalled(message["signalled_ns"], message["pod"], message["name"], number))
+
+    def _on_killed(self, message: Mapping[str, Any]) -> None:
+        self._feed(Signalled(message["ts_ns"], message["pod"], message["name"] or message["pod"], SIGKILL))
+
+    def _on_evicted(self, message: Mapping[str, Any]) -> None:
+        found = self._view.pods.get(message["pod"])
+        name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message["pod"]
+        self._feed(Gone(message["gone_ns"], message["pod"], name, message["freed"]))
+
+    def _on_clear(self, message: Mapping[str, Any]) -> None:
+        keys = ("ts_ns", "domain", "signal", "hard", "available")
+        self._feed(Clear(**{key: message[key] for key in keys}))
+
+    def _on_flight(self, message: Mapping[str, Any]) -> None:
+        for ts, cgroup, usage, inactive, active in message["samples"]:
+            self._feed_sample(ts, self._places.place(cgroup), usage, inactive, active, None)
+
+    def _on_oom(self, message: Mapping[str, Any]) -> None:
+        if message["while_away"]:
+            return  # nobody saw what led to it; it was logged and counted
+        kind, pod = message["kind"], message["pod"]
+        victim = self._places.place(message["victim_cgroup"], pod)
+        if kind == "reclaim":
+            limit = self._places.place(message["oom_cgroup"]) if message["oom_cgroup"] else None
+            memcg = "global" if limit is None else limit.path
+            self._feed(Reclaim(message["ts_ns"], memcg, limit.pod if limit is not None else None))
+        elif kind == "kill":
+            sender = message["invoker_pid"]
+            self._feed(
+                Kill(
+                    ts_ns=message["ts_ns"],
+                    victim_pid=message["victim_pid"],
+                    victim_comm=message["victim_comm"],
+                    pod=pod or victim.pod,
+                    pod_name=message["pod_name"] or victim.name,
+                    memcg=victim.path,
+                    si_code=message["si_code"],
+                    sender_pid=sender,
+                    sender_comm=message["invoker_comm"],
+                    ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+                )
+            )
+        elif kind == "exit":
+            who = (pod or victim.pod, message["pod_name"] or victim.name)
+            self._feed(Exit(message["ts_ns"], message["victim_pid"], message["victim_comm"], *who))
+        else:
+            self._on_mark(message, victim)
+
+    def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
+        self._order(message["ts_ns"], message["order"])
+        pod = message["pod"] or victim.pod
+        at = message["oom_cgroup"]
+        limit = self._places.place(at, pod) if at else None
+        # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
+        pages = message["oom_limit"] // PAGE if at else self._view.mem_total // PAGE
+        invoker = self._places.place(message["invoker_cgroup"])
+        self._feed(
+            Mark(
+                ts_ns=message["ts_ns"],
+                victim_pid=message["victim_pid"],
+                victim_comm=message["victim_comm"],
+                pod=pod,
+                pod_name=message["pod_name"] or victim.name,
+                memcg=victim.path,
+                rss=message["anon_rss"] + message["file_rss"] + message["shmem_rss"],
+                oom_score_adj=message["oom_score_adj"],
+                invoker_pid=message["invoker_pid"],
+                invoker_tid=message["invoker_tid"],
+                invoker_comm=message["invoker_comm"],
+                invoker_pod=invoker.name,
+                scope="global" if limit is None else limit.kind,
+                oom_cgroup_id=at,
+                oom_path=None if limit is None else limit.path,
+                oom_usage=message["oom_usage"] if at else None,
+                oom_limit=message["oom_limit"] if at else None,
+                oom_inactive_file=message["oom_inactive_file"],
+                oom_active_file=message["oom_active_file"],
+                totalpages=pages,
+                exiting=message["exiting"],
+                group=self._is_group(victim),
+            )
+        )
+        if not message["exiting"] and self._has_log:
+            self._awaited[message["victim_pid"]] = message["ts_ns"]
+
+    def _is_group(self, victim: Place) -> bool | None:
+        """Whether the victim's cgroup is killed as a whole; None where it is gone."""
+        if self._view.hierarchy.version == 1:
+            return False
+        try:
+            path = self._view.hierarchy.root / victim.path.lstrip("/") / "memory.oom.group"
+            return path.read_text().strip() == "1"
+        except OSError:
+            return None
+
+    def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
+        self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))
+
+    # what the kernel's log says
+
+    def witness(self, lines: list[Killed | Constraint]) -> None:
+        """Lines of the kernel's log about kills: each agrees with a mark, or tells of one nobody heard of."""
+        for line in lines:
+            if isinstance(line, Killed) and self._awaited.pop(line.pid, None) is not None:
+                self._feed(Checked(time.monotonic_ns(), "kmsg", line.pid, True, line.text[:200]))
+
+    def _give_up_on_the_log(self, now_ns: int) -> None:
+        for pid, since in list(self._awaited.items()):
+            if now_ns - since > WITNESS_NS:
+                del self._awaited[pid]
+                self._feed(Checked(now_ns, "kmsg", pid, False, "the kernel's log has no line about this kill"))
+
+    # what is looked at now and then
+
+    def _sample(self, now_ns: int) -> None:
+        self._places.update(self._view.pods, self._view.kubepods)
+        table = self._view.table
+        if table is None:
+            return
+        for at in self._places.ids():
+            reading = table.read(at)
+            if reading is not None:
+                place = self._places.place(at)
+                self._feed_sample(now_ns, place, reading.usage, reading.inactive_file, reading.active_file, None)
+
+    def _feed_sample(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int, limit: int | None) -> None:
+        if place.kind == "container":
+            return  # its pod says as much
+        domain = place.kind if place.kind in ("node", "kubepods") else place.path
+        working_set = max(0, usage - inactive)
+        sample = Sample(ts_ns, domain, place.pod, usage, working_set, inactive, active, limit)
+        self._samples.append(sample)
+        if len(self._samples) > _SAMPLES:
+            del self._samples[: _SAMPLES // 2]
+        self._feed(sample)
+
+    def _look_for_losses(self, now_ns: int) -> None:
+        """What was dropped anywhere since the last look."""
+        pins = self._view.pins
+        lost: dict[str, int] = {"decision": self._view.stats.get("channel_dropped")}
+        if pins is not None:
+            from monitor.kernel.pins import counts
+
+            counted = counts(pins)
+            lost |= {name: counted[f"lost_{which}"] for which, name in _LOST.items()}
+        first = not self._lost
+        for name, count in lost.items():
+            before = self._lost.get(name, 0)
+            if count > before and not first:
+                self._feed(Lost(now_ns, self._lost_ns, name, count - before))
+        self._lost, self._lost_ns = lost, now_ns

@@ -1,0 +1,147 @@
+"""What is ahead: time to the thresholds and to an OOM kill, and whom the kernel would take where the policy would not.
+
+Looked at once a second at most, in a thread of its own: reading the processes of 110 pods takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monitor.policy.eras import era
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import MEMORY
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import rank_pods
+from monitor.race.badness import likely_victim, mismatch
+from monitor.race.events import Sample, Watched
+from monitor.race.forecast import Forecast
+from monitor.race.outlook import Outlook, outlooks
+from monitor.report.tally import Tally
+from monitor.report.view import View
+
+#: Samples that forecasts are made from (the longest window of `monitor.race.forecast`).
+_WINDOW_NS = 30_000_000_000
+#: Who the kernel would kill is looked at this often while a threshold may be near.
+_VICTIM_NS = 5_000_000_000
+
+
+class Foresight:
+    """``outlooks`` and ``mismatch`` are the latest, whole values that other threads may read."""
+
+    def __init__(
+        self,
+        view: View,
+        tally: Tally,
+        facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.outlooks: Mapping[str, Outlook] = {}
+        self.mismatch: Mapping[str, Any] | None = None
+        self._view = view
+        self._tally = tally
+        self._facts = facts
+        self._changed = changed
+        self._made: dict[str, Forecast] = {}  # domain -> the forecast to be held against its next crossing
+        self._victims_ns = 0
+        self._wake = threading.Event()
+
+    def start(self) -> None:
+        """Begin; the thread ends with the process."""
+        threading.Thread(target=self._run, name="foresight", daemon=True).start()
+
+    def look(self) -> None:
+        """There are new samples."""
+        self._wake.set()
+
+    def crossed(self, domain: str, ts_ns: int) -> None:
+        """A threshold was crossed: how far off was what had been said of it?"""
+        made = self._made.pop(domain, None)
+        if made is not None and made.in_ns is not None:
+            self._tally.missed_by((made.at_ns + made.in_ns - ts_ns) / 1e9)
+
+    def seconds(self, what: str) -> dict[str, float | None]:
+        """Domain -> seconds until its nearest threshold (``threshold``) or its limit (``oom``); None: not growing."""
+        found: dict[str, float | None] = {}
+        for name, outlook in self.outlooks.items():
+            made: Forecast | None = getattr(outlook, what)
+            if name in ("node", "kubepods") and made is not None:
+                found[name] = None if made.in_ns is None else made.in_ns / 1e9
+        return found
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            now = time.monotonic_ns()
+            samples, watched = self._facts()
+            recent = sorted((s for s in samples if s.ts_ns >= now - _WINDOW_NS), key=lambda s: s.ts_ns)
+            limits = {w.domain: w.limit for w in watched}
+            self.outlooks = {o.name: o for o in outlooks([_limited(s, limits) for s in recent], watched, now)}
+            for name in ("node", "kubepods"):
+                outlook = self.outlooks.get(name)
+                if outlook is not None and outlook.threshold is not None and (outlook.threshold.in_ns or 0) > 0:
+                    self._made.setdefault(name, outlook.threshold)
+                    if now - self._made[name].at_ns > _WINDOW_NS:
+                        self._made[name] = outlook.threshold
+            if self._view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
+                self._victims_ns = now
+                self.mismatch = self._compare()
+            elif not self._view.stats.get("armed"):
+                self.mismatch = None
+            self._changed()
+
+    def _compare(self) -> Mapping[str, Any] | None:
+        """The kernel's likely victim where it is another pod than the policy's first."""
+        from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
+
+        view = self._view
+        pods = view.pods
+        owners = {path: uid for uid, found in pods.items() for path in (found.cgroup, *found.containers.values())}
+
+        def owner(cgroup: Path) -> Owner | None:
+            for path in (cgroup, *cgroup.parents):
+                if path in owners:
+                    pod = pods[owners[path]].pod
+                    return Owner(pod.uid, f"{pod.namespace}/{pod.name}")
+            return None
+
+        processes = candidates(view.hierarchy, view.node_path, owner)
+        total = total_pages(view.hierarchy, view.node_path)
+        inside = None if view.config.node_cgroup is None else str(view.node_path)
+        victim = likely_victim(processes, total, inside, frozenset(groups(view.node_path)))
+        found = mismatch(victim, self._order())
+        if found is None:
+            return None
+        return {"kernel": found.kernel_pod or found.kernel_comm, "policy": found.policy_pod, "reason": found.reason}
+
+    def _order(self) -> list[Candidate]:
+        """The policy's order by the figures of this moment."""
+        stats = {}
+        for uid, found in self._view.pods.items():
+            reading = self._view.memory(found.cgroup)
+            if reading is not None:
+                stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
+        ranker = era(self._view.config.policy).ranker
+        pods = [found.pod for found in self._view.pods.values()]
+        return [one.candidate for one in rank_pods(MEMORY, pods, stats, ranker=ranker)]
+
+
+def _limited(sample: Sample, limits: Mapping[str, int | None]) -> Sample:
+    """The sample with its domain's limit, which the flight recorder does not know."""
+    limit = limits.get(sample.domain)
+    if limit is None:
+        return sample
+    return Sample(
+        sample.ts_ns,
+        sample.domain,
+        sample.pod,
+        sample.usage,
+        sample.working_set,
+        sample.inactive_file,
+        sample.active_file,
+        limit,
+    )

@@ -1,0 +1,89 @@
+"""Which cgroup is what: from the ids in kernel records to paths, pods and the part a cgroup plays on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import FoundPod
+
+
+class Place(NamedTuple):
+    """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pod, container or outside."""
+
+    path: str
+    kind: str
+    pod: str | None = None  # uid
+    name: str | None = None  # namespace/name
+
+
+class Places:
+    """The cgroups known now. Ids of cgroups that are gone stay known for a while: a kill is told after it happened."""
+
+    #: Cgroups remembered after their pod went.
+    KEPT = 4096
+
+    def __init__(self, hierarchy: Hierarchy, node: Path) -> None:
+        self._hierarchy = hierarchy
+        self._node = node
+        self._kubepods: Path | None = None
+        self._pods: Mapping[str, FoundPod] = {}
+        self._places: dict[int, Place] = {}
+
+    def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> None:
+        """Take in the pods; cheap when they are those of the last time."""
+        if pods is self._pods and kubepods == self._kubepods:
+            return
+        self._pods, self._kubepods = pods, kubepods
+        for path, kind in ((self._node, "node"), (kubepods, "kubepods")):
+            if path is not None:
+                self._learn(path, Place(self._name(path), kind))
+        for uid, found in pods.items():
+            title = f"{found.pod.namespace}/{found.pod.name}"
+            ids = iter(found.cgroup_ids)
+            for path, kind in ((found.cgroup, "pod"), *((p, "container") for p in found.containers.values())):
+                at = next(ids, None)
+                place = Place(self._name(path), kind, uid, title)
+                if at is not None:
+                    self._put(at, place)
+                else:
+                    self._learn(path, place)
+            for parent in found.cgroup.parents:
+                if not parent.is_relative_to(self._hierarchy.root):
+                    break
+                self._learn(parent, Place(self._name(parent), "outside"), only_new=True)
+
+    def ids(self) -> list[int]:
+        """Ids of the node, kubepods and every pod."""
+        return [at for at, place in self._places.items() if place.kind in ("node", "kubepods", "pod")]
+
+    def place(self, cgroup_id: int, pod: str | None = None) -> Place:
+        """What is known of a cgroup. One that is not, of a process of ``pod``, lies within that pod."""
+        found = self._places.get(cgroup_id)
+        if found is not None:
+            return found
+        if pod is not None and pod in self._pods:
+            known = self._pods[pod]
+            title = f"{known.pod.namespace}/{known.pod.name}"
+            return Place(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
+        return Place(f"#{cgroup_id}", "outside")
+
+    def _learn(self, path: Path, place: Place, only_new: bool = False) -> None:
+        try:
+            at = cgroupfs.cgroup_id(path)
+        except cgroupfs.CgroupGone:
+            return
+        if not only_new or at not in self._places:
+            self._put(at, place)
+
+    def _put(self, at: int, place: Place) -> None:
+        self._places.pop(at, None)
+        self._places[at] = place
+        while len(self._places) > self.KEPT:
+            del self._places[next(iter(self._places))]
+
+    def _name(self, path: Path) -> str:
+        return f"/{path.relative_to(self._hierarchy.root)}" if path != self._hierarchy.root else "/"

@@ -1,0 +1,144 @@
+"""Everything the side does about races: the chronicle, the judge, the forecasts, the alerts, the kernel's log.
+
+One object with a descriptor and a deadline for the side's main loop; what can block lives in threads behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from monitor.daemon.chronicle import Chronicle
+from monitor.daemon.foresight import Foresight
+from monitor.daemon.judge import Judge
+from monitor.errors import MonitorError
+from monitor.kernel.kmsg import Kmsg
+from monitor.race.episode import Episode
+from monitor.race.events import Crossing, Event
+from monitor.report.alerts import alerts_for, alerts_for_state
+from monitor.report.alertsend import AlertSender
+from monitor.report.log import Log
+from monitor.report.tally import Tally
+from monitor.report.view import View
+
+#: How often the alerts about the present state are brought up to date at least.
+_ALERTS_NS = 1_000_000_000
+
+
+class Races:
+    """``wake()`` makes the main loop turn."""
+
+    def __init__(self, view: View, log: Log, wake: Callable[[], None]) -> None:
+        config = view.config
+        self._view = view
+        self._log = log
+        self._node = os.uname().nodename
+        self.tally = Tally()
+        self.alerts: AlertSender | None = None
+        if config.alertmanagers or config.webhooks:
+            self.alerts = AlertSender(Path(config.state_dir), config.alertmanagers, config.webhooks, log, self._node)
+        self.judge = Judge(config, view.hierarchy.version, log, self.tally, self._on_incident)
+        self._kmsg: Kmsg | None = None
+        try:
+            self._kmsg = Kmsg()
+        except MonitorError as error:
+            log.warning(str(error))
+        self.chronicle = Chronicle(view, self._on_episode, self._on_event, self._kmsg is not None)
+        self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
+        self._alerts_ns = 0
+        self._lost: dict[str, int] = {}
+        self._not_ready_since = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to look ahead and to send."""
+        self.foresight.start()
+        if self.alerts is not None:
+            self.alerts.start()
+
+    def fileno(self) -> int | None:
+        """The kernel's log; None where it cannot be read."""
+        return self._kmsg.fileno() if self._kmsg is not None else None
+
+    def read_log(self) -> None:
+        """The kernel's log has something. One that fails is not read any more."""
+        assert self._kmsg is not None
+        try:
+            self.chronicle.witness(self._kmsg.read())
+        except MonitorError as error:
+            self._log.error(str(error))
+            self._kmsg.close()
+            self._kmsg = None
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """A message of the hot process. One that cannot be understood is counted and logged."""
+        try:
+            self.chronicle.hear(message)
+        except (LookupError, TypeError, ValueError) as error:
+            self._view.bad_messages += 1
+            self._log.error(
+                "a message cannot be made an event", type=message["t"], problem=f"{type(error).__name__}: {error}"
+            )
+        if message["t"] == "state" and message["met"] != self._met_told:
+            self._alerts_ns = 0  # an alert about pressure does not wait for the next second
+
+    _met_told: Any = None
+
+    def due_s(self) -> float:
+        """Seconds until `turn` has something to do."""
+        return self.chronicle.due_s()
+
+    def turn(self) -> None:
+        """What is due."""
+        if self.chronicle.turn():
+            self.foresight.look()
+        now = time.monotonic_ns()
+        if now >= self._alerts_ns + _ALERTS_NS:
+            self._alerts_ns = now
+            self._update_alerts()
+
+    def close(self, timeout_s: float) -> None:
+        """Judge what is open, store and send what waits, for a moment."""
+        self.chronicle.end()
+        self.judge.close(timeout_s)
+        if self.alerts is not None:
+            self.alerts.close(timeout_s)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Crossing):
+            self.foresight.crossed(event.domain, event.ts_ns)
+
+    def _on_episode(self, found: Episode, final: bool) -> None:
+        self.judge.submit(found, final)
+
+    def _on_incident(self, incident: dict[str, Any]) -> None:
+        if self.alerts is not None:
+            for alert in alerts_for(incident, self._node):
+                self.alerts.fire(alert)
+
+    def _update_alerts(self) -> None:
+        if self.alerts is None:
+            return
+        view = self._view
+        reason = view.not_ready()
+        if not reason:
+            self._not_ready_since = time.monotonic()
+        lost = view.lost()
+        fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
+        self._lost = lost
+        self._met_told = view.state.get("met", [])
+        self.alerts.update(
+            alerts_for_state(
+                self._node,
+                time.time(),
+                met=self._met_told,
+                mismatch=self.foresight.mismatch,
+                oom_in_s=self.foresight.seconds("oom"),
+                lost=fresh,
+                not_ready=reason,
+                not_ready_s=time.monotonic() - self._not_ready_since,
+            ),
+            time.time(),
+        )

@@ -1,0 +1,102 @@
+"""What the kernel's log says about OOM kills: a second witness, never the first.
+
+Its words have changed before and parts of them are rate limited (10 in 5 s), so nothing is decided by them. Reading
+begins at the end of the log: what was written before belongs to nobody's present.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import NamedTuple
+
+from monitor.errors import MonitorError
+
+_KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory)[^:]*: Killed process (\d+) \((.*)\)")
+_CONSTRAINT = re.compile(
+    r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*?,pid=(\d+),"
+)
+#: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
+_RECORD = 8192
+
+
+class Killed(NamedTuple):
+    """A process was killed: the line that is never rate limited. ``ts_ns``: the log's own clock (sched_clock)."""
+
+    ts_ns: int
+    pid: int
+    comm: str
+    in_memcg: bool
+    text: str
+
+
+class Constraint(NamedTuple):
+    """Why, and in which cgroups (paths below the hierarchy's root; ``oom_memcg`` None: the machine)."""
+
+    ts_ns: int
+    constraint: str
+    oom_memcg: str | None
+    task_memcg: str
+    pid: int
+    text: str
+
+
+def parse(record: bytes) -> Killed | Constraint | None:
+    """One record of /dev/kmsg; None if it is not about an OOM kill."""
+    head, semicolon, rest = record.decode(errors="replace").partition(";")
+    fields = head.split(",")
+    if not semicolon or len(fields) < 3 or not fields[2].isdigit():
+        return None
+    # The low bits of the first field are the level, the rest the facility: 0 is the kernel. Anybody may write lines
+    # of another one into /dev/kmsg, and must not be believed.
+    if not fields[0].isdigit() or int(fields[0]) >> 3:
+        return None
+    text, ts_ns = rest.split("\n", 1)[0], int(fields[2]) * 1000
+    found = _KILLED.match(text)
+    if found:
+        return Killed(ts_ns, int(found[2]), found[3], found[1].startswith("Memory"), text)
+    found = _CONSTRAINT.match(text)
+    if found:
+        return Constraint(ts_ns, found[1], found[2], found[3], int(found[4]), text)
+    return None
+
+
+class Kmsg:
+    """The log from now on. Raises MonitorError when it may not be read."""
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self.overrun = 0  # times records were overwritten before they were read
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as error:
+            raise MonitorError(
+                f"{path} cannot be read ({error.strerror}): OOM kills are not checked against the kernel's log",
+                "run as root, or give it CAP_SYSLOG",
+            ) from None
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> list[Killed | Constraint]:
+        """What was written since the last time about OOM kills."""
+        found: list[Killed | Constraint] = []
+        while True:
+            try:
+                record = os.read(self._fd, _RECORD)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise MonitorError(f"the kernel's log cannot be read any more: {error.strerror}") from None
+                self.overrun += 1
+                continue
+            if not record:
+                return found
+            line = parse(record)
+            if line is not None:
+                found.append(line)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,99 @@
+"""The processes the OOM killer would choose among, as facts for `monitor.race.badness`, which does its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process as Open
+from monitor.race.badness import Process
+
+PAGE = 4096
+
+
+class Owner(NamedTuple):
+    """The pod whose cgroup it is: its uid and what it is called."""
+
+    uid: str
+    name: str
+
+
+def total_pages(hierarchy: Hierarchy, node: Path) -> int:
+    """The pages of which oom_score_adj is thousandths: the machine's with its swap, or what ``node`` may have.
+
+    As mem_cgroup_get_max() in mm/memcontrol.c has it: the limit and, if the cgroup may swap, what it may swap out of
+    what the machine has.
+    """
+    machine = meminfo.read()
+    swap = machine.get("SwapTotal", 0)
+    limit = None if node == hierarchy.root else cgroupfs.limit(node)
+    if limit is None:
+        return (machine["MemTotal"] + swap) // PAGE
+    return (limit + min(swap, _swappable(node, limit))) // PAGE
+
+
+def _swappable(node: Path, limit: int) -> int:
+    """How much a cgroup with this limit may have swapped out; 2^62 where nothing says."""
+    if _number(node, "memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
+        return 0
+    together = _number(node, "memory.memsw.limit_in_bytes")
+    if together is not None:
+        return max(0, together - limit)
+    own = _number(node, "memory.swap.max")
+    return cgroupfs.MAX_LIMIT if own is None else own
+
+
+def _number(node: Path, name: str) -> int | None:
+    """A file of a cgroup; None if it has none, or it says "max"."""
+    try:
+        text = (node / name).read_text().strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> list[Process]:
+    """Every process in ``node`` and below, cgroup by cgroup. ``owner`` says whose a cgroup is."""
+    found = []
+    for cgroup in (node, *cgroupfs.descendants(node)):
+        above = tuple(str(p) for p in (cgroup, *cgroup.parents) if p.is_relative_to(hierarchy.root))
+        whose = owner(cgroup)
+        for pid in cgroupfs.processes(cgroup, recursive=False):
+            process = _read(pid, above, whose)
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def groups(node: Path) -> list[str]:
+    """The cgroups in ``node`` whose processes die together (memory.oom.group of cgroup v2)."""
+    return [str(path) for path in (node, *cgroupfs.descendants(node)) if _number(path, "memory.oom.group") == 1]
+
+
+def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:
+    """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own."""
+    try:
+        with open(f"/proc/{pid}/status", errors="surrogateescape") as file:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    with Open(pid) as process:
+        adj = process.oom_score_adj()
+    if adj is None or "VmRSS" not in status:
+        return None
+    rss, swap, tables = (int(status[key].split()[0]) * 1024 for key in ("VmRSS", "VmSwap", "VmPTE"))
+    return Process(
+        pid=pid,
+        comm=status["Name"],
+        rss=rss,
+        swap=swap,
+        pgtables=tables,
+        oom_score_adj=adj,
+        cgroups=cgroups,
+        pod=None if owner is None else owner.uid,
+        pod_name=None if owner is None else owner.name,
+        skip=pid == 1,
+    )

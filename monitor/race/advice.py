@@ -1,0 +1,176 @@
+"""What would have changed the outcome, with the number to write down."""
+
+from __future__ import annotations
+
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.race import incident as i
+from monitor.race.events import KUBELET, KUBEPODS
+from monitor.race.facts import Eviction, Facts
+from monitor.race.flags import over_eviction, wrong_victim
+from monitor.race.formula import last_sample
+from monitor.race.words import quantity, rate, size, span
+
+#: Polling and the least grace: 10 s + 2 s from a crossing until a kubelet's victim is gone, at worst.
+KUBELET_NS = 12_000_000_000
+#: outrace from crossing to SIGKILL: 0.75 ms at worst of 360 races, and a millisecond to die, rounded up.
+OUTRACE_NS = 5_000_000
+
+
+def advice(
+    f: Facts,
+    verdict: str,
+    basis: Eviction | None,
+    flags: tuple[str, ...],
+    margin_bytes: int | None,
+    margin_ms: float | None,
+) -> str:
+    """One to three sentences; empty if nothing needs to change."""
+    found = _VERDICTS[verdict](f, basis, margin_bytes)
+    wrong = wrong_victim(f)
+    if wrong is not None:
+        found.append(
+            f"The kernel goes by size and oom_score_adj ({wrong.oom_score_adj} here), not by the policy: a memory "
+            f"request of at least {quantity(wrong.rss)} for {wrong.pod_name or wrong.pod} lowers its oom_score_adj."
+        )
+    over = over_eviction(f)
+    if over is not None:
+        needless, spare = over
+        found.append(
+            f"{needless.decision.pod_name} need not have been evicted: {size(spare)} more than the threshold wants "
+            "were available, or on their way from pods already evicted."
+        )
+    return " ".join(found)
+
+
+def _signal(f: Facts) -> str:
+    if f.threshold is not None:
+        return f.threshold.signal
+    return ALLOCATABLE_MEMORY if f.episode.domain == KUBEPODS else MEMORY
+
+
+def _needs(f: Facts, who: str, ns: float) -> str:
+    """The threshold that leaves ``who`` so much time at the growth seen, if there is such a threshold."""
+    assert f.rate is not None
+    wanted = f.rate * ns / 1e9
+    told = f.threshold or f.crossing
+    if told is not None and wanted >= told.capacity:
+        return f"no threshold is enough for {who}"
+    return f"{who} needs {_signal(f)}<{quantity(wanted)}"
+
+
+def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    assert basis is not None
+    if basis.decision.observed:
+        return ["Let outrace act (--enforce): it would have been in time."]
+    if f.rate is not None and margin_bytes is not None and margin_bytes < f.rate * OUTRACE_NS / 1e9:
+        return [f"It was close: at {rate(f.rate)}, {_needs(f, 'four times the time', 4 * OUTRACE_NS)}."]
+    return []
+
+
+def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    t, available = f.threshold, f.available
+    if t is None:
+        return [f"Set a hard threshold for {_signal(f)}: there is none."]
+    found = []
+    mark = f.kills[0]
+    sample = last_sample(f.episode, t.domain, mark.ts_ns)
+    inactive = mark.oom_inactive_file
+    if inactive is None and sample is not None:
+        inactive = sample.inactive_file
+    beyond = t.capacity - mark.oom_limit if mark.oom_limit is not None else 0
+    if beyond > 0:
+        found.append(
+            f"The capacity counts {size(beyond)} that the limit of {mark.oom_path or mark.scope} does not allow: "
+            f"reserve them (systemReserved/kubeReserved memory {quantity(beyond)} more), or raise the limit."
+        )
+    if inactive is not None and inactive >= t.quantity:
+        found.append(
+            f"{size(inactive)} were inactive page cache, which the formula counts as free but the kernel could not "
+            "give back in time."
+        )
+    if mark.scope == "global" and sample is not None:
+        hidden = t.capacity - sample.usage
+        found.append(
+            f"{size(max(0, hidden))} of the machine were neither used by processes and cache nor free for them: "
+            f"kernel memory is not in the formula; reserve it (systemReserved memory {quantity(max(0, hidden))})."
+        )
+    if available is not None:
+        found.append(f"{_signal(f)}<{quantity(available + 1)} would have been crossed by then.")
+    return found
+
+
+def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    if f.rate is None:
+        return ["Raise the threshold, or let outrace act (--enforce): how fast memory grew is not known."]
+    found = []
+    if f.crossing is not None and not f.crossing.hard and f.threshold is not None and f.threshold.grace_s > 0:
+        room = max(0, f.crossing.available - max(0, f.threshold.capacity - (f.limit or f.threshold.capacity)))
+        lasts = room / f.rate * 1e9
+        found.append(
+            f"At {rate(f.rate)} the way from the soft threshold to the limit takes {span(lasts)}: its grace of "
+            f"{span(f.threshold.grace_s * 1e9)} has to be shorter."
+        )
+    kubelet = _needs(f, "a kubelet that looks every 10 s", KUBELET_NS)
+    found.append(f"At {rate(f.rate)} {kubelet}; {_needs(f, 'outrace --enforce', OUTRACE_NS)}.")
+    return found
+
+
+def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    assert basis is not None
+    d = basis.decision
+    room = f.limit - d.usage if f.limit is not None and d.usage is not None else d.available
+    if f.rate is None or room <= 0:
+        return ["Shorten the grace or raise the threshold: how fast memory grew is not known."]
+    lasts = room / f.rate * 1e9
+    found = [f"At {rate(f.rate)} the {size(room)} that were left last {span(lasts)}."]
+    if d.by == KUBELET:
+        needed = _needs(f, "that", basis.grace_ns + OUTRACE_NS)
+        found.append(f"A kubelet gives a pod 2 s at least between SIGTERM and SIGKILL: {needed}. Or outrace --enforce.")
+    elif basis.grace_ns:
+        needed = _needs(f, "the whole grace", basis.grace_ns + OUTRACE_NS)
+        found.append(f"Set evictionMaxPodGracePeriod below that; {needed}.")
+    else:
+        found.append(f"For a safe distance, {_needs(f, 'a pod that dies as slowly', 4 * OUTRACE_NS)}.")
+    return found
+
+
+def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    assert basis is not None
+    if margin_bytes is None:
+        return ["A larger evictionMinimumReclaim evicts the next pod at once: how much was lacking is not known."]
+    wanted = quantity(basis.decision.min_reclaim - margin_bytes)
+    return [
+        f"{size(-margin_bytes)} were allocated again after the pod was gone: evictionMinimumReclaim "
+        f"{_signal(f)}={wanted} would have had the next pod evicted at once."
+    ]
+
+
+def _own(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    mark = f.kills[0]
+    limit = f"above {size(mark.oom_limit)}" if mark.oom_limit is not None else "higher"
+    held = f"{mark.victim_comm} held {size(mark.rss)}"
+    if mark.oom_limit is not None and mark.rss * 2 < mark.oom_limit:
+        held += f", less than half of it: look for other processes, tmpfs and kernel memory in {mark.oom_path}"
+    whose = mark.pod_name or mark.oom_path or mark.memcg
+    return [f"Set the memory limit of {whose} {limit}, or find what grows: {held}."]
+
+
+def _nothing(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    return []
+
+
+def _undetermined(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+    lost = sum(e.count for e in f.lost)
+    return [f"{lost} events were lost: the metrics tell which and why."] if lost else []
+
+
+_VERDICTS = {
+    i.EVICTION_WON: _won,
+    i.OOM_UNSEEN: _unseen,
+    i.OOM_BEFORE_DECISION: _before,
+    i.OOM_DURING_GRACE: _grace,
+    i.OOM_AFTER_EVICTION: _after,
+    i.OWN_LIMIT: _own,
+    i.RELIEVED: _nothing,
+    i.UNDETERMINED: _undetermined,
+}

@@ -1,0 +1,154 @@
+"""Whom the kernel's OOM killer would take: its own arithmetic (mm/oom_kill.c) on facts given as values.
+
+points = pages of (rss + swap + page tables) + oom_score_adj * (totalpages / 1000), in whole numbers, the quotient
+truncated first. A process at -1000, or one whose memory is being reaped already, is never taken. Since Linux 5.9
+points may be negative; before, none was below 1, so all processes with a strongly negative adj were equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from monitor.policy.ranking import Candidate
+from monitor.race.codec import Record
+
+#: oom_score_adj of a process that is never killed.
+NEVER = -1000
+
+
+@dataclass(frozen=True, slots=True)
+class Process(Record):
+    """One process (thread group) as the OOM killer sees it. `rss` = anonymous + file + shared; all sizes in bytes.
+
+    `cgroups`: the paths of its memory cgroup and all above it, innermost first. `pod`, `container` None: of none.
+    `marked`: the OOM killer took it before and it is not gone yet. `skip`: nothing can be had of it any more
+    (MMF_OOM_SKIP, vfork), or it is init or a kernel thread.
+    """
+
+    pid: int
+    comm: str
+    rss: int
+    swap: int
+    pgtables: int
+    oom_score_adj: int
+    cgroups: tuple[str, ...]
+    pod: str | None = None
+    pod_name: str | None = None
+    marked: bool = False
+    skip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Victim(Record):
+    """Whom the kernel would kill. `points` in pages. `equal`: pids with as many points, of which the kernel takes the
+    last it meets. `also`: further pids that die with it (memory.oom.group). `waits`: somebody is dying already, so the
+    kernel kills nobody until that one is gone; then `process` is that one.
+    """
+
+    process: Process
+    points: int
+    equal: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch(Record):
+    """The kernel and the policy would take different pods. `policy_rank`: of the kernel's choice in the policy's order
+    of pods that may be evicted, from 1; None: the policy would never take it.
+    """
+
+    kernel_pod: str | None
+    kernel_comm: str
+    kernel_pid: int
+    policy_pod: str
+    policy_rank: int | None
+    reason: str
+
+
+def badness(process: Process, totalpages: int, page: int = 4096, floor: bool = False) -> int | None:
+    """Points in pages; None: never chosen. ``totalpages``: the limit (with swap) or the machine, in pages.
+
+    ``floor``: as before Linux 5.9, never below 1.
+    """
+    if process.oom_score_adj <= NEVER or process.skip:
+        return None
+    pages = process.rss // page + process.swap // page + process.pgtables // page
+    points = pages + process.oom_score_adj * (totalpages // 1000)
+    return max(1, points) if floor else points
+
+
+def likely_victim(
+    processes: Iterable[Process],
+    totalpages: int,
+    memcg: str | None = None,
+    groups: Iterable[str] = (),
+    page: int = 4096,
+    floor: bool = False,
+) -> Victim | None:
+    """Whom the OOM killer takes at the limit of cgroup ``memcg`` (None: of the machine); None: nobody can be killed.
+
+    ``processes`` in the order the kernel meets them (by cgroup, oldest first); ``groups``: cgroups with
+    memory.oom.group set.
+    """
+    best: Process | None = None
+    most = 0
+    equal: list[int] = []
+    inside = [p for p in processes if memcg is None or memcg in p.cgroups]
+    for p in inside:
+        if p.marked and not p.skip:
+            return Victim(p, badness(p, totalpages, page, floor) or 0, waits=True)
+        points = badness(p, totalpages, page, floor)
+        if points is None or (best is not None and points < most):
+            continue
+        if best is not None and points == most:
+            equal.append(best.pid)
+        else:
+            equal = []
+        best, most = p, points
+    if best is None:
+        return None
+    return Victim(best, most, tuple(equal), _group(best, inside, memcg, frozenset(groups)))
+
+
+def _group(victim: Process, inside: Sequence[Process], memcg: str | None, groups: frozenset[str]) -> tuple[int, ...]:
+    """Who dies with the victim: all in the outermost grouped cgroup between it and the one whose limit was hit."""
+    upto = victim.cgroups.index(memcg) + 1 if memcg is not None else len(victim.cgroups)
+    marked = [path for path in victim.cgroups[:upto] if path in groups]
+    if not marked:
+        return ()
+    members = [p for p in inside if marked[-1] in p.cgroups and p.pid != victim.pid]
+    return tuple([p.pid for p in members if p.oom_score_adj > NEVER])
+
+
+def evictable(order: Iterable[Candidate]) -> list[Candidate]:
+    """The pods of an order that may be evicted at all."""
+    return [c for c in order if not c.critical]
+
+
+def policy_rank(order: Iterable[Candidate], pod: str | None) -> int | None:
+    """The place of a pod (uid) among those that may be evicted, from 1; None: it is not among them."""
+    return next((i for i, c in enumerate(evictable(order), 1) if c.uid == pod), None)
+
+
+def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> Mismatch | None:
+    """How the kernel's choice differs from the policy's; None: it does not, or one of them has none."""
+    first = next(iter(evictable(order)), None)
+    if victim is None or victim.waits or first is None or victim.process.pod == first.uid:
+        return None
+    p = victim.process
+    rank = policy_rank(order, p.pod)
+    wanted = f"{first.namespace}/{first.name}"
+    who = f"{p.pod_name or 'a process outside every pod'} ({p.comm}, pid {p.pid})"
+    if p.pod is None:
+        why = "the policy knows pods only"
+    elif rank is None:
+        why = "the policy never evicts it" if any(c.uid == p.pod for c in order) else "the policy does not know it"
+    else:
+        why = f"it is number {rank} of the policy's order"
+    reason = (
+        f"the kernel would kill {who}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
+        f"the policy would evict {wanted} first, and {why}"
+    )
+    return Mismatch(p.pod_name or p.pod, p.comm, p.pid, wanted, rank, reason)

@@ -1,0 +1,266 @@
+"""What a kubelet would have made of the same record: its 10 s loop, and its memcg notification on cgroup v1.
+
+Nobody knows where in its 10 s the loop would have stood, so every phase counts alike. The record cuts the phases into
+cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
+of it, so the probabilities are exact, not sampled. (Two things are: a notification is armed where the inactive cache
+was, which is looked at in steps of a 64th of the period; and the victim at a few moments of each cell.)
+
+Where somebody evicted, the record is cut and memory goes on growing as it did, up to the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.signals import Observation, notification_level
+from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
+from monitor.race.codec import Record
+from monitor.race.curve import Curve
+from monitor.race.staleness import first_victim
+
+POLL, MEMCG = "poll", "memcg"
+PERIOD_NS = 10_000_000_000
+#: From a notification to the pass it leads to: 0.02-0.22 s with a real kubelet 1.36.
+NOTIFIED_NS = (20_000_000, 220_000_000)
+#: The runtime layer gives a pod 2 s at least, and the SIGKILL came 2.03 s after the decision.
+MIN_GRACE_S = 2
+KILL_NS = 30_000_000
+#: Cells are at most this part of a period wide where an armed level depends on the phase.
+_STEPS = 64
+#: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
+_MOST_PASSES = 60
+#: Whom it would take is looked at in steps of 50 ms.
+_VICTIM_NS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chance(Record):
+    """A pod and the probability that it would have been the one."""
+
+    pod: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual(Record):
+    """What a kubelet would have done. Times in ms from the crossing; probabilities over all phases of its loop.
+
+    `mode`: "poll" or "memcg". `detected`: it decides before the OOM killer comes. `in_time`: its victim is dead before
+    that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM at once. `p10_ms`,
+    `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the phases). `oom_ms`:
+    when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `victims`: whom it decides on.
+    """
+
+    mode: str
+    detected: float
+    in_time: float
+    in_time_if_obeying: float
+    p10_ms: float | None
+    p50_ms: float | None
+    p90_ms: float | None
+    oom_ms: float | None
+    assumed: bool
+    victims: tuple[Chance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A record as the kubelet's numbers: for each memory signal the curves of its cgroup and its capacity; the pods as
+    candidates with their curves (by uid); when it was crossed and when the OOM killer comes (None: never).
+    """
+
+    usage: Mapping[str, Curve]
+    working_set: Mapping[str, Curve]
+    capacity: Mapping[str, int]
+    pods: tuple[Candidate, ...]
+    pod_curves: Mapping[str, Curve]
+    crossed_ns: int
+    oom_ns: float | None
+    assumed: bool = False
+
+
+class _Piece(NamedTuple):
+    """A decision evenly spread over [begin, end] with this probability."""
+
+    begin: float
+    end: float
+    weight: float
+    grace_s: int
+
+
+def counterfactual(world: World, config: EvictionConfig, mode: str = POLL) -> Counterfactual:
+    """What a kubelet with these thresholds would have done. ``mode`` "memcg" only makes sense on cgroup v1."""
+    pieces = _pieces(world, config, mode)
+    oom = inf if world.oom_ns is None else world.oom_ns
+    detected = sum(p.weight * _part_before(p, oom) for p in pieces)
+    in_time = sum(p.weight * _part_before(p, oom - max(MIN_GRACE_S, p.grace_s) * 1e9 - KILL_NS) for p in pieces)
+    obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
+    p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
+    oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
+    return Counterfactual(
+        mode,
+        _rounded(detected),
+        _rounded(in_time),
+        _rounded(obeying),
+        p10,
+        p50,
+        p90,
+        oom_ms,
+        world.assumed,
+        _victims(world, pieces, oom),
+    )
+
+
+def _rounded(p: float) -> float:
+    return round(min(1.0, max(0.0, p)), 6)
+
+
+def _part_before(piece: _Piece, ts: float) -> float:
+    """The part of a piece that is over by ``ts``."""
+    if piece.end <= ts:
+        return 1.0
+    return 0.0 if piece.begin >= ts else (ts - piece.begin) / (piece.end - piece.begin)
+
+
+def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
+    """When a part ``q`` of all phases has decided, in ms: a sum of straight lines turned round, between its corners."""
+    corners = sorted({t for p in pieces for t in (p.begin, p.end)})
+    before, total = (corners[0] if corners else 0.0), 0.0
+    for t in corners:
+        reached = sum(p.weight * _part_before(p, t) for p in pieces)
+        if reached >= q - 1e-9:
+            part = (q - total) / (reached - total) if reached > total else 1.0
+            return round((before + (t - before) * min(1.0, max(0.0, part)) - since) / 1e6, 3)
+        before, total = t, reached
+    return None
+
+
+def _pieces(world: World, config: EvictionConfig, mode: str) -> list[_Piece]:
+    """Every decision the phases lead to."""
+    order = memory_order(world.pods)
+    # The first pass of every phase sees what was before.
+    first = min([world.crossed_ns, *map(int, _corners(world, config))]) - PERIOD_NS
+    edges = _edges(world, config, first, fine=mode == MEMCG)
+    found: list[_Piece] = []
+    for low, high in pairwise(edges):
+        if high - low > 1e-6:
+            found += _cell(world, config, order, first, low, high, mode)
+    return found
+
+
+def _corners(world: World, config: EvictionConfig) -> list[float]:
+    """The moments at which a threshold begins or ceases to be met, min reclaim included."""
+    found: list[float] = []
+    for rule in config.rules:
+        curve = world.working_set.get(rule.signal)
+        if curve:
+            capacity = world.capacity[rule.signal]
+            value = rule.threshold.quantity(capacity)
+            reclaim = rule.threshold.min_reclaim
+            for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
+                found += [t for span in curve.above(capacity - level) for t in span if t != inf]
+    return found
+
+
+def _edges(world: World, config: EvictionConfig, first: int, fine: bool) -> list[float]:
+    """The borders between phases (0 to the period) that see different things."""
+    edges = {0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in _corners(world, config))}
+    if fine:
+        edges |= {PERIOD_NS * i / _STEPS for i in range(_STEPS)}
+    return sorted(edges)
+
+
+def _cell(
+    world: World, config: EvictionConfig, order: Sequence[Candidate], first: int, low: float, high: float, mode: str
+) -> list[_Piece]:
+    """The decisions of one cell of phases, by the passes of the phase in its middle."""
+    state = State.initial()
+    weight = (high - low) / PERIOD_NS
+    found: list[_Piece] = []
+    for k in range(_MOST_PASSES):
+        start = first + low + k * PERIOD_NS
+        middle = first + (low + high) / 2 + k * PERIOD_NS
+        state, outcome = _pass(world, config, state, order, middle)
+        if outcome.victim is not None:
+            return [*found, _Piece(start, start + high - low, weight, outcome.grace_s)]
+        for fired in _fires(world, config, middle) if mode == MEMCG else ():
+            state, told, rest = _notified(world, config, state, order, fired)
+            found += [piece._replace(weight=piece.weight * weight) for piece in told]
+            weight *= rest
+        if weight < 1e-9:
+            break
+    return found
+
+
+def _pass(
+    world: World, config: EvictionConfig, state: State, order: Sequence[Candidate], ts: float
+) -> tuple[State, Outcome]:
+    """The policy's own pass on the numbers of this moment."""
+    now = round(ts)
+    seen = {}
+    for signal, curve in world.working_set.items():
+        capacity = world.capacity[signal]
+        seen[signal] = Observation(capacity - round(curve.at(ts)), capacity, now)
+    return synchronize(config, state, seen, now, lambda _signal: order)
+
+
+def _fires(world: World, config: EvictionConfig, armed_ns: float) -> list[float]:
+    """When the notifications armed by the pass at ``armed_ns`` fire, before the next pass arms them anew."""
+    times: list[float] = []
+    for rule in config.rules:
+        usage, ws = world.usage.get(rule.signal), world.working_set.get(rule.signal)
+        if not usage or not ws:
+            continue
+        capacity, now = world.capacity[rule.signal], round(ws.at(armed_ns))
+        value = rule.threshold.quantity(capacity)
+        level = notification_level(value, capacity - now, now, round(usage.at(armed_ns)))
+        at = usage.rises_through(level, armed_ns)
+        if at is not None and at < armed_ns + PERIOD_NS:
+            times.append(at)
+    return sorted(times)
+
+
+def _notified(
+    world: World, config: EvictionConfig, state: State, order: Sequence[Candidate], fired: float
+) -> tuple[State, list[_Piece], float]:
+    """The pass a notification leads to, over its delay: pieces (of weight 1 in all) and the part that saw nothing."""
+    begin, end = fired + NOTIFIED_NS[0], fired + NOTIFIED_NS[1]
+    edges = [begin, *sorted(t for t in _corners(world, config) if begin < t < end), end]
+    found: list[_Piece] = []
+    rest = 1.0
+    after = state
+    for low, high in pairwise(edges):
+        later, outcome = _pass(world, config, state, order, (low + high) / 2)
+        if outcome.victim is not None:
+            part = (high - low) / (end - begin)
+            found.append(_Piece(low, high, part, outcome.grace_s))
+            rest -= part
+        else:
+            after = later
+    return after, found, max(0.0, rest)
+
+
+def _victims(world: World, pieces: Sequence[_Piece], oom: float) -> tuple[Chance, ...]:
+    """Whom it decides on, over all phases in which it decides before ``oom``; the probabilities sum to `detected`."""
+    names = {c.uid: f"{c.namespace}/{c.name}" for c in world.pods}
+    found: dict[str, float] = {}
+    known: dict[int, dict[str, float]] = {}  # by time, in steps
+    for piece in pieces:
+        part = _part_before(piece, oom)
+        if not part:
+            continue
+        width = (piece.end - piece.begin) * part
+        nodes = max(1, min(8, round(width / 5e8)))
+        for i in range(nodes):
+            step = round((piece.begin + width * (i + 0.5) / nodes) / _VICTIM_NS)
+            if step not in known:
+                known[step] = first_victim(world.pods, world.pod_curves, step * _VICTIM_NS)
+            for uid, chance in known[step].items():
+                found[uid] = found.get(uid, 0.0) + chance * piece.weight * part / nodes
+    ranked = sorted(found.items(), key=lambda item: (-item[1], names[item[0]]))
+    return tuple([Chance(names[uid], _rounded(p)) for uid, p in ranked if p >= 5e-4])

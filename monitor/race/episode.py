@@ -1,0 +1,234 @@
+"""From a stream of events to episodes: a stretch of pressure, or a limit that was hit, from its first sign to quiet.
+
+A pure reducer, bounded in memory. The node and kubepods share their pods, so their pressure is one episode; a container
+or pod at a limit of its own has an episode of its own, named by the path of its cgroup.
+
+Records come from several rings, so they may arrive a little out of order: an event waits until the stream is `slack_ns`
+ahead of it, and events of one time are taken in an order of their own. Which ring was read first changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from monitor.race.codec import Record
+from monitor.race.events import (
+    KUBEPODS,
+    NODE,
+    RACE_SCOPES,
+    Checked,
+    Crossing,
+    Decided,
+    End,
+    Event,
+    Exit,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Reclaim,
+    Sample,
+    Tick,
+    Watched,
+    event_from_json,
+    event_key,
+)
+from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, of_victim, place_of
+
+QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What happened, sorted by time. `start_ns` is its first sign (a crossing, a mark, a kill); samples and reclaim of
+    the time before are among the events.
+
+    `ended`: "quiet", "record stops", "crowded" (too many at once) or "open" (still going on). `dropped`: events beyond
+    the bounds.
+    """
+
+    domain: str
+    start_ns: int
+    end_ns: int
+    ended: str
+    events: tuple[Event, ...]
+    watched: tuple[Watched, ...] = ()
+    dropped: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "domain": self.domain,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "ended": self.ended,
+            "events": [e.to_json() for e in self.events],
+            "watched": [w.to_json() for w in self.watched],
+            "dropped": self.dropped,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, object]) -> Episode:
+        """Raises RecordError naming the key that is wrong."""
+        head = _Head.from_json({k: v for k, v in data.items() if k not in ("events", "watched")})
+        events, watched = data.get("events"), data.get("watched")
+        return cls(
+            head.domain,
+            head.start_ns,
+            head.end_ns,
+            head.ended,
+            tuple([event_from_json(e) for e in events]) if isinstance(events, list) else (),
+            tuple([w for w in map(event_from_json, watched) if isinstance(w, Watched)])
+            if isinstance(watched, list)
+            else (),
+            head.dropped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Head(Record):
+    domain: str
+    start_ns: int
+    end_ns: int
+    ended: str
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the reducer remembers between two events."""
+
+    bounds: Bounds = DEFAULT_BOUNDS
+    waiting: tuple[Event, ...] = ()
+    latest_ns: int = 0  # the newest time seen
+    recorder: tuple[Event, ...] = ()  # the flight recorder: samples, reclaim, kills and exits before anything began
+    watched: tuple[Watched, ...] = ()
+    ranked: Ranked | None = None
+    open: tuple[Open, ...] = ()
+
+
+def feed(state: State, event: Event) -> tuple[State, tuple[Episode, ...]]:
+    """Take one event; gives the episodes that are over by now. `End` ends them all."""
+    if isinstance(event, End):
+        state, done = _take_all(state, (*state.waiting, event))
+        done += [_finished(state, o, STOPPED, max(event.ts_ns, o.last_ns)) for o in state.open]
+        return State(state.bounds, watched=state.watched, ranked=state.ranked), tuple(done)
+    latest = max(state.latest_ns, event.ts_ns)
+    horizon = latest - state.bounds.slack_ns
+    waiting = (*state.waiting, event)
+    if len(waiting) > state.bounds.samples:
+        horizon = latest  # more than anybody wants to remember: the order among these few ms has to do
+    ready = [e for e in waiting if e.ts_ns <= horizon]
+    later = tuple([e for e in waiting if e.ts_ns > horizon]) if ready else waiting
+    state = replace(state, waiting=later, latest_ns=latest)
+    if not ready:
+        return state, ()
+    state, done = _take_all(state, ready)
+    return state, tuple(done)
+
+
+def ongoing(state: State) -> tuple[Episode, ...]:
+    """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait."""
+    state, done = _take_all(state, state.waiting)
+    return (*done, *[_finished(state, o, OPEN, max(state.latest_ns, o.last_ns)) for o in state.open])
+
+
+def fold(events: Iterable[Event], bounds: Bounds | None = None) -> list[Episode]:
+    """All episodes of a whole stream; what is open when it stops is among them."""
+    state, last = State(bounds or DEFAULT_BOUNDS), 0
+    found: list[Episode] = []
+    for event in events:
+        state, done = feed(state, event)
+        found += done
+        last = max(last, event.ts_ns)
+    return found + list(feed(state, End(last))[1])
+
+
+def _take_all(state: State, events: Iterable[Event]) -> tuple[State, list[Episode]]:
+    done: list[Episode] = []
+    for event in sorted(events, key=event_key):
+        state, over = _expire(state, event.ts_ns)
+        done += over
+        state = _take(state, event)
+        while len(state.open) > state.bounds.open:
+            first = next((o for o in state.open if o.key != PRESSURE), state.open[0])
+            done.append(_finished(state, first, CROWDED, event.ts_ns))
+            state = replace(state, open=tuple([o for o in state.open if o is not first]))
+    return state, done
+
+
+def _expire(state: State, now_ns: int) -> tuple[State, list[Episode]]:
+    """End what was quiet long enough before ``now_ns``."""
+    over = [o for o in state.open if _is_over(o, now_ns, state.bounds)]
+    if not over:
+        return state, []
+    done = [_finished(state, o, QUIET, o.last_ns) for o in over]
+    return replace(state, open=tuple([o for o in state.open if o not in over])), done
+
+
+def _is_over(o: Open, now_ns: int, bounds: Bounds) -> bool:
+    if o.met or now_ns - o.last_ns < bounds.settle_ns:
+        return False
+    return all(until <= now_ns for _, until in (*o.pids, *o.pods))
+
+
+def _take(state: State, event: Event) -> State:
+    if isinstance(event, Tick | End):
+        return state
+    if isinstance(event, Watched):
+        same = (event.domain, event.signal, event.hard)
+        others = [w for w in state.watched if (w.domain, w.signal, w.hard) != same]
+        return replace(state, watched=tuple(sorted([*others, event], key=lambda w: (w.domain, w.signal, w.hard))))
+    if isinstance(event, Ranked):
+        state = replace(state, ranked=event)
+        return replace(state, open=tuple([joined(o, event, state.bounds) for o in state.open]))
+    if isinstance(event, Sample | Reclaim | Lost | Kill | Exit | Checked):
+        state = replace(state, recorder=_recorded(state, event))
+    concerned = [concerns(o, event) for o in state.open]
+    if not any(concerned):
+        opener = _opened(state, event)
+        if opener is None:
+            return state
+        return replace(state, open=(*state.open, opener))
+    pairs = zip(state.open, concerned, strict=True)
+    return replace(state, open=tuple([joined(o, event, state.bounds) if its else o for o, its in pairs]))
+
+
+def _recorded(state: State, event: Event) -> tuple[Event, ...]:
+    """The flight recorder with one more event: only the last `before_ns`, and only so many."""
+    kept = (*state.recorder, event)
+    since = event.ts_ns - state.bounds.before_ns
+    if kept[0].ts_ns < since:
+        kept = tuple([e for e in kept if e.ts_ns >= since])
+    return kept[-state.bounds.samples :]
+
+
+def _opened(state: State, event: Event) -> Open | None:
+    """A new episode, if this event begins one; with what the flight recorder holds about it."""
+    if isinstance(event, Crossing | Mark | Decided):
+        place = place_of(event)
+        assert place is not None
+        key, domain = place
+    elif isinstance(event, Kill) and event.by_user:
+        key = domain = event.memcg
+    else:
+        return None
+    made = Open(key, domain, event.ts_ns, event.ts_ns)
+    if state.ranked is not None:
+        made = joined(made, state.ranked, state.bounds)
+    made = joined(made, event, state.bounds)
+    for old in state.recorder:
+        if old is not event and (concerns(made, old) or of_victim(old, event)):
+            made = joined(made, old, state.bounds, before=True)
+    return made
+
+
+def _finished(state: State, o: Open, ended: str, end_ns: int) -> Episode:
+    """An episode for others to read. Its domain is the one where the OOM killer came, else where it began."""
+    events = tuple(sorted((*o.events, *o.samples), key=event_key))
+    domain = o.domain
+    if o.key == PRESSURE:
+        mark = next((e for e in events if isinstance(e, Mark) and not e.exiting and e.scope in RACE_SCOPES), None)
+        if mark is not None:
+            domain = KUBEPODS if mark.scope == KUBEPODS else NODE
+    return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.dropped)

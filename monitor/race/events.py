@@ -1,0 +1,305 @@
+"""What can happen in a race: the closed set of input events, each with the kernel's time and the bytes known then.
+
+`ts_ns` is CLOCK_MONOTONIC in nanoseconds, sizes are bytes. `domain` is "node", "kubepods" or the path of a memory
+cgroup. `pod` is a uid and `pod_name` is namespace/name; both are None for a process outside every pod. `by` is
+"outrace" or "kubelet".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from monitor.policy.ranking import Candidate
+from monitor.race.codec import Record, RecordError, decode, plain
+
+NODE, KUBEPODS = "node", "kubepods"
+OUTRACE, KUBELET = "outrace", "kubelet"
+#: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
+SI_KERNEL = 128
+SIGTERM, SIGKILL = 15, 9
+
+#: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
+#: "outside": a limited cgroup that is neither the node, kubepods, nor part of a pod.
+SCOPES = ("global", "node", "kubepods", "pod", "container", "outside")
+#: Those in which an eviction races with the OOM killer; in the others somebody hit a limit of their own.
+RACE_SCOPES = frozenset({"global", "node", "kubepods"})
+
+
+class _Event(Record):
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"event": type(self).__name__.lower(), **plain(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(_Event):
+    """A threshold that is in force from now on, with the capacity it is taken of.
+
+    `limit`: where the kernel kills in this domain; None for the machine, which has no such line.
+    """
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    quantity: int
+    capacity: int
+    limit: int | None = None
+    grace_s: float = 0.0
+    min_reclaim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked(_Event):
+    """The policy's order of all pods at this moment, first victim first, critical ones included."""
+
+    ts_ns: int
+    order: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(_Event):
+    """The flight recorder: one domain or cgroup at one moment.
+
+    `pod`: the pod it is, or (with `container`) is a part of. `limit`: its own limit; None if it has none.
+    """
+
+    ts_ns: int
+    domain: str
+    pod: str | None
+    usage: int
+    working_set: int
+    inactive_file: int
+    active_file: int
+    limit: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(_Event):
+    """Direct reclaim began on behalf of ``memcg`` (a path, or "global"): the last stage before an OOM."""
+
+    ts_ns: int
+    memcg: str
+    pod: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing(_Event):
+    """The kernel saw `available` fall below `quantity`."""
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    quantity: int
+    capacity: int
+    usage: int
+    working_set: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(_Event):
+    """Somebody who could decide read the numbers."""
+
+    ts_ns: int
+    domain: str
+    signal: str
+    available: int
+    by: str = OUTRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(_Event):
+    """A pod is to be evicted. `observed`: it would be, if outrace were told to act.
+
+    `rank` is its place among the pods that may be evicted, `working_set` and `request` are the pod's; `usage` and
+    `available` are the domain's. `trigger`: "user" or "kernel" (signalled inside its own charge).
+    """
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    quantity: int
+    capacity: int
+    available: int
+    usage: int | None
+    pod: str
+    pod_name: str
+    rank: int
+    grace_s: int
+    observed: bool
+    by: str = OUTRACE
+    trigger: str = "user"
+    crossed_ns: int | None = None
+    working_set: int | None = None
+    request: int | None = None
+    min_reclaim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled(_Event):
+    """The processes of a pod being evicted were sent `signal` (15 at first, if there is a grace; then 9)."""
+
+    ts_ns: int
+    pod: str
+    pod_name: str
+    signal: int
+    by: str = OUTRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(_Event):
+    """A SIGKILL was generated. `ours`: by outrace itself. The OOM killer's comes microseconds before its mark."""
+
+    ts_ns: int
+    victim_pid: int
+    victim_comm: str
+    pod: str | None
+    pod_name: str | None
+    memcg: str
+    si_code: int
+    sender_pid: int
+    sender_comm: str
+    ours: bool = False
+
+    @property
+    def by_user(self) -> bool:
+        """Sent to a pod by neither the kernel nor outrace."""
+        return self.si_code != SI_KERNEL and not self.ours and self.pod is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(_Event):
+    """The OOM killer marked a victim (oom:mark_victim); `rss` is all it held in memory, swap and page tables apart.
+
+    `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
+    the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
+    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name.
+    """
+
+    ts_ns: int
+    victim_pid: int
+    victim_comm: str
+    pod: str | None
+    pod_name: str | None
+    memcg: str
+    rss: int
+    oom_score_adj: int
+    invoker_pid: int
+    invoker_tid: int
+    invoker_comm: str
+    invoker_pod: str | None
+    scope: str
+    oom_cgroup_id: int = 0
+    oom_path: str | None = None
+    oom_usage: int | None = None
+    oom_limit: int | None = None
+    oom_inactive_file: int | None = None
+    oom_active_file: int | None = None
+    totalpages: int | None = None
+    exiting: bool = False
+    group: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit(_Event):
+    """The last thread of a process left."""
+
+    ts_ns: int
+    pid: int
+    comm: str
+    pod: str | None = None
+    pod_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(_Event):
+    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known)."""
+
+    ts_ns: int
+    pod: str
+    pod_name: str
+    freed: int | None = None
+    by: str = OUTRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(_Event):
+    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not."""
+
+    ts_ns: int
+    source: str
+    victim_pid: int | None
+    agrees: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clear(_Event):
+    """The threshold is not met any more. Said again and again it means the same."""
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(_Event):
+    """`count` events of a kind were dropped between `since_ns` and `ts_ns`.
+
+    `what`: "cross", "oom" (marks), "kill", "exit", "decision" (what outrace or a kubelet did), "sample", "reclaim".
+    """
+
+    ts_ns: int
+    since_ns: int
+    what: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(_Event):
+    """Time passed."""
+
+    ts_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class End(_Event):
+    """The record stops here."""
+
+    ts_ns: int
+
+
+Event = (
+    Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit | Gone
+    | Checked | Clear | Tick | End
+)  # fmt: skip
+
+#: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.
+KINDS: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in get_args(Event)}
+_PLACE: dict[type, int] = {cls: i for i, cls in enumerate(KINDS.values())}
+
+
+def event_from_json(data: Mapping[str, Any]) -> Event:
+    """The event that `to_json` wrote. Raises RecordError naming the key."""
+    if not isinstance(data, Mapping):
+        raise RecordError(f"an event is a map, not {type(data).__name__}")
+    name = data.get("event")
+    cls = KINDS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise RecordError(f"event: {name!r} is not known")
+    made: Event = decode(cls, {key: value for key, value in data.items() if key != "event"}, str(name))
+    return made
+
+
+def event_key(event: Event) -> tuple[int, int, str]:
+    """Sort key: time, then cause before effect, then content, so that the order of arrival plays no part."""
+    return (event.ts_ns, _PLACE[type(event)], repr(event))

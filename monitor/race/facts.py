@@ -1,0 +1,279 @@
+"""What an episode comes down to: who was killed, who was evicted and when, what was crossed, how fast memory grew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from monitor.policy.ranking import Candidate
+from monitor.race.episode import Episode
+from monitor.race.events import (
+    KUBELET,
+    RACE_SCOPES,
+    SIGKILL,
+    Clear,
+    Crossing,
+    Decided,
+    Event,
+    Gone,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Sample,
+    Signalled,
+    Watched,
+)
+from monitor.race.forecast import slope
+from monitor.race.formula import available_at, domain_of
+
+#: What a process of the kernel's own making needs to die, for an eviction that was only thought: its exit frees about
+#: 7 GB/s, measured on one CPU, after about 1 ms.
+EXIT_NS = 1_000_000
+EXIT_BYTES_PER_S = 7_000_000_000
+#: The kubelet's runtime layer never gives a pod less than 2 s between SIGTERM and SIGKILL.
+KUBELET_MIN_GRACE_S = 2
+#: Marks by one invoking thread this close together are one OOM kill of a group.
+GROUP_NS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded)."""
+
+    decision: Decided
+    signalled_ns: int | None = None
+    killed_ns: int | None = None
+    gone_ns: int | None = None
+    freed: int | None = None
+
+    @property
+    def grace_ns(self) -> int:
+        """What its processes really get: outrace gives none for a hard threshold, a kubelet 2 s at least."""
+        d = self.decision
+        if d.by == KUBELET:
+            return max(KUBELET_MIN_GRACE_S, d.grace_s) * 10**9
+        return 0 if d.hard else max(0, d.grace_s) * 10**9
+
+    @property
+    def forced_ns(self) -> int:
+        """When SIGKILL was sent, or would have been."""
+        if self.killed_ns is not None:
+            return self.killed_ns
+        return (self.signalled_ns or self.decision.ts_ns) + self.grace_ns
+
+    @property
+    def done_ns(self) -> int | None:
+        """When nobody was left of it. For an observed one: when nobody would have been, by an estimate."""
+        if self.gone_ns is not None or not self.decision.observed:
+            return self.gone_ns
+        size = self.decision.working_set or 0
+        return self.forced_ns + EXIT_NS + size * 10**9 // EXIT_BYTES_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """An episode taken apart; see the fields' names. `race` kills are of node, kubepods or the whole machine.
+
+    `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
+    met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes)
+    of the domain. `rate`: its growth in bytes/s then, None if not known or not growing.
+    """
+
+    episode: Episode
+    kills: tuple[Mark, ...]
+    exiting: tuple[Mark, ...]
+    user_kills: tuple[Kill, ...]
+    evictions: tuple[Eviction, ...]
+    crossing: Crossing | None
+    crossed_ns: int | None
+    cleared: bool
+    usage: tuple[tuple[int, int], ...]
+    limit: int | None
+    threshold: Watched | None
+    rate: float | None
+    lost: tuple[Lost, ...]
+    order: tuple[Candidate, ...]
+
+    @property
+    def race(self) -> bool:
+        """Whether the kill, if any, is one that an eviction could have come before."""
+        return bool(self.kills) and self.kills[0].scope in RACE_SCOPES
+
+    @property
+    def kill_ns(self) -> int | None:
+        """When the first victim was marked."""
+        return self.kills[0].ts_ns if self.kills else None
+
+    @property
+    def available(self) -> int | None:
+        """What the kubelet's formula called available when the first victim was marked."""
+        return available_at(self.episode, self.kills[0], self.threshold) if self.kills else None
+
+    @property
+    def headroom(self) -> int | None:
+        """The least bytes there were between the domain's usage and its limit since the crossing; never negative."""
+        if self.limit is None or self.crossed_ns is None:
+            return None
+        seen = [used for ts, used in self.usage if ts >= self.crossed_ns]
+        return max(0, self.limit - max(seen)) if seen else None
+
+
+def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
+    """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event tells it."""
+    events = episode.events
+    marks = [e for e in events if isinstance(e, Mark)]
+    kills = _first_of_each([m for m in marks if not m.exiting])
+    killed = {m.victim_pid for m in kills}
+    exiting = [m for m in _first_of_each([m for m in marks if m.exiting]) if m.victim_pid not in killed]
+    evictions = _evictions(events)
+    at = kills[0].ts_ns if kills else None
+    crossing, crossed_ns = _crossing(events, at if at is not None else _first_decision(evictions, episode.end_ns))
+    usage = tuple(_usage(events, episode.domain))
+    threshold = _threshold(episode, crossing)
+    if kills and crossed_ns is None and threshold is not None and kills[0].scope in RACE_SCOPES:
+        # Nobody reported a crossing, but by the formula it had happened: in one leap, or while nobody looked.
+        available = available_at(episode, kills[0], threshold)
+        crossed_ns = at if available is not None and available < threshold.quantity else None
+    return Facts(
+        episode=episode,
+        kills=tuple(kills),
+        exiting=tuple(exiting),
+        user_kills=tuple(_user_kills(events)),
+        evictions=tuple(evictions),
+        crossing=crossing,
+        crossed_ns=crossed_ns,
+        cleared=not _met(events, episode.end_ns + 1),
+        usage=usage,
+        limit=_limit(kills, threshold, crossing),
+        threshold=threshold,
+        rate=growth(usage, at if at is not None else _first_decision(evictions, episode.end_ns)),
+        lost=tuple([e for e in events if isinstance(e, Lost) and e.count > 0]),
+        order=_order(events, at, order),
+    )
+
+
+def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
+    """One mark for each process: a victim is marked again while the kernel waits for it."""
+    found: dict[int, Mark] = {}
+    for mark in marks:
+        found.setdefault(mark.victim_pid, mark)
+    return list(found.values())
+
+
+def _evictions(events: Iterable[Event]) -> list[Eviction]:
+    """Every eviction with what became of it; a pod decided on again while it goes is the same eviction."""
+    found: list[Eviction] = []
+    for event in events:
+        if isinstance(event, Decided):
+            open_one = any(_is_of(e, event.pod, event.by) and e.decision.observed == event.observed for e in found)
+            if not open_one:
+                found.append(Eviction(event))
+        elif isinstance(event, Signalled | Gone):
+            for i, e in enumerate(found):
+                if _is_of(e, event.pod, event.by) and not e.decision.observed:
+                    found[i] = _advanced(e, event)
+                    break
+    return found
+
+
+def _is_of(eviction: Eviction, pod: str, by: str) -> bool:
+    return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
+
+
+def _advanced(e: Eviction, event: Signalled | Gone) -> Eviction:
+    if isinstance(event, Gone):
+        return Eviction(e.decision, e.signalled_ns, e.killed_ns, event.ts_ns, event.freed)
+    first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
+    forced = event.ts_ns if event.signal == SIGKILL and e.killed_ns is None else e.killed_ns
+    return Eviction(e.decision, first, forced, e.gone_ns, e.freed)
+
+
+def _first_decision(evictions: Sequence[Eviction], default: int) -> int:
+    return evictions[0].decision.ts_ns if evictions else default
+
+
+def _met(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, bool], Crossing | int]:
+    """The thresholds met just before ``until_ns``, each with its crossing, or its time if only a decision tells it."""
+    met: dict[tuple[str, str, bool], Crossing | int] = {}
+    for event in events:
+        if event.ts_ns >= until_ns:
+            break
+        if isinstance(event, Crossing):
+            met.setdefault((event.domain, event.signal, event.hard), event)
+        elif isinstance(event, Decided):
+            met.setdefault((event.domain, event.signal, event.hard), event.crossed_ns or event.ts_ns)
+        elif isinstance(event, Clear):
+            met.pop((event.domain, event.signal, event.hard), None)
+    return met
+
+
+def _crossing(events: Sequence[Event], at_ns: int) -> tuple[Crossing | None, int | None]:
+    """What had been crossed at ``at_ns`` and was not clear again, and when."""
+    met = _met(events, at_ns) or _met(events, at_ns + 1)
+    for hard in (True, False):
+        mine = {key: value for key, value in met.items() if key[2] == hard}
+        found = [c for c in mine.values() if isinstance(c, Crossing)]
+        times = [c if isinstance(c, int) else c.ts_ns for c in mine.values()]
+        if times:
+            return (min(found, key=lambda c: c.ts_ns) if found else None), min(times)
+    return None, None
+
+
+def _usage(events: Iterable[Event], domain: str) -> Iterable[tuple[int, int]]:
+    for event in events:
+        if isinstance(event, Sample | Crossing | Decided) and event.domain == domain:
+            if event.usage is not None:
+                yield event.ts_ns, event.usage
+        elif isinstance(event, Mark) and event.oom_usage is not None and domain_of(event) == domain:
+            yield event.ts_ns, event.oom_usage
+
+
+def growth(usage: Sequence[tuple[int, int]], at_ns: int, window_ns: int = 1_000_000_000) -> float | None:
+    """Bytes/s over the last ``window_ns`` before ``at_ns``; None if it cannot be told or did not grow."""
+    recent = [(ts, used) for ts, used in usage if at_ns - window_ns <= ts <= at_ns]
+    if len(recent) < 2:
+        recent = [(ts, used) for ts, used in usage if ts <= at_ns][-2:]
+    found = slope(recent)
+    return found if found is not None and found > 0 else None
+
+
+def _threshold(episode: Episode, crossing: Crossing | None) -> Watched | None:
+    """The threshold the episode is about: the one crossed, else the hard one of the domain, else its first."""
+    mine = [w for w in episode.watched if w.domain == episode.domain]
+    if crossing is not None:
+        mine = [
+            w
+            for w in episode.watched
+            if (w.domain, w.signal, w.hard) == (crossing.domain, crossing.signal, crossing.hard)
+        ] or mine
+    return next((w for w in mine if w.hard), mine[0] if mine else None)
+
+
+def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing | None) -> int | None:
+    """Where the kernel kills: the limit it told, else the domain's, else its capacity (the machine has no line)."""
+    if kills and kills[0].oom_limit is not None:
+        return kills[0].oom_limit
+    if threshold is not None:
+        return threshold.limit if threshold.limit is not None else threshold.capacity
+    return crossing.capacity if crossing is not None else None
+
+
+def _user_kills(events: Sequence[Event]) -> list[Kill]:
+    """SIGKILLs to pods by neither the kernel nor an eviction, nor in the wake of an OOM kill in the same pod."""
+    # When a kubelet decided is known to the second at best, so its kills may seem to come first.
+    leaving: set[str | None] = {e.pod for e in events if isinstance(e, Decided) and e.by == KUBELET and not e.observed}
+    found = []
+    for event in events:
+        if (isinstance(event, Decided) and not event.observed) or (isinstance(event, Mark) and not event.exiting):
+            leaving.add(event.pod)
+        elif isinstance(event, Kill) and event.by_user and event.pod not in leaving:
+            found.append(event)
+    return found
+
+
+def _order(events: Sequence[Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The ranking to judge by: the last told before the kill (or at all), else the one given."""
+    told = [e for e in events if isinstance(e, Ranked)]
+    before = [e for e in told if at_ns is None or e.ts_ns <= at_ns]
+    return (before[-1] if before else told[0]).order if told else tuple(given)

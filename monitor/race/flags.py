@@ -1,0 +1,95 @@
+"""The flags of an incident: what else was the case, whatever the verdict."""
+
+from __future__ import annotations
+
+from monitor.race import incident as i
+from monitor.race.badness import evictable
+from monitor.race.events import KUBELET, KUBEPODS, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
+from monitor.race.facts import GROUP_NS, Eviction, Facts
+
+
+def flags(f: Facts) -> tuple[str, ...]:
+    """All that apply, in the order of the contract."""
+    scopes = {m.scope for m in (*f.kills, *f.exiting)}
+    found = {
+        i.GLOBAL: "global" in scopes,
+        i.KUBEPODS_LIMIT: KUBEPODS in scopes,
+        i.WRONG_VICTIM: wrong_victim(f) is not None,
+        i.COLLATERAL: bool(collateral(f)),
+        i.GROUP_KILL: is_group_kill(f),
+        i.OVER_EVICTION: over_eviction(f) is not None,
+        i.USER_KILL: bool(f.user_kills),
+        i.ALREADY_EXITING: bool(f.exiting),
+        i.LOST_EVENTS: any(lost.what not in ("sample", "reclaim") for lost in f.lost),
+    }
+    return tuple([flag for flag in i.FLAGS if found[flag]])
+
+
+def wrong_victim(f: Facts) -> Mark | None:
+    """The first kill that took a pod although the policy would have taken another one then."""
+    alive = [c.uid for c in evictable(f.order)]
+    taken: set[str] = set()
+    for mark in f.kills:
+        if mark.scope not in RACE_SCOPES or mark.pod is None or not alive:
+            continue
+        gone = {e.decision.pod for e in f.evictions if not e.decision.observed and e.decision.ts_ns <= mark.ts_ns}
+        left = [uid for uid in alive if uid not in taken and uid not in gone]
+        if mark.pod not in taken and mark.pod not in gone and left and left[0] != mark.pod:
+            return mark
+        taken.add(mark.pod)
+    return None
+
+
+def collateral(f: Facts) -> list[Mark]:
+    """Kills outside every pod in an OOM that was about pods too."""
+    return [m for m in f.kills if m.pod is None and m.scope in RACE_SCOPES]
+
+
+def is_group_kill(f: Facts) -> bool:
+    """Several processes killed at once: said by the mark, or by marks of one thread within 2 ms in one cgroup."""
+    for k, mark in enumerate(f.kills):
+        for other in f.kills[k + 1 :]:
+            together = other.invoker_tid == mark.invoker_tid and other.ts_ns - mark.ts_ns <= GROUP_NS
+            known_not = mark.group is False or other.group is False
+            if together and other.memcg == mark.memcg and not known_not:
+                return True
+    return False
+
+
+def over_eviction(f: Facts) -> tuple[Eviction, int] | None:
+    """The first eviction that was not needed, with the bytes by which: memory had come back before it, or pods that
+    were already dying held more than was short.
+    """
+    done = [e for e in f.evictions if not e.decision.observed]
+    for k, eviction in enumerate(done):
+        d = eviction.decision
+        short = d.quantity + d.min_reclaim - d.available
+        back = _was_clear(f.episode.events, d)
+        if back is not None or short <= 0:
+            return eviction, max(0, -short if back is None else back - d.quantity)
+        pending = [e for e in done[:k] if e.gone_ns is None or e.gone_ns > d.ts_ns]
+        coming = sum([e.freed if e.freed is not None else e.decision.working_set or 0 for e in pending])
+        if pending and coming >= short:
+            return eviction, coming - short
+    return None
+
+
+def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:
+    """What was available if the threshold was clear when a pod was evicted for it. None: met, or not known.
+
+    Only a kubelet acts on old numbers; outrace decides on those of the moment, and they are in the decision.
+    """
+    if d.by != KUBELET:
+        return None
+    clear: int | None = None
+    for event in events:
+        if event.ts_ns > d.ts_ns:
+            break
+        if not isinstance(event, Clear | Crossing) or (event.domain, event.signal, event.hard) != (
+            d.domain,
+            d.signal,
+            d.hard,
+        ):
+            continue
+        clear = event.available if isinstance(event, Clear) else None
+    return clear

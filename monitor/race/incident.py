@@ -1,0 +1,137 @@
+"""The verdict on an episode, in the form other people's scripts read. Names, flags and keys are a contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.race.codec import Record, plain
+from monitor.race.counterfactual import Counterfactual
+
+EVICTION_WON = "eviction_won"
+OOM_UNSEEN = "oom_unseen"
+OOM_BEFORE_DECISION = "oom_before_decision"
+OOM_DURING_GRACE = "oom_during_grace"
+OOM_AFTER_EVICTION = "oom_after_eviction"
+OWN_LIMIT = "own_limit"
+RELIEVED = "relieved"
+UNDETERMINED = "undetermined"
+VERDICTS = (
+    EVICTION_WON,
+    OOM_UNSEEN,
+    OOM_BEFORE_DECISION,
+    OOM_DURING_GRACE,
+    OOM_AFTER_EVICTION,
+    OWN_LIMIT,
+    RELIEVED,
+    UNDETERMINED,
+)
+#: Verdicts of a race that was lost.
+LOST_RACES = frozenset({OOM_UNSEEN, OOM_BEFORE_DECISION, OOM_DURING_GRACE, OOM_AFTER_EVICTION})
+
+GLOBAL = "global"
+KUBEPODS_LIMIT = "kubepods_limit"
+WRONG_VICTIM = "wrong_victim"
+COLLATERAL = "collateral"
+GROUP_KILL = "group_kill"
+OVER_EVICTION = "over_eviction"
+USER_KILL = "user_kill"
+ALREADY_EXITING = "already_exiting"
+LOST_EVENTS = "lost_events"
+FLAGS = (
+    GLOBAL,
+    KUBEPODS_LIMIT,
+    WRONG_VICTIM,
+    COLLATERAL,
+    GROUP_KILL,
+    OVER_EVICTION,
+    USER_KILL,
+    ALREADY_EXITING,
+    LOST_EVENTS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OomVictim(Record):
+    """A process the OOM killer killed. `policy_rank`: its pod's place in the policy's order, from 1, or None."""
+
+    pid: int
+    comm: str
+    pod: str | None
+    memcg: str
+    rss_bytes: int
+    oom_score_adj: int
+    policy_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Invoker(Record):
+    """The process whose allocation called the OOM killer: not the victim, and not to blame."""
+
+    pid: int
+    comm: str
+    pod: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(Record):
+    """A pod that was evicted, or (in an incident marked `observed`) would have been."""
+
+    pod: str
+    grace_s: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident(Record):
+    """One episode judged. `start`, `end`: RFC 3339 in UTC, with milliseconds.
+
+    `margin_bytes`, `margin_ms`: positive, eviction won by so much; negative, it was short of so much; None, not known
+    or no race. What each means for each verdict is in docs/verdicts.md. `by`: whose eviction it is about. `missing`:
+    what would have to be known (undetermined only). `counterfactual`: what a kubelet would have done, where worked out.
+    """
+
+    id: str
+    start: str
+    end: str
+    domain: str
+    verdict: str
+    flags: tuple[str, ...]
+    oom_victims: tuple[OomVictim, ...]
+    invoker: Invoker | None
+    evicted: tuple[Evicted, ...]
+    margin_bytes: int | None
+    margin_ms: float | None
+    steps: tuple[dict[str, Any], ...]
+    advice: str
+    summary: str
+    observed: bool = False
+    by: str | None = None
+    missing: tuple[str, ...] = ()
+    counterfactual: tuple[Counterfactual, ...] = ()
+
+    def to_json(self, steps: bool = True) -> dict[str, Any]:
+        """The incident as a dict; without ``steps`` for lists."""
+        made: dict[str, Any] = plain(self)
+        if not steps:
+            del made["steps"]
+        return made
+
+
+def timestamp(unix_ns: int) -> str:
+    """``unix_ns`` as RFC 3339 in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""
+    seconds, rest = divmod(unix_ns, 10**9)
+    days, second = divmod(seconds, 86400)
+    year, month, day = _civil(days)
+    hour, minute = second // 3600, second // 60 % 60
+    return f"{year:04d}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second % 60:02d}.{rest // 10**6:03d}Z"
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    """The date ``days`` after 1970-01-01: the year is made to begin in March, so the leap day comes last."""
+    era, day = divmod(days + 719468, 146097)
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    rest = day - (365 * year + year // 4 - year // 100)
+    month = (5 * rest + 2) // 153
+    shifted = month + 3 if month < 10 else month - 9
+    return year + era * 400 + (shifted <= 2), shifted, rest - (153 * month + 2) // 5 + 1

@@ -1,0 +1,126 @@
+"""The timeline of an incident: what happened when, with the bytes known then, and what had grown before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from monitor.race.episode import Episode
+from monitor.race.events import (
+    Checked,
+    Clear,
+    Crossing,
+    Decided,
+    Event,
+    Exit,
+    Gone,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Reclaim,
+    Sample,
+    Seen,
+    Signalled,
+)
+
+#: How many of those that grew most before an episode are named.
+_GROWERS = 3
+#: Growth and shifts of cache below 1 MiB started nothing.
+_NOTABLE = 2**20
+#: Steps of one kind that are listed one by one; the rest of them is one step with a count.
+_MOST = 64
+
+
+def steps(episode: Episode) -> tuple[dict[str, Any], ...]:
+    """Every step, in order, `t_ms` from the episode's start (negative: before it)."""
+    found = list(_before(episode))
+    counts: dict[str, int] = {}
+    left_out: dict[str, tuple[int, int]] = {}
+    reclaimed: set[str] = set()
+    for event in episode.events:
+        if isinstance(event, Reclaim):
+            if event.memcg in reclaimed:
+                continue  # a reclaim is begun dozens of times on the way to an OOM: the first says it
+            reclaimed.add(event.memcg)
+        made = _step(event)
+        if made is None:
+            continue
+        what = made["what"]
+        counts[what] = counts.get(what, 0) + 1
+        if counts[what] > _MOST:
+            left_out[what] = (event.ts_ns, counts[what] - _MOST)
+            continue
+        found.append(_at(episode, event.ts_ns, made))
+    for what, (ts_ns, count) in left_out.items():
+        found.append(_at(episode, ts_ns, {"what": "more", "of": what, "count": count}))
+    found.sort(key=lambda s: float(s["t_ms"]))
+    return tuple(found)
+
+
+def _at(episode: Episode, ts_ns: int, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"t_ms": round((ts_ns - episode.start_ns) / 1e6, 3), **fields}
+
+
+def _step(event: Event) -> dict[str, Any] | None:
+    match event:
+        case Crossing():
+            made: dict[str, Any] = {"what": "crossed", "domain": event.domain, "signal": event.signal}
+            made |= {"kind": "hard" if event.hard else "soft", "quantity": event.quantity}
+            made |= {"available": event.available, "usage": event.usage, "working_set": event.working_set}
+        case Seen():
+            made = {"what": "seen", "by": event.by, "signal": event.signal, "available": event.available}
+        case Decided():
+            made = {"what": "decided", "by": event.by, "pod": event.pod_name, "rank": event.rank}
+            made |= {"grace_s": event.grace_s, "available": event.available, "observed": event.observed}
+            made |= {"trigger": event.trigger, "pod_working_set": event.working_set}
+        case Signalled():
+            made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
+        case Gone():
+            made = {"what": "gone", "by": event.by, "pod": event.pod_name, "freed": event.freed}
+        case Clear():
+            made = {"what": "clear", "domain": event.domain, "signal": event.signal}
+            made |= {"kind": "hard" if event.hard else "soft", "available": event.available}
+        case Reclaim():
+            made = {"what": "reclaim", "memcg": event.memcg}
+        case Mark():
+            made = {"what": "exiting" if event.exiting else "oom", "pid": event.victim_pid, "comm": event.victim_comm}
+            made |= {"pod": event.pod_name or event.pod, "rss": event.rss, "oom_score_adj": event.oom_score_adj}
+            made |= {"limit_of": event.oom_path or event.scope, "usage": event.oom_usage, "limit": event.oom_limit}
+            made |= {"invoker_pid": event.invoker_pid, "invoker": event.invoker_comm}
+        case Kill():
+            made = {"what": "sigkill", "pid": event.victim_pid, "comm": event.victim_comm, "pod": event.pod_name}
+            made |= {"from": "kernel" if event.si_code == 128 else event.sender_comm, "ours": event.ours}
+        case Exit():
+            made = {"what": "exited", "pid": event.pid, "comm": event.comm, "pod": event.pod_name or event.pod}
+        case Checked():
+            made = {"what": "checked", "source": event.source, "agrees": event.agrees, "detail": event.detail}
+        case Lost():
+            made = {"what": "lost", "of": event.what, "count": event.count}
+        case _:
+            return None
+    return made
+
+
+def _before(episode: Episode) -> Iterable[dict[str, Any]]:
+    """What the flight recorder saw up to the start: who grew most, and page cache that became active."""
+    names = {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, Ranked) for c in e.order}
+    first: dict[str, Sample] = {}
+    last: dict[str, Sample] = {}
+    for event in episode.events:
+        if isinstance(event, Sample) and event.ts_ns <= episode.start_ns:
+            first.setdefault(event.domain, event)
+            last[event.domain] = event
+    grown = [(last[d].working_set - first[d].working_set, d) for d in first]
+    for grew, domain in sorted(grown, key=lambda g: (-g[0], g[1]))[:_GROWERS]:
+        if grew >= _NOTABLE:
+            seconds = (last[domain].ts_ns - first[domain].ts_ns) / 1e9
+            pod = last[domain].pod
+            made = {"what": "grew", "domain": domain, "pod": names.get(pod, pod) if pod else None}
+            yield _at(episode, last[domain].ts_ns, {**made, "bytes": grew, "in_s": round(seconds, 3)})
+    for domain in sorted(first):
+        active = last[domain].active_file - first[domain].active_file
+        inactive = last[domain].inactive_file - first[domain].inactive_file
+        if active >= _NOTABLE and inactive < 0:
+            made = {"what": "cache_activated", "domain": domain}
+            yield _at(episode, last[domain].ts_ns, {**made, "active_file": active, "inactive_file": inactive})

@@ -1,0 +1,166 @@
+"""The verdict in one sentence, for somebody who was woken up by it."""
+
+from __future__ import annotations
+
+from monitor.race import incident as i
+from monitor.race.events import KUBELET, KUBEPODS, Mark
+from monitor.race.facts import Eviction, Facts
+from monitor.race.flags import collateral, wrong_victim
+from monitor.race.words import listed, size, span
+
+
+def summary(
+    f: Facts,
+    verdict: str,
+    basis: Eviction | None,
+    flags: tuple[str, ...],
+    margin_bytes: int | None,
+    margin_ms: float | None,
+    missing: tuple[str, ...] = (),
+) -> str:
+    """One sentence; after a semicolon, at most two more things that matter."""
+    text = _VERDICTS[verdict](f, basis, margin_bytes, margin_ms)
+    if missing:
+        text += ": " + "; ".join(missing)
+    extra = _extras(f, flags)
+    return "; ".join([text, *extra[:2]]) + "."
+
+
+def killed(f: Facts) -> str:
+    """Who was killed: pod or process, with what it held."""
+    first = f.kills[0]
+    more = f", and {len(f.kills) - 1} more" if len(f.kills) > 1 else ""
+    return f"{_who(first)} ({first.victim_comm}, pid {first.victim_pid}, {size(first.rss)}{more})"
+
+
+def _who(mark: Mark) -> str:
+    return mark.pod_name or mark.pod or "a process outside every pod"
+
+
+def _where(f: Facts) -> str:
+    mark = f.kills[0]
+    if mark.scope == "global":
+        return "The machine ran out of memory"
+    if mark.scope == KUBEPODS:
+        return f"The kubepods cgroup hit its limit{_of(mark)}"
+    return f"The node hit its limit{_of(mark)}"
+
+
+def _of(mark: Mark) -> str:
+    return f" of {size(mark.oom_limit)}" if mark.oom_limit is not None else ""
+
+
+def _by(basis: Eviction) -> str:
+    return "the kubelet" if basis.decision.by == KUBELET else "outrace"
+
+
+def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    assert basis is not None
+    d = basis.decision
+    if d.observed:
+        spare = f"{span(margin_ms * 1e6)} before" if margin_ms is not None else "before"
+        return f"outrace would have won: {d.pod_name} would have been gone {spare} the OOM killer took {killed(f)}"
+    room = f", with {size(margin_bytes)} to spare" if margin_bytes is not None else ""
+    names = list(dict.fromkeys(e.decision.pod_name for e in f.evictions if not e.decision.observed))
+    took = ""
+    if basis.done_ns is not None and f.crossed_ns is not None:
+        took = f" within {span(basis.done_ns - f.crossed_ns)} of the crossing"
+    return f"Eviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
+
+
+def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    available = f.available
+    if f.threshold is None:
+        formula = "there is no eviction threshold for it"
+    elif available is None:
+        formula = f"its threshold of {size(f.threshold.quantity)} was never crossed"
+    else:
+        formula = (
+            f"by the kubelet's formula {size(available)} were available, and the threshold is "
+            f"{size(f.threshold.quantity)}"
+        )
+    return f"OOM killer won unseen: {_where(f)[0].lower()}{_where(f)[1:]} and {killed(f)} was killed, but {formula}"
+
+
+def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    had = (f.kill_ns or 0) - (f.crossed_ns or 0)
+    kind = "soft threshold" if f.crossing is not None and not f.crossing.hard else "threshold"
+    when = f"{span(had)} after the {kind} was crossed" if had else f"in the very moment the {kind} was crossed"
+    late = f"; it was decided {span(-margin_ms * 1e6)} too late" if margin_ms else ""
+    return f"OOM killer won: it took {killed(f)} {when}, before anybody decided{late}"
+
+
+def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    assert basis is not None
+    d = basis.decision
+    after = span((f.kill_ns or 0) - (basis.signalled_ns or d.ts_ns))
+    would = "would have been" if d.observed else "was"
+    left = span(-(margin_ms or 0) * 1e6)
+    end = f"{left} before it {'would have been' if d.observed else 'was'} gone" if margin_ms else "before it was gone"
+    if basis.grace_ns:
+        end = f"{left} before its grace of {basis.grace_ns // 10**9} s was over"
+    return f"OOM killer won: it took {killed(f)} {after} after {d.pod_name} {would} evicted, {end}"
+
+
+def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    assert basis is not None
+    gave = f", which gave back {size(basis.freed)}" if basis.freed is not None else ""
+    later = f"{span(-margin_ms * 1e6)} later" if margin_ms is not None else "later"
+    return f"OOM killer won: {_by(basis)} evicted {basis.decision.pod_name}{gave}, but {later} it took {killed(f)}"
+
+
+def _own(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    mark = f.kills[0]
+    what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
+    return f"No race: {killed(f)} was OOM-killed at the {what}'s own limit{_of(mark)}"
+
+
+def _relieved(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    if f.crossed_ns is None:
+        if f.user_kills:
+            return "No OOM kill: it only looks like one"
+        return "No OOM kill: the OOM killer found a victim that was ending already"
+    if basis is not None:
+        return f"Relieved: memory came back and nobody died; outrace would have evicted {basis.decision.pod_name}"
+    room = f", {size(margin_bytes)} before the limit" if margin_bytes is not None else ""
+    return f"Relieved: memory came back without an eviction or an OOM kill{room}"
+
+
+def _undetermined(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    return "Undetermined, because this is not known"
+
+
+_VERDICTS = {
+    i.EVICTION_WON: _won,
+    i.OOM_UNSEEN: _unseen,
+    i.OOM_BEFORE_DECISION: _before,
+    i.OOM_DURING_GRACE: _grace,
+    i.OOM_AFTER_EVICTION: _after,
+    i.OWN_LIMIT: _own,
+    i.RELIEVED: _relieved,
+    i.UNDETERMINED: _undetermined,
+}
+
+
+def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
+    """What else has to be said, the worst first."""
+    found = []
+    wrong = wrong_victim(f)
+    if wrong is not None:
+        first = next(c for c in f.order if not c.critical)
+        found.append(f"the policy would not have taken {_who(wrong)} but {first.namespace}/{first.name}")
+    outside = collateral(f)
+    if outside:
+        found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
+    if i.GROUP_KILL in flags:
+        found.append(f"{len(f.kills)} processes were killed as a group")
+    if f.user_kills:
+        kill = f.user_kills[0]
+        sender = f"{kill.sender_comm or 'a process'} (pid {kill.sender_pid})"
+        found.append(f"{kill.pod_name} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}")
+    if f.exiting:
+        mark = f.exiting[0]
+        found.append(f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but ending already")
+    if i.OVER_EVICTION in flags:
+        found.append("an eviction was not needed")
+    return found

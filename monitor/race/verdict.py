@@ -1,0 +1,159 @@
+"""The verdict on an episode: exactly one, with its flags, its margins and the sentence that says it.
+
+A pure function of the episode and the policy's order. docs/verdicts.md explains every name with an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monitor.policy.ranking import Candidate
+from monitor.race import incident as i
+from monitor.race.advice import advice
+from monitor.race.badness import policy_rank
+from monitor.race.episode import OPEN, QUIET, Episode
+from monitor.race.events import Mark
+from monitor.race.facts import Eviction, Facts, facts
+from monitor.race.flags import flags
+from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
+from monitor.race.margins import margins
+from monitor.race.steps import steps
+from monitor.race.summary import summary
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """The verdict before it is put into words. `basis`: the eviction it turns on."""
+
+    verdict: str
+    basis: Eviction | None = None
+    missing: tuple[str, ...] = ()
+
+
+def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int = 0) -> Incident:
+    """Judge an episode. Never raises for any episode that `feed` made.
+
+    ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event tells it. ``realtime_ns``: what
+    to add to the episode's times to get the time since 1970.
+    """
+    f = facts(episode, order)
+    ruling = rule(f)
+    basis = ruling.basis
+    marks = flags(f)
+    margin_bytes, margin_ms = margins(f, ruling.verdict, basis)
+    start = timestamp(episode.start_ns + realtime_ns)
+    return Incident(
+        id=_id(start, episode.domain),
+        start=start,
+        end=timestamp(episode.end_ns + realtime_ns),
+        domain=episode.domain,
+        verdict=ruling.verdict,
+        flags=marks,
+        oom_victims=tuple([_victim(f, m) for m in f.kills]),
+        invoker=_invoker(f),
+        evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in (e.decision for e in _relevant(f))]),
+        margin_bytes=margin_bytes,
+        margin_ms=margin_ms,
+        steps=steps(episode),
+        advice=advice(f, ruling.verdict, basis, marks, margin_bytes, margin_ms),
+        summary=summary(f, ruling.verdict, basis, marks, margin_bytes, margin_ms, ruling.missing),
+        observed=basis is not None and basis.decision.observed,
+        by=basis.decision.by if basis is not None else None,
+        missing=ruling.missing,
+    )
+
+
+def _id(start: str, domain: str) -> str:
+    """Unique on a machine: the time of the start and the domain."""
+    digits = "".join(c for c in start if c.isdigit())
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in domain).strip("-")
+    return f"{digits[:8]}-{digits[8:14]}.{digits[14:]}-{name[-64:] or 'root'}"
+
+
+def rule(f: Facts) -> Ruling:
+    """Which verdict it is; undetermined if what was lost could have made it another one."""
+    found = _rule(f)
+    if found.verdict == i.UNDETERMINED:
+        return found
+    lost = _lost_that_matters(f, found)
+    return Ruling(i.UNDETERMINED, found.basis, lost) if lost else found
+
+
+def _rule(f: Facts) -> Ruling:
+    if not f.kills:
+        return _nobody_killed(f)
+    if not f.race:
+        return Ruling(i.OWN_LIMIT)
+    kill_ns = f.kills[0].ts_ns
+    before = [e for e in f.evictions if e.decision.ts_ns <= kill_ns]
+    # An eviction that was carried out decides, also a kubelet's; one only thought of counts where there is no other.
+    done = [e for e in before if not e.decision.observed]
+    if done:
+        under_way = [e for e in done if e.done_ns is None or e.done_ns > kill_ns]
+        return Ruling(i.OOM_DURING_GRACE, under_way[-1]) if under_way else Ruling(i.OOM_AFTER_EVICTION, done[-1])
+    if before:
+        in_time = [e for e in before if e.done_ns is not None and e.done_ns <= kill_ns]
+        return Ruling(i.EVICTION_WON, in_time[0]) if in_time else Ruling(i.OOM_DURING_GRACE, before[0])
+    if f.crossed_ns is not None and f.crossed_ns <= kill_ns:
+        return Ruling(i.OOM_BEFORE_DECISION, f.evictions[0] if f.evictions else None)
+    return Ruling(i.OOM_UNSEEN)
+
+
+def _nobody_killed(f: Facts) -> Ruling:
+    """No OOM kill: evicted, or gone by itself, or not over."""
+    done = [e for e in f.evictions if not e.decision.observed]
+    thought = f.evictions[0] if f.evictions else None
+    if done:
+        over = f.cleared or any(e.gone_ns is not None for e in done)
+        if over:
+            return Ruling(i.EVICTION_WON, done[0])
+        return Ruling(i.UNDETERMINED, done[0], (f"what became of {done[0].decision.pod_name}: {_end(f)}",))
+    if f.cleared or f.episode.ended == QUIET:
+        return Ruling(i.RELIEVED, thought)
+    return Ruling(i.UNDETERMINED, thought, (f"how it ended: {_end(f)}",))
+
+
+def _end(f: Facts) -> str:
+    return "it is still going on" if f.episode.ended == OPEN else "the record stops before"
+
+
+#: What was lost -> the verdicts that it could have made another one, and what is missing then.
+_MATTERS = {
+    "oom": ((i.EVICTION_WON, i.RELIEVED), "whether the OOM killer came"),
+    "cross": ((i.OOM_UNSEEN,), "whether the threshold was crossed"),
+    "decision": (
+        (i.OOM_UNSEEN, i.OOM_BEFORE_DECISION, i.OOM_DURING_GRACE, i.RELIEVED),
+        "what was decided, and whether the evicted pod was gone",
+    ),
+}
+
+
+def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
+    missing = []
+    for lost in f.lost:
+        verdicts, what = _MATTERS.get(lost.what, ((), ""))
+        if found.verdict not in verdicts:
+            continue
+        # A crossing lost before the first sign may still have held; a mark lost then is no part of this. Where somebody
+        # was killed, a further mark changes nothing.
+        if lost.what != "oom" or (lost.ts_ns >= f.episode.start_ns and not f.kills):
+            missing.append(f"{what} ({lost.count} {lost.what} events lost)")
+    return tuple(dict.fromkeys(missing))
+
+
+def _relevant(f: Facts) -> list[Eviction]:
+    """The evictions to tell of: those carried out, else those only thought of."""
+    done = [e for e in f.evictions if not e.decision.observed]
+    return done or list(f.evictions)
+
+
+def _victim(f: Facts, mark: Mark) -> OomVictim:
+    rank = policy_rank(f.order, mark.pod) if mark.pod is not None else None
+    pod = mark.pod_name or mark.pod
+    return OomVictim(mark.victim_pid, mark.victim_comm, pod, mark.memcg, mark.rss, mark.oom_score_adj, rank)
+
+
+def _invoker(f: Facts) -> Invoker | None:
+    marks = f.kills or f.exiting
+    return Invoker(marks[0].invoker_pid, marks[0].invoker_comm, marks[0].invoker_pod) if marks else None

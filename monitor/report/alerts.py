@@ -1,0 +1,291 @@
+"""Which alerts there are, and when: pure functions from an incident or from the present state to `Alert` values.
+
+An alert is its name and its labels. Both are chosen so that the same trouble is the same alert every time: pods,
+domains, signals and verdicts are labels, everything that is a number, a process id or a time is an annotation.
+Severities: ``critical`` is worth waking somebody, ``warning`` is for today, ``info`` is for the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from monitor.errors import MonitorError
+
+OOM_KILL = "OutraceOOMKill"
+OWN_LIMIT = "OutraceOOMOwnLimit"
+EVICTION = "OutraceEviction"
+WRONG_VICTIM = "OutraceWrongVictim"
+OVER_EVICTION = "OutraceOverEviction"
+PRESSURE = "OutracePressure"
+VICTIM_MISMATCH = "OutraceVictimMismatch"
+TIME_TO_OOM = "OutraceTimeToOOM"
+EVENTS_LOST = "OutraceEventsLost"
+NOT_READY = "OutraceNotReady"
+#: Every alert that is pushed. The rule file has the same, and two more about the delivery itself.
+NAMES = (
+    OOM_KILL,
+    OWN_LIMIT,
+    EVICTION,
+    WRONG_VICTIM,
+    OVER_EVICTION,
+    PRESSURE,
+    VICTIM_MISMATCH,
+    TIME_TO_OOM,
+    EVENTS_LOST,
+    NOT_READY,
+)
+
+#: How long an event that is a point in time counts as firing, in seconds. Alertmanager tells nobody of an alert that is
+#: resolved before its group is looked at, which by default happens every 5 min (group_interval): a little longer.
+HOLD_S = 330.0
+#: A forecast of an OOM kill within fewer seconds than this is an alert.
+TIME_TO_OOM_S = 60.0
+#: Not ready for this many seconds is an alert; a start takes less.
+NOT_READY_S = 30.0
+#: Pods of one incident that get an alert of their own; a machine-wide OOM may name hundreds of victims.
+MAX_PODS = 50
+#: The domains that are no cgroup's path.
+_DOMAINS = ("node", "kubepods")
+#: Victims named in an annotation.
+_MAX_NAMED = 10
+
+#: RFC 3339 ends there.
+_YEAR_10000 = 253402300800
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert. ``starts_at`` and ``ends_at`` are Unix seconds.
+
+    ``ends_at`` None: it lasts until somebody says that it is over. Set: it is over then, by itself. Labels with an
+    empty value are dropped, because Alertmanager takes them for absent. Raises ValueError for a time that is none.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    starts_at: float = 0.0
+    ends_at: float | None = None
+
+    def __post_init__(self) -> None:
+        # Copies: the caller may change his own, and a thread sends ours later.
+        object.__setattr__(self, "labels", {key: str(value) for key, value in self.labels.items() if value})
+        object.__setattr__(self, "annotations", {key: str(value) for key, value in self.annotations.items()})
+        for moment in (self.starts_at, self.ends_at):
+            if moment is not None and not 0 <= moment < _YEAR_10000:
+                raise ValueError(f"alert {self.name}: {moment!r} is not a Unix time")
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that depend on the name and the labels only."""
+        return fingerprint(self.name, self.labels)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict that `from_json` reads."""
+        return {
+            "name": self.name,
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "starts_at": self.starts_at,
+            "ends_at": self.ends_at,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Alert:
+        """The alert of `to_json`. Raises LookupError, TypeError or ValueError for anything else."""
+        ends_at = data["ends_at"]
+        return cls(
+            str(data["name"]),
+            {str(key): str(value) for key, value in dict(data["labels"]).items()},
+            {str(key): str(value) for key, value in dict(data["annotations"]).items()},
+            float(data["starts_at"]),
+            None if ends_at is None else float(ends_at),
+        )
+
+
+def fingerprint(name: str, labels: Mapping[str, str]) -> str:
+    """Identity of an alert: the same name and labels (in any order) give the same 16 hex digits."""
+    pairs = sorted((key, value) for key, value in labels.items() if value)
+    text = json.dumps([name, pairs], separators=(",", ":"))  # ASCII only, so any string has an encoding
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC with nanoseconds: ``2026-01-31T12:00:00.123456789Z``."""
+    whole = int(seconds)
+    # The whole number times 1e9 is off by up to 128 ns as a float: of 0.25 it would make 0.249999872.
+    nanoseconds = min(round((seconds - whole) * 1e9), 999_999_999)
+    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09d}Z"
+
+
+def runbook(name: str) -> str:
+    """Where the page about an alert is, in the source tree."""
+    return f"docs/runbooks/{name}.md"
+
+
+def alerts_for(incident: Mapping[str, Any], node: str, *, hold_s: float = HOLD_S) -> list[Alert]:
+    """The alerts of one incident (its JSON object). An incident that is no trouble gives none.
+
+    Each starts with the incident and is over ``hold_s`` seconds after its end, so judging an incident again, when more
+    of it is known, raises the same alerts. Raises MonitorError when the object is not an incident.
+    """
+    try:
+        return list(_of_incident(incident, node, hold_s))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise MonitorError(f"no alert can be made of incident {incident.get('id')!r}: {problem}") from error
+
+
+def _of_incident(incident: Mapping[str, Any], node: str, hold_s: float) -> Iterator[Alert]:
+    verdict: str = incident["verdict"]
+    flags = set(incident["flags"])
+    domain: str = incident["domain"]
+    starts_at = _unix_seconds(incident["start"])
+    ends_at = max(starts_at, _unix_seconds(incident["end"])) + hold_s
+    killed = _pods(victim["pod"] for victim in incident["oom_victims"])
+    evicted = _pods(entry["pod"] for entry in incident["evicted"])
+    mode = "observed" if incident.get("observed") else "enforced"
+    noted = "info" if mode == "observed" else "warning"  # in observe mode nobody was evicted
+
+    def alert(name: str, severity: str, pod: str, **labels: str) -> Alert:
+        namespace, _, short = pod.rpartition("/")
+        # The directory of a container is another one after every restart: only what is in no pod is told apart by it.
+        where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
+        identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
+        return Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
+
+    if verdict == "own_limit":
+        for pod in killed or [""]:
+            yield alert(OWN_LIMIT, "info", pod)
+    elif verdict.startswith("oom_"):
+        for pod in killed or [""]:
+            yield alert(OOM_KILL, "critical", pod, verdict=verdict)
+    else:
+        # Somebody was killed, and no race was lost: it is undetermined, or outrace only observed and would have been
+        # in time. Silence would be the worse mistake.
+        for pod in killed:
+            yield alert(OOM_KILL, "warning", pod, verdict=verdict)
+    if verdict == "eviction_won":
+        for pod in evicted or [""]:
+            yield alert(EVICTION, noted, pod, mode=mode)
+    if "wrong_victim" in flags:
+        for pod in killed or [""]:
+            yield alert(WRONG_VICTIM, "warning", pod)
+    if "over_eviction" in flags:
+        for pod in evicted or [""]:
+            yield alert(OVER_EVICTION, noted, pod, mode=mode)
+
+
+def _pods(names: Iterable[str | None]) -> list[str]:
+    """Each pod once, in order, "" for what is in no pod; the first `MAX_PODS` of them."""
+    return list(dict.fromkeys(name or "" for name in names))[:MAX_PODS]
+
+
+def _unix_seconds(value: Any) -> float:
+    """Unix seconds, of a number or of an ISO 8601 string."""
+    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+
+
+def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:
+    victims = [
+        f"{victim['comm']} (pid {victim['pid']}, {victim['pod'] or 'no pod'}, {victim['rss_bytes']} bytes"
+        + (f", rank {victim['policy_rank']})" if victim.get("policy_rank") is not None else ")")
+        for victim in incident["oom_victims"]
+    ]
+    if len(victims) > _MAX_NAMED:
+        victims[_MAX_NAMED:] = [f"and {len(victims) - _MAX_NAMED} more"]
+    invoker = incident.get("invoker") or {}
+    found = {
+        "summary": incident.get("summary"),
+        "description": incident.get("advice"),
+        "incident": incident["id"],
+        "where": incident["domain"],
+        "flags": ",".join(incident["flags"]),
+        "margin_bytes": incident.get("margin_bytes"),
+        "margin_ms": incident.get("margin_ms"),
+        "victims": "; ".join(victims),
+        "invoker": f"{invoker['comm']} (pid {invoker['pid']}, {invoker['pod'] or 'no pod'})" if invoker else "",
+        "by": incident.get("by"),
+        "runbook_url": runbook(name),
+    }
+    return {key: str(value) for key, value in found.items() if value not in (None, "")}
+
+
+def alerts_for_state(
+    node: str,
+    now: float,
+    *,
+    met: Iterable[Mapping[str, Any]] = (),
+    mismatch: Mapping[str, Any] | None = None,
+    oom_in_s: Mapping[str, float | None] | None = None,
+    lost: Mapping[str, int] | None = None,
+    not_ready: str = "",
+    not_ready_s: float = 0.0,
+    time_to_oom_s: float = TIME_TO_OOM_S,
+    hold_s: float = HOLD_S,
+) -> list[Alert]:
+    """Every alert that holds at ``now`` (Unix seconds): give all of it to `AlertSender.update`.
+
+    * ``met``: the thresholds that are met, ``{"signal", "kind": "hard"|"soft"}`` each; further keys (numbers) become
+      annotations.
+    * ``mismatch``: while the kernel's likely victim is not the policy's first; its keys (``kernel``, ``policy``,
+      ``reason``) become annotations. None while they agree.
+    * ``oom_in_s``: domain -> seconds to the forecast OOM kill, None or infinite when memory is not growing.
+    * ``lost``: where -> how many events were lost there since the last call (not the total).
+    * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
+      so.
+    """
+    return list(_of_state(node, now, met, mismatch, oom_in_s or {}, lost or {}, not_ready, not_ready_s,
+                          time_to_oom_s, hold_s))  # fmt: skip
+
+
+def _of_state(
+    node: str,
+    now: float,
+    met: Iterable[Mapping[str, Any]],
+    mismatch: Mapping[str, Any] | None,
+    oom_in_s: Mapping[str, float | None],
+    lost: Mapping[str, int],
+    not_ready: str,
+    not_ready_s: float,
+    time_to_oom_s: float,
+    hold_s: float,
+) -> Iterator[Alert]:
+    def alert(
+        name: str, severity: str, summary: str, more: Mapping[str, Any], starts_at: float = now, **labels: str
+    ) -> Alert:
+        numbers = {key: str(value) for key, value in more.items() if value is not None}
+        annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
+        ends_at = starts_at + hold_s if name == EVENTS_LOST else None
+        return Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at)
+
+    for entry in met:
+        signal, kind = str(entry["signal"]), str(entry["kind"])
+        yield alert(
+            PRESSURE,
+            "warning" if kind == "hard" else "info",
+            f"{signal} on {node} is below its {kind} eviction threshold",
+            {key: value for key, value in entry.items() if key not in ("signal", "kind")},
+            signal=signal,
+            kind=kind,
+        )
+    if mismatch is not None:
+        text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
+        yield alert(VICTIM_MISMATCH, "warning", text, mismatch)
+    for domain, seconds in oom_in_s.items():
+        if seconds is not None and seconds < time_to_oom_s:
+            text = f"{domain} on {node} is about {max(0.0, seconds):.0f} s from an OOM kill if it goes on growing so"
+            yield alert(TIME_TO_OOM, "warning", text, {"seconds": f"{seconds:.1f}"}, domain=domain)
+    for where, n in lost.items():
+        if n > 0:
+            yield alert(
+                EVENTS_LOST, "warning", f"outrace on {node} lost {n} events ({where})", {"lost": n}, where=where
+            )
+    if not_ready and not_ready_s >= NOT_READY_S:
+        text = f"outrace on {node} cannot decide: {not_ready}"
+        yield alert(NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, now - not_ready_s)

@@ -1,0 +1,59 @@
+"""Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from monitor.actions.oomadj import OomScores
+from monitor.daemon.config import RunConfig
+from monitor.daemon.diskwatch import DiskWatch
+from monitor.daemon.races import Races
+from monitor.daemon.stats import SharedStats
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.disks import find_disks
+from monitor.report.log import Log
+from monitor.report.metrics import Metrics
+from monitor.report.view import View
+from monitor.report.worker import Worker
+
+_SUFFIXES = {
+    "counter": ("_total",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "gauge": ("",),
+    "info": ("_info",),
+}
+
+
+class _NoServer:
+    """Stands for the HTTP server, of which one number is read."""
+
+    refused = 0
+
+
+def exported_names(state_dir: Path) -> set[str]:
+    """The names of samples, as scraped; also of families without a sample here."""
+    config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
+    hierarchy, log = cgroupfs.detect(), Log()
+    view = View(
+        config=config,
+        hierarchy=hierarchy,
+        capacity=meminfo.mem_total(),
+        stats=SharedStats.create(),
+        send=lambda _: False,
+        hot_pid=os.getpid(),
+        side_pid=os.getpid(),
+        wake_side=lambda: None,
+        mem_total=meminfo.mem_total(),
+        thresholds=config.thresholds(),
+    )
+    view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
+    view.races = Races(view, log, lambda: None)
+    worker = Worker("none")
+    metrics = Metrics(view, OomScores(hierarchy, view.capacity, False, log), worker, worker, cast(Any, _NoServer()))
+    try:
+        return {family.name + suffix for family in metrics.collect() for suffix in _SUFFIXES[family.type]}
+    finally:
+        view.races.close(1.0)
+        worker.close(1.0)

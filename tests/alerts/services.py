@@ -1,0 +1,249 @@
+"""The real receivers on loopback: Alertmanager and Prometheus as Debian packages them, and a webhook of our own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.report.alerts import Alert
+from monitor.report.alertsend import AlertSender
+from monitor.report.log import Log
+from tests.live import environment, until
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+PACKAGES = {
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
+    "amtool": "prometheus-alertmanager",
+    "openssl": "openssl",
+}
+
+
+def binary(name: str) -> str:
+    """Path of a program of the monitoring packages; skips the test, with the remedy, when it is missing."""
+    unpacked = ROOT / ".venv" / "tools" / "usr" / "bin" / name  # by scripts/test-tools.sh
+    found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
+    if found is None:
+        pytest.skip(f"{name} is not there: run scripts/test-tools.sh (package {PACKAGES[name]})")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def fetch(url: str, body: Any = None) -> Any:
+    """GET, or POST a body as JSON; the answer as JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+@contextmanager
+def process(*command: str, log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=out, **options)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+_NOWHERE = """
+route: {receiver: nowhere, group_by: [alertname, node], group_wait: 0s, group_interval: 1s}
+receivers: [{name: nowhere}]
+"""
+
+
+class Alertmanager:
+    """A real one, not yet started, at an address that is known."""
+
+    def __init__(self, directory: Path, config: str = _NOWHERE) -> None:
+        self.directory = directory
+        self.program = binary("prometheus-alertmanager")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        (directory / "alertmanager.yml").write_text(config)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        command = (
+            self.program,
+            f"--config.file={self.directory}/alertmanager.yml",
+            f"--storage.path={self.directory}/alertmanager",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--cluster.listen-address=",
+        )
+        with process(*command, log=self.directory / "alertmanager.log"):
+            until(lambda: answers(f"{self.url}/-/ready"), "Alertmanager is ready")
+            yield
+
+    def alerts(self, name: str = "", **labels: str) -> list[dict[str, Any]]:
+        """What it knows to be firing under this name and these labels, silenced or not."""
+        wanted = labels | ({"alertname": name} if name else {})
+        found: list[dict[str, Any]] = fetch(f"{self.url}/api/v2/alerts")
+        return [alert for alert in found if wanted.items() <= alert["labels"].items()]
+
+    def silence(self, name: str, now: str, until_: str) -> None:
+        matchers = [{"name": "alertname", "value": name, "isRegex": False, "isEqual": True}]
+        more = {"createdBy": "test", "comment": "test"}
+        fetch(f"{self.url}/api/v2/silences", {"matchers": matchers, "startsAt": now, "endsAt": until_, **more})
+
+
+# What a webhook receiver is: it says its port, takes POSTs, prints each body as a line; the status is its argument.
+_WEBHOOK = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = int(sys.argv[2])
+        print(self.path, body.decode().strip(), flush=True)
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *arguments):
+        pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.serve_forever()
+"""
+
+
+class Webhook:
+    """A webhook receiver as a process of its own."""
+
+    def __init__(self, directory: Path, name: str = "webhook") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/hook/secret"
+        self.log = directory / f"{name}.log"
+        self.log.touch()
+
+    @contextmanager
+    def running(self, status: int = 200) -> Iterator[None]:
+        command = (sys.executable, "-c", _WEBHOOK, str(self.port), str(status))
+        with self.log.open("ab") as out, subprocess.Popen(command, stdout=out) as child:
+            try:
+                until(lambda: _listens(self.port), "the webhook listens")
+                yield
+            finally:
+                child.kill()
+
+    def got(self) -> list[dict[str, Any]]:
+        """Every body so far, in order."""
+        lines = self.log.read_text().splitlines(keepends=True)
+        return [json.loads(line.partition(" ")[2]) for line in lines if line.endswith("\n")]
+
+    def paths(self) -> set[str]:
+        return {line.partition(" ")[0] for line in self.log.read_text().splitlines()}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+class LogLines(Log):
+    """A log whose lines can be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
+        self.lines.append((level, message, fields))
+
+    def said(self, text: str) -> list[dict[str, Any]]:
+        return [fields for _, message, fields in self.lines if text in message]
+
+
+@contextmanager
+def sender(
+    state: Path,
+    alertmanagers: list[str] | None = None,
+    webhooks: list[str] | None = None,
+    log: LogLines | None = None,
+    **options: Any,
+) -> Iterator[AlertSender]:
+    """A started sender, closed at the end."""
+    made = AlertSender(state, alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
+    made.start()
+    try:
+        yield made
+    finally:
+        assert made.close(10)
+
+
+# Our side as a process of its own, to be killed: it fires what it reads, one alert a line, and says so.
+_CHILD = """
+import json, sys
+from pathlib import Path
+from monitor.report.alerts import Alert
+from monitor.report.alertsend import AlertSender
+from monitor.report.log import Log
+options = json.loads(sys.argv[1])
+sender = AlertSender(Path(options["state"]), options["alertmanagers"], options["webhooks"], Log(), "node1")
+sender.start()
+print("started", flush=True)
+for line in sys.stdin:
+    sender.fire(Alert.from_json(json.loads(line)))
+    print("fired", flush=True)
+"""
+
+
+class Child:
+    """A process with a sender in it."""
+
+    def __init__(self, state: Path, alertmanagers: list[str], webhooks: list[str]) -> None:
+        options = json.dumps({"state": str(state), "alertmanagers": alertmanagers, "webhooks": webhooks})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, options],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._answer() == "started"
+
+    def fire(self, alert: Alert) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(alert.to_json()), file=self.process.stdin, flush=True)
+        assert self._answer() == "fired"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()

@@ -1,0 +1,255 @@
+"""Which alerts an incident or the present state gives; URLs; what is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.report import alerts
+from monitor.report.alerthttp import address, check_url
+from monitor.report.alertqueue import FIRING, RESOLVED, Change
+from monitor.report.alertreceiver import alertmanager_body, webhook_body
+from monitor.report.alerts import HOLD_S, Alert, alerts_for, alerts_for_state, fingerprint, rfc3339
+from tests.alerts.examples import EVICTION_WON, OOM_DURING_GRACE, OWN_LIMIT
+
+VICTIM = OOM_DURING_GRACE["oom_victims"][0]
+OUTSIDE = {**VICTIM, "pod": None, "comm": "sshd"}
+
+
+def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(alert.name, alert.labels["severity"]) for alert in alerts_for(incident, "n")]
+
+
+@pytest.mark.parametrize(
+    ("incident", "expected"),
+    [
+        (EVICTION_WON, [(alerts.EVICTION, "warning")]),
+        ({**EVICTION_WON, "observed": True}, [(alerts.EVICTION, "info")]),
+        (
+            {**EVICTION_WON, "flags": ["over_eviction"]},
+            [(alerts.EVICTION, "warning"), (alerts.OVER_EVICTION, "warning")],
+        ),
+        (OOM_DURING_GRACE, [(alerts.OOM_KILL, "critical"), (alerts.WRONG_VICTIM, "warning")]),
+        *(
+            ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(alerts.OOM_KILL, "critical")])
+            for verdict in ("oom_unseen", "oom_before_decision", "oom_during_grace", "oom_after_eviction")
+        ),
+        (OWN_LIMIT, [(alerts.OWN_LIMIT, "info")]),
+        ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": []}, []),
+        ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["user_kill"]}, []),
+        ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["already_exiting"]}, []),
+        ({**OWN_LIMIT, "verdict": "undetermined", "oom_victims": [], "flags": ["lost_events"]}, []),
+        ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(alerts.OOM_KILL, "warning")]),
+        # Only observed: outrace would have won, and somebody died.
+        (
+            {**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]},
+            [(alerts.OOM_KILL, "warning"), (alerts.EVICTION, "info")],
+        ),
+    ],
+)
+def test_alerts_of_an_incident(incident: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert names(incident) == expected
+
+
+def test_one_alert_for_each_pod_that_lost_somebody() -> None:
+    victims = [{**VICTIM, "pid": n, "pod": f"ns/p{n % 3}"} for n in range(9)] + [OUTSIDE]
+    found = alerts_for({**OOM_DURING_GRACE, "flags": [], "oom_victims": victims}, "n")
+    assert [alert.labels.get("pod") for alert in found] == ["p0", "p1", "p2", None]
+    assert found[0].annotations["victims"].count("postgres") == 9
+    assert "sshd (pid 4711, no pod" in found[0].annotations["victims"]
+
+
+def test_a_machine_full_of_victims_is_bounded() -> None:
+    victims = [{**VICTIM, "pod": f"ns/p{n}"} for n in range(500)]
+    found = alerts_for({**OOM_DURING_GRACE, "oom_victims": victims}, "n")
+    assert len([alert for alert in found if alert.name == alerts.OOM_KILL]) == alerts.MAX_PODS
+    assert found[0].annotations["victims"].endswith("; and 490 more")
+
+
+def test_times_of_an_incident() -> None:
+    (alert,) = alerts_for(EVICTION_WON, "n")
+    assert (alert.starts_at, alert.ends_at) == (1769860800.25, 1769860803.5 + HOLD_S)
+    assert alerts_for({**EVICTION_WON, "start": 1769860800.25, "end": 1769860803.5}, "n") == [alert]
+    assert alerts_for(EVICTION_WON, "n", hold_s=1)[0].ends_at == 1769860804.5
+
+
+def test_the_same_trouble_is_the_same_alert() -> None:
+    """Another time, process, size: the same labels. Judged again later: also the same occurrence."""
+    first = alerts_for(OOM_DURING_GRACE, "n")
+    other = {**VICTIM, "pid": 1, "comm": "x", "rss_bytes": 2, "oom_score_adj": 3, "policy_rank": 4, "memcg": "/y"}
+    again = alerts_for(
+        {
+            **OOM_DURING_GRACE,
+            "id": "another",
+            "start": "2026-02-01T00:00:00Z",
+            "end": "2026-02-01T00:00:09Z",
+            "oom_victims": [other],
+            "invoker": None,
+            "margin_ms": 1.0,
+            "margin_bytes": 2,
+            "summary": "s",
+            "advice": "a",
+        },
+        "n",
+    )
+    assert [alert.fingerprint for alert in again] == [alert.fingerprint for alert in first]
+    later = alerts_for({**OOM_DURING_GRACE, "end": "2026-01-31T12:10:00Z"}, "n")
+    assert [(a.fingerprint, a.starts_at) for a in later] == [(a.fingerprint, a.starts_at) for a in first]
+
+
+def test_a_container_s_directory_is_no_label() -> None:
+    (alert,) = alerts_for(OWN_LIMIT, "n")
+    assert "0f3a" not in str(alert.labels)
+    assert alert.annotations["where"] == OWN_LIMIT["domain"]
+    # Outside every pod the directory is what tells one service from another.
+    service = {**OWN_LIMIT, "domain": "/sys/fs/cgroup/system.slice/db.service", "oom_victims": [OUTSIDE]}
+    assert alerts_for(service, "n")[0].labels["cgroup"] == "/sys/fs/cgroup/system.slice/db.service"
+
+
+@pytest.mark.parametrize("broken", [{"verdict": None}, {"oom_victims": [{}]}, {"start": "soon"}, {"end": 1e300}])
+def test_a_malformed_incident_is_one_clear_error(broken: dict[str, Any]) -> None:
+    with pytest.raises(MonitorError, match="no alert can be made of incident"):
+        alerts_for({**OOM_DURING_GRACE, **broken}, "n")
+
+
+def test_alerts_of_the_state() -> None:
+    found = alerts_for_state(
+        "n",
+        1000.0,
+        met=[
+            {"signal": "memory.available", "kind": "hard", "available": 5},
+            {"signal": "pid.available", "kind": "soft"},
+        ],
+        mismatch={"kernel": "a/b", "policy": "c/d", "reason": None},
+        oom_in_s={"node": 12.34, "kubepods": None, "x": float("inf"), "y": 60.0},
+        lost={"channel": 3, "decode": 0},
+        not_ready="the pods are not known yet",
+        not_ready_s=31.0,
+    )
+    assert [(a.name, a.labels["severity"], a.starts_at, a.ends_at) for a in found] == [
+        (alerts.PRESSURE, "warning", 1000, None),
+        (alerts.PRESSURE, "info", 1000, None),
+        (alerts.VICTIM_MISMATCH, "warning", 1000, None),
+        (alerts.TIME_TO_OOM, "warning", 1000, None),
+        (alerts.EVENTS_LOST, "warning", 1000, 1000 + HOLD_S),
+        (alerts.NOT_READY, "critical", 969, None),
+    ]
+    assert found[0].annotations == {
+        "summary": "memory.available on n is below its hard eviction threshold",
+        "available": "5",
+        "runbook_url": "docs/runbooks/OutracePressure.md",
+    }
+    assert found[2].annotations["kernel"] == "a/b"
+    assert found[3].labels["domain"] == "node"
+    assert "12 s from an OOM kill" in found[3].annotations["summary"]
+
+
+def test_a_quiet_state_gives_none() -> None:
+    assert alerts_for_state("n", 1000.0) == []
+    assert alerts_for_state("n", 1000.0, not_ready="the hot process is starting", not_ready_s=29) == []
+
+
+def test_an_alert_is_its_name_and_labels() -> None:
+    one = Alert("A", {"b": "1", "a": "2", "empty": ""}, {"n": "1"}, 1.0)
+    assert one.labels == {"b": "1", "a": "2"}
+    assert one.fingerprint == fingerprint("A", {"a": "2", "b": "1"}) == "5eca3256552b0da8"
+    assert one.fingerprint != fingerprint("A", {"a": "1", "b": "2"})
+    assert fingerprint("A", {"a": 'b","c'}) != fingerprint("A", {"a": "b", "c": ""})
+    assert Alert.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize("moment", [-1.0, float("nan"), float("inf"), 1e12])
+def test_a_time_that_is_none_is_refused(moment: float) -> None:
+    with pytest.raises(ValueError, match="not a Unix time"):
+        Alert("A", {}, {}, moment)
+    with pytest.raises(ValueError, match="not a Unix time"):
+        Alert("A", {}, {}, 0.0, moment)
+
+
+@given(st.floats(0, 253402300799.9))
+def test_rfc3339_keeps_the_moment(seconds: float) -> None:
+    from datetime import datetime
+
+    text = rfc3339(seconds)
+    assert len(text) == len("2026-01-31T12:00:00.123456789Z")
+    whole = datetime.fromisoformat(text[:19] + "+00:00").timestamp()
+    assert whole + float("0" + text[19:-1]) == pytest.approx(seconds, abs=1e-6)
+
+
+def test_what_alertmanager_is_sent() -> None:
+    alert = Alert("A", {"node": "n"}, {"summary": "s"}, 1.5, 9.0)
+    firing, resolved = json.loads(
+        alertmanager_body([Change(1, FIRING, alert), Change(2, RESOLVED, alert)], "http://n:9469/")
+    )
+    assert firing == {
+        "labels": {"alertname": "A", "source": "push", "node": "n"},
+        "annotations": {"summary": "s"},
+        "startsAt": "1970-01-01T00:00:01.500000000Z",
+        "generatorURL": "http://n:9469/",
+    }
+    assert resolved == {**firing, "endsAt": "1970-01-01T00:00:09.000000000Z"}
+
+
+def test_any_text_can_be_sent() -> None:
+    """A comm is bytes of the process's own choice."""
+    alert = Alert("A", {"pod": "p"}, {"victims": '\udcff\x00\n"\\\u2028'}, 1.0)
+    for body in (alertmanager_body([Change(1, FIRING, alert)], ""), webhook_body(Change(1, FIRING, alert), "n")):
+        assert body.isascii()
+        assert json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("option", "url", "used"),
+    [
+        ("--alertmanager", "http://a:9093", "http://a:9093"),
+        ("--alertmanager", "https://a/prefix/", "https://a/prefix"),
+        ("--alertmanager", "http://u:p@[::1]:9093/", "http://u:p@[::1]:9093"),
+        ("--webhook", "https://h/T/B?x=1", "https://h/T/B?x=1"),
+        ("--webhook", "http://h/hook/", "http://h/hook/"),
+    ],
+)
+def test_urls(option: str, url: str, used: str) -> None:
+    assert check_url(url, option) == used
+    assert check_url(used, option) == used
+
+
+@pytest.mark.parametrize(
+    ("option", "url", "says"),
+    [
+        ("--alertmanager", "localhost:9093", "does not begin with http:// or https://; write http://HOST:PORT"),
+        ("--alertmanager", "", "does not begin with"),
+        ("--alertmanager", "ftp://a", "does not begin with"),
+        ("--alertmanager", "http://", "names no host"),
+        ("--alertmanager", "http://:9093", "names no host"),
+        ("--alertmanager", "http://a:99999", "is not a URL"),
+        ("--alertmanager", "http://a:x", "is not a URL"),
+        ("--alertmanager", "http://a:0", "port 0"),
+        ("--alertmanager", "http://[::1", "is not a URL"),
+        ("--alertmanager", "http://a/api/v2/alerts", "give the base URL"),
+        ("--alertmanager", "http://a?x=1", "give the base URL"),
+        ("--webhook", "http://a/#x", "fragment"),
+        ("--webhook", "http://a/b c", "blank"),
+        ("--webhook", "http://a/\r\nX: y", "blank"),
+        ("--webhook", "http://bücher.example/", "not printable ASCII"),
+    ],
+)
+def test_bad_urls(option: str, url: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_url(url, option)
+    text = str(caught.value)
+    assert text.startswith(f"{option}: ")
+    assert says in text
+    assert "\n" not in text
+
+
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_url("http://me:s3cret@h:0/", "--webhook")
+    assert "s3cret" not in str(caught.value)
+    assert address("https://me:s3cret@h/T0K3N?k=v") == "h:443"
+    assert address("http://[::1]/") == "[::1]:80"

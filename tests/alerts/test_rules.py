@@ -1,0 +1,152 @@
+"""Rule file, dashboard, example configurations and runbooks: that they fit each other and what we export."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from monitor.report import alerts
+from tests.alerts.exported import exported_names
+from tests.alerts.services import DEPLOY, ROOT, binary
+
+RULES = DEPLOY / "prometheus" / "outrace.rules.yml"
+UNIT_TESTS = DEPLOY / "prometheus" / "outrace.rules.test.yml"
+DASHBOARD = DEPLOY / "grafana" / "outrace.json"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+
+
+def rules(path: Path = RULES) -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load(path.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return loaded
+
+
+def expressions() -> dict[str, str]:
+    """Where -> PromQL."""
+    board = dashboard()
+    found = {f"rule {name}": rule["expr"] for name, rule in rules().items()}
+    found |= {f"annotation {note['name']}": note["expr"] for note in board["annotations"]["list"]}
+    found |= {f"variable {v['name']}": v["definition"] for v in board["templating"]["list"] if "definition" in v}
+    for panel in board["panels"]:
+        found |= {f"panel {panel['title']} {t['refId']}": t["expr"] for t in panel.get("targets", ())}
+    return found
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([binary("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_rules_and_the_example_configuration_are_valid() -> None:
+    result = promtool("check", "rules", RULES)
+    assert result.returncode == 0, result.stdout + result.stderr
+    result = promtool("check", "config", DEPLOY / "prometheus" / "prometheus.yml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_alertmanager_example_is_valid() -> None:
+    command = [binary("amtool"), "check-config", str(DEPLOY / "alertmanager" / "alertmanager.yml")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_unit_tests_of_the_rules() -> None:
+    result = promtool("test", "rules", UNIT_TESTS)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_alert_is_seen_to_fire_not_to_fire_and_to_end() -> None:
+    seen: dict[str, list[bool]] = {name: [] for name in rules()}
+    for case in yaml.safe_load(UNIT_TESTS.read_text())["tests"]:
+        for check in case["alert_rule_test"]:
+            seen[check["alertname"]].append(bool(check["exp_alerts"]))
+    for name, fired in seen.items():
+        assert re.search("01+0", "".join(str(int(one)) for one in fired)), name
+
+
+@pytest.mark.parametrize("name", list(rules()))
+def test_the_unit_tests_notice_a_rule_that_is_wrong(name: str, tmp_path: Path) -> None:
+    """Each rule made to fire always, and never: the tests must fail both times."""
+    source = RULES.read_text()
+    expression = str(rules()[name]["expr"])
+    for wrong in ("vector(1) > 2", re.sub(r"(> 0|== 1|== 0|< 60)", ">= 0", expression)):
+        (tmp_path / UNIT_TESTS.name).write_text(UNIT_TESTS.read_text())
+        (tmp_path / RULES.name).write_text(source.replace(f"expr: {expression}\n", f"expr: {wrong}\n"))
+        assert expression not in {str(rule["expr"]) for rule in rules(tmp_path / RULES.name).values()}
+        assert promtool("test", "rules", tmp_path / UNIT_TESTS.name).returncode != 0, wrong
+
+
+def test_pushed_alerts_and_rules_have_the_same_names() -> None:
+    assert set(alerts.NAMES) == set(rules()) - {"OutraceAlertsNotDelivered", "OutraceIncidentStoreFailing"}
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    for name, rule in rules().items():
+        assert rule["annotations"]["runbook_url"] == alerts.runbook(name)
+        assert rule["labels"]["source"] == "rule"
+        text = (ROOT / alerts.runbook(name)).read_text()
+        assert text.startswith(f"# {name}\n")
+        assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(rules())
+
+
+def test_runbooks_name_commands_that_exist() -> None:
+    from monitor.cli.main import COMMANDS
+
+    for path in RUNBOOKS.glob("*.md"):
+        for command in re.findall(r"`outrace ([a-z-]+)", path.read_text()):
+            assert command in COMMANDS, f"{path.name}: outrace {command}"
+
+
+def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:
+    exported = exported_names(tmp_path)
+    missing = {
+        where: sorted(unknown)
+        for where, text in expressions().items()
+        if (unknown := set(re.findall(r"\boutrace_[a-z0-9_]+", text)) - exported)
+    }
+    assert missing == {}
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    board = dashboard()
+    assert board["schemaVersion"] >= 39
+    assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource", "node"]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["targets"]
+            assert panel["description"]
+            assert all('instance=~"$node"' in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_every_expression_of_the_dashboard_is_promql(tmp_path: Path) -> None:
+    """As recording rules, with Grafana's variables filled in."""
+    made = []
+    for n, (where, text) in enumerate(expressions().items()):
+        if not where.startswith("variable"):
+            made.append({"record": f"r{n}", "expr": text.replace("$__rate_interval", "1m").replace("$node", "n")})
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": made}]}))
+    result = promtool("check", "rules", path)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,121 @@
+"""The other way: a counter on a /metrics page, a real Prometheus with our rule file, a real Alertmanager."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from monitor.report import http
+from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, free_port, process, sender
+from tests.alerts.test_alertmanager_live import pressure
+from tests.live import until
+
+INTERVAL_S = 1
+
+_CONFIG = """
+global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s}}
+rule_files: ['{rules}']
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}
+scrape_configs:
+  - job_name: outrace
+    static_configs: [{{targets: ['127.0.0.1:{target}'], labels: {{node: node1}}}}]
+"""
+
+_INHIBIT = """
+route: {receiver: nowhere, group_by: [alertname], group_wait: 0s, group_interval: 1s}
+receivers: [{name: nowhere}]
+inhibit_rules:
+  - source_matchers: ['source="push"']
+    target_matchers: ['source="rule"']
+    equal: [alertname, node]
+"""
+
+
+@contextmanager
+def page(registry: CollectorRegistry) -> Iterator[int]:
+    """The metrics of a registry at /metrics, by the HTTP server outrace has; yields the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        text = "text/plain; version=0.0.4; charset=utf-8"
+        server = http.Server(listener, {"/metrics": lambda _: http.Response(200, text, generate_latest(registry))})
+        thread = server.start(0.1)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def prometheus(directory: Path, alertmanager: Alertmanager, target: int) -> Iterator[str]:
+    """A real one, scraping and evaluating every second; yields its URL."""
+    port = free_port()
+    config = directory / "prometheus.yml"
+    rules = DEPLOY / "prometheus" / "outrace.rules.yml"
+    config.write_text(_CONFIG.format(interval=INTERVAL_S, rules=rules, alertmanager=alertmanager.port, target=target))
+    command = (
+        binary("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory}/prometheus",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+    with process(*command, log=directory / "prometheus.log"):
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: answers(f"{url}/-/ready"), "Prometheus is ready")
+        yield url
+
+
+def test_from_the_counter_to_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = CollectorRegistry()
+    races = Counter("outrace_race", "", ["verdict"], registry=registry)
+    met = Gauge("outrace_threshold_met", "", ["signal", "kind"], registry=registry)
+    ready = Gauge("outrace_ready", "", registry=registry)
+    ready.set(1)
+    for verdict in ("oom_during_grace", "own_limit", "relieved"):
+        races.labels(verdict)  # born at 0
+    met.labels("memory.available", "hard").set(0)
+    alertmanager = Alertmanager(tmp_path, _INHIBIT)
+    with page(registry) as target, alertmanager.running(), prometheus(tmp_path, alertmanager, target) as url:
+        query = f"{url}/api/v1/query?query=count_over_time(outrace_race_total[1m])"
+        until(lambda: any(int(r["value"][1]) >= 2 for r in fetch(query)["data"]["result"]), "scraped twice", 60)
+        begin = time.monotonic()
+        races.labels("oom_during_grace").inc()
+        races.labels("relieved").inc()
+        met.labels("memory.available", "hard").set(1)
+        until(lambda: alertmanager.alerts("OutraceOOMKill"), "the OOM kill arrives")
+        took = time.monotonic() - begin
+        until(lambda: alertmanager.alerts("OutracePressure"), "the pressure arrives")
+        with capsys.disabled():
+            print(f"\n  counter to Alertmanager, scrape and evaluation every {INTERVAL_S} s: {took:.2f} s")
+        (kill,) = alertmanager.alerts("OutraceOOMKill")
+        assert kill["labels"]["verdict"] == "oom_during_grace"
+        assert kill["labels"]["source"] == "rule"
+        assert kill["annotations"]["runbook_url"] == "docs/runbooks/OutraceOOMKill.md"
+        assert kill["status"]["state"] == "active"
+        assert {alert["labels"]["alertname"] for alert in alertmanager.alerts()} == {
+            "OutraceOOMKill",
+            "OutracePressure",
+        }
+        # The same by push as well: with the inhibition of the example configuration people hear of it once.
+        with sender(tmp_path, [alertmanager.url]) as sending:
+            sending.fire(pressure(time.time()))
+            until(lambda: alertmanager.alerts("OutracePressure", source="push"), "pushed")
+            until(
+                lambda: alertmanager.alerts("OutracePressure", source="rule")[0]["status"]["state"] == "suppressed",
+                "the rule's is inhibited",
+            )
+        met.labels("memory.available", "hard").set(0)
+        until(lambda: not alertmanager.alerts("OutracePressure", source="rule"), "resolved after clear")
+        assert alertmanager.alerts("OutraceOOMKill")  # an event stays for five minutes
+
+
+def test_the_inhibition_is_the_one_of_the_example() -> None:
+    import yaml
+
+    example = yaml.safe_load((DEPLOY / "alertmanager" / "alertmanager.yml").read_text())
+    assert yaml.safe_load(_INHIBIT)["inhibit_rules"][0] in example["inhibit_rules"]

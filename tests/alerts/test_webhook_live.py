@@ -1,0 +1,263 @@
+"""Webhooks: a real HTTP server process takes what is sent, or does not."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.report import alerthttp
+from monitor.report.alerts import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
+from monitor.report.alertsend import AlertSender
+from tests.alerts.examples import EVICTION_WON
+from tests.alerts.services import Child, LogLines, Webhook, sender
+from tests.live import until
+
+
+def event(n: int, now: float) -> Alert:
+    return Alert(OOM_KILL, {"pod": f"pod-{n}"}, {"summary": "killed"}, now, now + 600)
+
+
+def counts(sending: AlertSender) -> dict[str, int]:
+    (found,) = sending.counters.values()
+    return found
+
+
+def test_one_object_for_each_change(tmp_path: Path) -> None:
+    hook = Webhook(tmp_path)
+    (alert,) = alerts_for(EVICTION_WON, "node1")
+    with hook.running(), sender(tmp_path, webhooks=[hook.url]) as sending:
+        sending.fire(alert)
+        sending.fire(alert)  # the same event: no news
+        until(lambda: len(hook.got()) == 2, "raised and, long past its hold time, resolved")
+    fired, resolved = hook.got()
+    assert fired == {
+        "version": 1,
+        "id": f"{alert.fingerprint}-1769860800250-firing",
+        "status": "firing",
+        "fingerprint": alert.fingerprint,
+        "name": EVICTION,
+        "node": "node1",
+        "labels": {
+            "severity": "warning",
+            "node": "node1",
+            "domain": "node",
+            "namespace": "default",
+            "pod": "hog",
+            "mode": "enforced",
+        },
+        "annotations": {
+            "summary": EVICTION_WON["summary"],
+            "description": EVICTION_WON["advice"],
+            "incident": EVICTION_WON["id"],
+            "where": "node",
+            "margin_bytes": "104857600",
+            "margin_ms": "812.5",
+            "by": "outrace",
+            "runbook_url": "docs/runbooks/OutraceEviction.md",
+        },
+        "starts_at": "2026-01-31T12:00:00.250000000Z",
+        "ends_at": None,
+    }
+    assert resolved == {**fired, "id": fired["id"].replace("firing", "resolved"), "status": "resolved"} | {
+        "ends_at": "2026-01-31T12:05:33.500000000Z"
+    }
+    assert hook.paths() == {"/hook/secret"}
+
+
+def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
+    hook = Webhook(tmp_path)
+    now = time.time()
+    with sender(tmp_path, webhooks=[hook.url]) as sending:
+        for n in range(20):
+            sending.fire(event(n, now))
+        pressure = Alert(PRESSURE, {"signal": "memory.available"}, {}, now)
+        for n in range(3):
+            sending.fire(Alert(PRESSURE, pressure.labels, {}, now + n))
+            sending.resolve(PRESSURE, pressure.labels, now + n)
+            until(lambda n=n: counts(sending)["waiting"] == 20 + 2 * (n + 1), "the change waits")
+        until(lambda: counts(sending)["failed"] >= 3, "it was tried several times")
+        with hook.running():
+            until(lambda: len(hook.got()) == 26, "all arrive")
+        assert counts(sending)["sent"] == 26
+        assert counts(sending)["dropped"] == counts(sending)["waiting"] == 0
+    assert [m["labels"].get("pod") for m in hook.got()[:20]] == [f"pod-{n}" for n in range(20)]
+    assert [m["status"] for m in hook.got()[20:]] == ["firing", "resolved"] * 3
+    assert [m["ends_at"] for m in hook.got()[21::2]] == [rfc3339(now + n) for n in range(3)]
+    assert len({m["id"] for m in hook.got()}) == 26
+
+
+def written(state: Path) -> set[str]:
+    """The pods whose alerts are in the journal."""
+    return {pod for path in state.glob("alerts-*.journal") for pod in re.findall(r'"pod":"(.*?)"', path.read_text())}
+
+
+def test_killed_while_it_was_down(tmp_path: Path) -> None:
+    """Two of our processes are killed before the receiver comes back; nothing is lost, nothing comes twice."""
+    hook = Webhook(tmp_path)
+    now = time.time()
+    for k in range(2):
+        child = Child(tmp_path, [], [hook.url])
+        for n in range(5):
+            child.fire(event(5 * k + n, now))
+        until(lambda k=k: len(written(tmp_path)) == 5 * (k + 1), "all are written down")
+        child.kill()
+    with hook.running(), sender(tmp_path, webhooks=[hook.url]):
+        until(lambda: len(hook.got()) == 10, "all arrive")
+    assert [m["labels"]["pod"] for m in hook.got()] == [f"pod-{n}" for n in range(10)]
+
+
+def test_a_receiver_that_errs_is_tried_again(tmp_path: Path) -> None:
+    hook = Webhook(tmp_path)
+    log = LogLines()
+    with sender(tmp_path, webhooks=[hook.url], log=log) as sending:
+        sending.fire(event(0, time.time()))
+        for status, says in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
+            with hook.running(status):
+                until(lambda says=says: any(says in f["problem"] for f in log.said("cannot be delivered")), says)
+        assert hook.paths() == {"/hook/secret"}  # never /elsewhere
+        with hook.running():
+            until(lambda: counts(sending)["sent"] == 1, "taken at last")
+    assert "secret" not in str(log.lines)
+
+
+def test_what_is_refused_does_not_block_the_rest(tmp_path: Path) -> None:
+    hook = Webhook(tmp_path)
+    log = LogLines()
+    with sender(tmp_path, webhooks=[hook.url], log=log) as sending:
+        with hook.running(422):
+            sending.fire(event(0, time.time()))
+            until(lambda: counts(sending)["dropped"] == 1, "given up")
+        with hook.running():
+            sending.fire(event(1, time.time()))
+            until(lambda: counts(sending)["sent"] == 1, "the next one is taken")
+    assert log.said("refused")[0]["problem"] == "HTTP 422"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A receiver that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
+    hook = Webhook(tmp_path)
+    with silent() as dead:
+        sending = AlertSender(tmp_path, [dead], [f"{dead}/x", hook.url], LogLines(), "node1")
+        sending.start()
+        with hook.running():
+            for n in range(50):
+                sending.fire(event(n, time.time()))
+            until(lambda: len(hook.got()) == 50, "the live one has them all")
+            waiting = [found["waiting"] for name, found in sending.counters.items() if str(hook.port) not in name]
+            assert waiting == [50, 50]
+        assert not sending.close(0.2)  # it is not waited for
+
+
+def test_an_answer_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps every single read in time, so the whole post has a limit too."""
+    monkeypatch.setattr(alerthttp, "TOTAL_TIMEOUT_S", 0.3)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                while not stop.wait(0.02):
+                    try:
+                        connection.sendall(b"a")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(alerthttp.PostError):
+            alerthttp.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
+        stop.set()
+        thread.join()
+
+
+def test_a_huge_answer_is_not_read(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def flood() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                try:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * (64 << 20))
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        answer = alerthttp.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
+        thread.join()
+    assert answer.ok
+    assert len(answer.text) == alerthttp.MAX_ANSWER
+
+
+def test_login_in_the_url_becomes_basic_authentication(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        heard = []
+
+        def listen() -> None:
+            connection, _ = server.accept()
+            with connection:
+                heard.append(connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        port = server.getsockname()[1]
+        assert alerthttp.post(f"http://me:s%20cret@127.0.0.1:{port}/a?b=c", b"{}", "outrace/1").ok
+        thread.join()
+    head = heard[0].decode()
+    assert head.startswith("POST /a?b=c HTTP/1.1\r\n")
+    assert "Authorization: Basic bWU6cyBjcmV0\r\n" in head
+    assert f"Host: 127.0.0.1:{port}\r\n" in head
+    assert "Content-Type: application/json\r\n" in head
+
+
+def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *(binary("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate),
+            *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                try:
+                    with context.wrap_socket(connection, server_side=True) as secure:
+                        secure.recv(65536)
+                        secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                except OSError:
+                    connection.close()  # the client did not like the certificate
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"https://localhost:{server.getsockname()[1]}/"
+        with pytest.raises(alerthttp.PostError, match=r"(?i)certificate"):
+            alerthttp.post(url, b"{}", "test")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSL_CERT_FILE", str(certificate))
+            assert alerthttp.post(url, b"{}", "test").ok
+        thread.join()

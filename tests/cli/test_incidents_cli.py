@@ -1,0 +1,288 @@
+"""`outrace incidents` as it is called: tables, text, JSON, exit codes, on stores as the daemon leaves them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
+import live
+from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
+
+from monitor.cli import incident_text
+from monitor.report.incidents import IncidentStore
+from monitor.report.log import Log
+
+UTC = {"env": live.environment(TZ="UTC-01:00")}  # POSIX signs: one hour east of Greenwich
+
+
+def incidents(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", live.CLI, "incidents", *arguments],
+        **{"cwd": "/", "capture_output": True, "text": True, "timeout": 60, "check": False} | UTC | options,
+    )
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("state")
+    store = IncidentStore(directory / "incidents.db", log=Log(), clock=lambda: NOW)
+    for sample in SAMPLES:
+        store.add(sample)
+    return str(directory)
+
+
+def test_list_as_a_table(state: str) -> None:
+    done = incidents("list", "--state-dir", state)
+    assert (done.returncode, done.stderr) == (0, "")
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["TIME", "ID", "VERDICT", "WHO", "MARGIN", "SUMMARY"]
+    assert len(rows) == 3
+    assert "own_limit" in rows[0]
+    assert "2026-01-31T05:00:00+01:00" in rows[1]  # local time
+    for text in (
+        "oom_during_grace",
+        "evicted batch/report; OOM prod/db-0",
+        "-48.0Mi, -15.8 s",
+        "would have taken 7th.",
+    ):
+        assert text in rows[1]
+    assert "21.0Mi, 8.730 ms" in rows[2]
+
+
+def test_list_as_json_has_no_steps_and_show_has(state: str) -> None:
+    done = incidents("list", "--state-dir", state, "-o", "json")
+    listed = [{k: v for k, v in s.items() if k != "steps"} for s in (OWN_LIMIT, DURING_GRACE, EVICTION_WON)]
+    assert json.loads(done.stdout) == {"incidents": listed}
+    assert json.loads(incidents("show", "latest", "--state-dir", state, "-o", "json").stdout) == OWN_LIMIT
+    assert json.loads(incidents("show", "2026-01-31T04", "--state-dir", state, "-o", "json").stdout) == DURING_GRACE
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (("--since", "2026-01-31T04:00:00Z"), [OWN_LIMIT, DURING_GRACE]),
+        (("--since", "2026-01-31T05:00:00"), [OWN_LIMIT, DURING_GRACE]),  # local
+        (("--since", "2026-01-31T05:00:00+01:00", "--until", "2026-01-31T05:00:00Z"), [DURING_GRACE]),
+        (("--since", "1h"), []),
+        (("--since", "9999d1h"), [OWN_LIMIT, DURING_GRACE, EVICTION_WON]),
+        (("--until", "1d"), [OWN_LIMIT, DURING_GRACE, EVICTION_WON]),
+        (("--verdict", "own_limit"), [OWN_LIMIT]),
+        (("--flag", "wrong_victim"), [DURING_GRACE]),
+        (("--pod", "shop/cart"), [EVICTION_WON]),
+        (("--limit", "1"), [OWN_LIMIT]),
+    ],
+)
+def test_filters(state: str, filters: tuple[str, ...], expected: list[dict[str, Any]]) -> None:
+    done = incidents("list", "--state-dir", state, "-o", "json", *filters)
+    assert done.returncode == 0, done.stderr
+    assert [found["id"] for found in json.loads(done.stdout)["incidents"]] == [one["id"] for one in expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("list", "--since", "soon"), "'soon' is neither a duration"),
+        (("list", "--verdict", "won"), "'won' is not one of"),
+        (("list", "--flag", "x"), "'x' is not one of"),
+        (("list", "--limit", "0"), "--limit"),
+        (("show",), "Missing argument"),
+        (("export",), "Missing argument"),
+        (("lost",), "No such command"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:
+    done = incidents(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_show_says_verdict_who_when_timeline_what_if_and_advice(state: str) -> None:
+    done = incidents("show", EVICTION_WON["id"], "--state-dir", state)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0] == EVICTION_WON["summary"]
+    assert lines[2] == "who    shop/cart evicted (rank 1, grace 0 s)"
+    assert lines[3] == "when   2026-01-31T04:12:09.412+01:00, for 19.0 ms, in node"
+    assert lines[4] == f"what   eviction_won, margin 21.0Mi, 8.730 ms; incident {EVICTION_WON['id']}"
+    body = lines[lines.index("timeline") + 2 :]
+    times = [line[: line.index(" ms") + 3].strip() for line in body[:8] if " ms" in line[:14]]
+    assert times == ["-412.0 ms", "0.000 ms", "0.074 ms", "0.112 ms", "0.131 ms", "9.900 ms", "19.0 ms"]
+    assert "decides to evict shop/cart (rank 1, grace 0 s, working set 280.0Mi)" in done.stdout
+    assert "it gave back 279.0Mi" in done.stdout
+    assert "polling every 10 s would have decided in time in 6% of cases" in done.stdout
+    assert "shop/cart 71%, shop/search 29%" in done.stdout
+    assert lines[-2:] == ["advice", f"  {EVICTION_WON['advice']}"]
+    assert max(map(len, lines)) <= 120
+
+
+def test_show_folds_pauses_and_long_rows(state: str) -> None:
+    text = incidents("show", DURING_GRACE["id"], "--state-dir", state).stdout
+    assert "... 14.2 s later" in text
+    assert "... 8 more: exited" in text
+    assert text.count("is dead") == 4
+    assert "OOM KILLER picks postgres (pid 4312) of prod/db-0" in text
+    assert "kmsg confirms it" in text
+    assert "rank 7 of the policy" in text
+
+
+def on_terminal(*arguments: str, columns: int, **environment: str) -> str:
+    """What a terminal of that width is sent."""
+    parent, child = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", live.CLI, "incidents", *arguments],
+        stdout=child,
+        stderr=child,
+        env=live.environment(TZ="UTC", TERM="xterm", **environment),
+    )
+    os.close(child)
+    text = b""
+    while select.select([parent], [], [], 60)[0]:
+        try:
+            text += os.read(parent, 65536)
+        except OSError:  # EIO: the other end is closed
+            break
+    os.close(parent)
+    assert process.wait(60) == 0
+    return text.decode().replace("\r\n", "\n")
+
+
+def test_colours_and_width_are_those_of_the_terminal(state: str) -> None:
+    text = on_terminal("show", EVICTION_WON["id"], "--state-dir", state, columns=80)
+    assert text.startswith("\x1b[32m\x1b[1mEviction won")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(map(len, plain.splitlines())) <= 80
+    # Nothing is said by colour alone.
+    assert plain == on_terminal("show", EVICTION_WON["id"], "--state-dir", state, columns=80, NO_COLOR="1")
+    table = on_terminal("list", "--state-dir", state, columns=100).splitlines()
+    assert [len(line) for line in table[2:]] == [100, 100]
+    assert table[2].endswith("...")
+
+
+def test_names_of_processes_cannot_write_on_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\n\x9b2J"
+    victim = OWN_LIMIT["oom_victims"][0] | {"comm": evil}
+    bad = OWN_LIMIT | {
+        "oom_victims": [victim],
+        "summary": f"killed {evil}",
+        "steps": [{"t_ms": 0, "what": evil, evil: evil}],
+    }
+    IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW).add(bad)
+    for arguments in (("list",), ("show", "latest")):
+        done = incidents(*arguments, "--state-dir", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "\\x1b]0;owned\\x07\\n\\x9b2J" in done.stdout
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
+
+
+def test_export_writes_all_of_them(state: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    done = incidents("export", str(file), "--state-dir", state)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "3 incidents\n")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == list(SAMPLES)
+    assert incidents("export", "-", "--state-dir", state).stdout == file.read_text()
+    live.one_line(
+        incidents("export", str(tmp_path / "no" / "file"), "--state-dir", state), 1, "No such file or directory"
+    )
+    assert incidents("export", "/dev/full", "--state-dir", state).returncode == 1
+
+
+def test_nothing_stored_yet(tmp_path: Path) -> None:
+    for directory, more in ((tmp_path, ""), (tmp_path / "none", " (there is no such directory)")):
+        said = f"no incidents stored in {directory} yet{more}\n"
+        done = incidents("list", "--state-dir", str(directory))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
+        done = incidents("list", "--state-dir", str(directory), "-o", "json")
+        assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"incidents": []}, "")
+        live.one_line(incidents("show", "latest", "--state-dir", str(directory)), 1, "no incidents stored in")
+        file = tmp_path / "all.jsonl"
+        done = incidents("export", str(file), "--state-dir", str(directory))
+        assert (done.returncode, done.stderr, file.read_text()) == (0, said, "")
+        file.unlink()
+
+
+def test_unknown_ids_end_with_1_and_close_matches(state: str) -> None:
+    done = incidents("show", "2026-01-31T03:12:09.412Z-node-4f1d", "--state-dir", state)
+    live.one_line(done, 1, "no incident has the id", f"close: {EVICTION_WON['id']}")
+    live.one_line(incidents("show", "2026", "--state-dir", state), 1, "3 incidents begin with '2026'; say more of it")
+
+
+def test_damaged_stores_end_with_1_and_the_remedy(state: str, tmp_path: Path) -> None:
+    file = tmp_path / "incidents.db"
+    content = Path(state, "incidents.db").read_bytes()
+    file.write_bytes(b"garbage" * 1000)
+    for arguments in (("list",), ("show", "latest"), ("export", str(tmp_path / "out"))):
+        done = incidents(*arguments, "--state-dir", str(tmp_path))
+        live.one_line(done, 1, f"{file} is damaged", "the monitor sets the file aside", "move it away")
+    assert not (tmp_path / "out").exists()
+    # What can still be read is printed, and that it is not all of it is said.
+    at = content.index(b"\x78\x9c") + 20  # in the compressed JSON of one of them
+    file.write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    done = incidents("list", "--state-dir", str(tmp_path), "-o", "json")
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)["incidents"]) == 2
+    assert "1 incidents in" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+def test_a_reader_without_rights_is_told_what_to_do(state: str) -> None:
+    code = f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{live.CLI}"
+    with tempfile.TemporaryDirectory(prefix="outrace-test-") as name:  # not below pytest's, which nobody else may enter
+        os.chmod(name, 0o755)
+        closed = Path(name) / "state"
+        closed.mkdir(mode=0o750)
+        (closed / "incidents.db").write_bytes(Path(state, "incidents.db").read_bytes())
+
+        def as_nobody() -> subprocess.CompletedProcess[str]:
+            arguments = [sys.executable, "-c", code, "incidents", "list", "--state-dir", str(closed)]
+            return subprocess.run(arguments, cwd="/", capture_output=True, text=True, timeout=60, check=False, **UTC)
+
+        done = as_nobody()
+        if "ModuleNotFoundError" in done.stderr:
+            pytest.skip(f"the sources cannot be read by others: {done.stderr.splitlines()[-1]}")
+        live.one_line(done, 1, "Permission denied; use sudo")
+        # A member of the group may read, though SQLite could not make its index there.
+        os.chown(closed, 0, 65534)
+        os.chown(closed / "incidents.db", 0, 65534)
+        (closed / "incidents.db").chmod(0o640)
+        done = as_nobody()
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize("ms", [0.0, 0.0012, 9.9994, -12.3, 999.94, 9999.4, 10_000, -86_400_000.0])
+def test_times_are_short_and_keep_their_sign(ms: float) -> None:
+    text = incident_text.format_ms(ms)
+    value, unit = text.split()
+    assert abs(float(value) * {"ms": 1, "s": 1000}[unit] - ms) <= max(0.0006, abs(ms) / 1000)
+    assert len(text) <= 12
+
+
+def test_every_kind_of_step_is_told_in_words_and_an_unknown_one_by_its_fields() -> None:
+    assert incident_text.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "who": "x", "no": None}) == (
+        "new thing: usage 2.0Mi, who x"
+    )
+    # One of another version of outrace, whose fields are not those of this one.
+    assert incident_text.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
+    source = Path(incident_text.__file__).parents[1] / "race" / "steps.py"
+    kinds = set(re.findall(r'"what": "(\w+)"', source.read_text())) | {"oom"}
+    assert len(kinds) > 12
+    assert kinds - set(incident_text._WORDS) == set()

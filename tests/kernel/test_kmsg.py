@@ -1,0 +1,93 @@
+"""The kernel's log as a second witness of OOM kills."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.kmsg import Constraint, Killed, Kmsg, parse
+
+MIB = live.MIB
+
+
+def test_the_lines_of_a_kill_in_a_memcg() -> None:
+    line = (
+        b"6,54374,13321083252,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+        b"oom_memcg=/kubepods,task_memcg=/kubepods/podx/c,0,task=a,pid=5,b,pid=7209,uid=0\n SUBSYSTEM=x\n"
+    )
+    found = parse(line)
+    assert isinstance(found, Constraint)
+    assert (found.constraint, found.oom_memcg) == ("CONSTRAINT_MEMCG", "/kubepods")
+    killed = parse(
+        b"3,54375,13321083462,-;Memory cgroup out of memory: Killed process 7209 (a) b (c) total-vm:276796kB, "
+        b"anon-rss:102016kB, file-rss:6312kB, shmem-rss:0kB, UID:0 pgtables:260kB oom_score_adj:0\n"
+    )
+    assert isinstance(killed, Killed)
+    assert (killed.ts_ns, killed.pid, killed.in_memcg) == (13321083462000, 7209, True)
+
+
+def test_the_lines_of_a_kill_of_the_machine() -> None:
+    found = parse(
+        b"6,1,99,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+        b"task_memcg=/user.slice,task=x,pid=12,uid=0\n"
+    )
+    assert found == Constraint(99000, "CONSTRAINT_NONE", None, "/user.slice", 12, found.text if found else "")
+    killed = parse(b"3,2,100,-;Out of memory: Killed process 12 (x) total-vm:1kB, anon-rss:1kB\n")
+    assert isinstance(killed, Killed)
+    assert not killed.in_memcg
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"garbage",
+        b"3,2,x,-;Out of memory: Killed process 12 (x)",
+        b"3,2,100,-;something else",
+        # Written by a program (facility 1, "user"), not by the kernel: some tests of others do that.
+        b"11,2,100,-;Memory cgroup out of memory: Killed process 12 (x) total-vm:1kB",
+        b"\xff\xfe;\xff",
+    ],
+)
+def test_anything_else_is_not_believed(record: bytes) -> None:
+    assert parse(record) is None
+
+
+def test_a_log_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(MonitorError, match="cannot be read"):
+        Kmsg(str(tmp_path / "missing"))
+
+
+@pytest.mark.kernel
+def test_a_real_kill_is_found_and_older_ones_are_not() -> None:
+    def one_kill() -> tuple[int, Path]:
+        with live.cgroup("kmsg", 32 * MIB) as path, live.Puppet(path) as puppet:
+            puppet.tell("anon(64)")
+            assert puppet.answer() == ""
+            puppet.wait()
+            return puppet.pid, path
+
+    old, _ = one_kill()
+    log = Kmsg()
+    try:
+        new, path = one_kill()
+        lines = []
+
+        def told() -> list[Killed | Constraint]:
+            lines.extend(log.read())
+            return [line for line in lines if isinstance(line, Killed) and line.pid == new]
+
+        live.until(told, "the line of the kill")
+    finally:
+        log.close()
+    relative = f"/{path.relative_to(cgroupfs.detect().root)}"
+    reasons = [line for line in lines if isinstance(line, Constraint) and line.pid == new]
+    assert all((line.oom_memcg, line.task_memcg) == (relative, relative) for line in reasons)  # these are rate limited
+    assert not [line for line in lines if line.pid == old]

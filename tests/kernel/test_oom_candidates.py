@@ -1,0 +1,111 @@
+"""What the OOM killer chooses among, held against what the kernel itself says of the same processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
+from monitor.race.badness import badness
+from tests.live import MIB, Puppet, cgroup
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+
+
+def oom_score(points: int, total: int) -> int:
+    """What /proc/PID/oom_score shows (fs/proc/base.c, proc_oom_score): C divides toward zero."""
+    scaled = abs(points) * 1000 // total * (1 if points >= 0 else -1)
+    return (1000 + scaled) * 2 // 3
+
+
+@needs_root
+@pytest.mark.parametrize("adj", [0, 300, 1000])
+def test_the_kernel_reckons_alike(adj: int) -> None:
+    hierarchy = cgroupfs.detect()
+    total = total_pages(hierarchy, hierarchy.root)
+    with cgroup("candidates") as path, Puppet(path) as puppet:
+        puppet.do(f"open('/proc/self/oom_score_adj', 'w').write('{adj}')")
+        puppet.do("anon(128)")
+        (process,) = candidates(hierarchy, path, lambda _: None)
+        points = badness(process, total)
+        assert points is not None
+        # A page or two may come or go between the two looks: at most one step of the kernel's coarse scale.
+        assert abs(oom_score(points, total) - int(Path(f"/proc/{puppet.pid}/oom_score").read_text())) <= 1
+        assert (process.pid, process.oom_score_adj, process.swap) == (puppet.pid, adj, 0)
+        assert process.rss >= 128 * MIB
+        # Each 4 KiB page needs an entry of 8 bytes.
+        assert 128 * MIB // PAGE * 8 <= process.pgtables < 2 * MIB
+        assert process.cgroups == (str(path), str(hierarchy.root))
+
+
+@needs_root
+def test_processes_belong_to_whom_their_cgroup_does() -> None:
+    hierarchy = cgroupfs.detect()
+    with cgroup("candidates") as path:
+        inner = cgroupfs.make(path / "pod" / "c0")
+        with Puppet(path) as outside, Puppet(inner) as inside:
+            owner = Owner("u", "ns/pod")
+            found = candidates(hierarchy, path, lambda p: owner if p.is_relative_to(path / "pod") else None)
+            assert [(p.pid, p.pod, p.pod_name) for p in found] == [
+                (outside.pid, None, None),
+                (inside.pid, "u", "ns/pod"),
+            ]
+            assert found[1].cgroups == tuple(map(str, (inner, inner.parent, path, hierarchy.root)))
+            inside.process.kill()
+            os.waitid(os.P_PID, inside.pid, os.WEXITED | os.WNOWAIT)
+            # A zombie has no memory left.
+            assert [p.pid for p in candidates(hierarchy, path, lambda _: None)] == [outside.pid]
+
+
+@needs_root
+def test_the_limit_of_a_node_counts() -> None:
+    hierarchy = cgroupfs.detect()
+    with cgroup("candidates", 64 * MIB) as path:  # which may not swap
+        assert total_pages(hierarchy, path) == 64 * MIB // PAGE
+    with cgroup("candidates") as path:
+        assert total_pages(hierarchy, path) == total_pages(hierarchy, hierarchy.root)
+    machine = meminfo.read()
+    assert total_pages(hierarchy, hierarchy.root) == (machine["MemTotal"] + machine["SwapTotal"]) // PAGE
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "gibibytes"),
+    [
+        (2, {"memory.max": 4 * GIB, "memory.swap.max": GIB}, 5),
+        (2, {"memory.max": 4 * GIB, "memory.swap.max": "max"}, 12),
+        (2, {"memory.max": 4 * GIB, "memory.swap.max": 0}, 4),
+        (2, {"memory.max": "max"}, 24),
+        (1, {"memory.limit_in_bytes": 4 * GIB, "memory.swappiness": 60}, 12),
+        (1, {"memory.limit_in_bytes": 4 * GIB, "memory.swappiness": 0}, 4),
+        (
+            1,
+            {"memory.limit_in_bytes": 4 * GIB, "memory.memsw.limit_in_bytes": 6 * GIB, "memory.swappiness": 60},
+            6,
+        ),
+    ],
+)
+def test_swap_counts_where_it_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, files: dict[str, int | str], gibibytes: int
+) -> None:
+    """This machine has no swap: one of 16 GiB with 8 GiB of it, described by files."""
+    node = tmp_path / "node"
+    node.mkdir()
+    for name, content in files.items():
+        (node / name).write_text(f"{content}\n")
+    monkeypatch.setattr(meminfo, "read", lambda: {"MemTotal": 16 * GIB, "SwapTotal": 8 * GIB})
+    assert total_pages(Hierarchy(version, tmp_path), node) == gibibytes * GIB // PAGE
+
+
+def test_groups_that_die_together(tmp_path: Path) -> None:
+    for name, grouped in (("pod", "0"), ("pod/c0", "1"), ("pod/c1", "0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "memory.oom.group").write_text(f"{grouped}\n")
+    (tmp_path / "old").mkdir()  # cgroup v1 has no such file
+    assert groups(tmp_path) == [str(tmp_path / "pod" / "c0")]

@@ -1,0 +1,149 @@
+"""Small episodes for tests: a node of 1000 MiB with a hard threshold of 100 MiB, three pods, one of which grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from monitor.policy.ranking import Candidate, memory_order
+from monitor.race.codec import Record
+from monitor.race.episode import Bounds, Episode, fold
+from monitor.race.events import (
+    NODE,
+    SI_KERNEL,
+    SIGKILL,
+    Clear,
+    Crossing,
+    Decided,
+    Event,
+    Exit,
+    Gone,
+    Kill,
+    Mark,
+    Ranked,
+    Sample,
+    Signalled,
+    Watched,
+)
+
+MI = 2**20
+MS = 1_000_000
+S = 1_000_000_000
+#: Times of the tests begin here: a machine that has been up for a while.
+T0 = 1_000 * S
+CAPACITY = 1000 * MI
+QUANTITY = 100 * MI
+SIGNAL = "memory.available"
+
+
+def pod(name: str, usage: int | None, request: int = 0, priority: int = 0, critical: bool = False) -> Candidate:
+    return Candidate(f"uid-{name}", "shop", name, priority, request, usage, critical)
+
+
+#: First victim first: hog, then cart, then db, which is within its request; agent is critical.
+PODS = tuple(
+    memory_order(
+        [
+            pod("hog", 500 * MI),
+            pod("cart", 200 * MI),
+            pod("db", 150 * MI, request=300 * MI),
+            pod("agent", 20 * MI, critical=True),
+        ]
+    )
+)
+
+
+def ms(t: float) -> int:
+    """Milliseconds since T0 as a time of the tests."""
+    return T0 + round(t * MS)
+
+
+def watched(**more: Any) -> Watched:
+    given = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY, "capacity": CAPACITY}
+    return Watched(**{"ts_ns": ms(-60_000), **given, "limit": CAPACITY, **more})
+
+
+def ranked(t: float = -1000, order: tuple[Candidate, ...] = PODS) -> Ranked:
+    return Ranked(ms(t), order)
+
+
+def sample(t: float, used_mi: float, inactive_mi: float = 0, domain: str = NODE, **more: Any) -> Sample:
+    used, inactive = round(used_mi * MI), round(inactive_mi * MI)
+    given: dict[str, Any] = {"pod": None, "active_file": 0, "limit": CAPACITY, **more}
+    return Sample(ts_ns=ms(t), domain=domain, usage=used, working_set=used - inactive, inactive_file=inactive, **given)
+
+
+def crossing(t: float = 0, available_mi: float = 99.75, **more: Any) -> Crossing:
+    """By default seen one batch of 64 pages late."""
+    available = round(available_mi * MI)
+    given = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY, "capacity": CAPACITY}
+    given |= {"usage": CAPACITY - available, "working_set": CAPACITY - available, "available": available}
+    return Crossing(**{"ts_ns": ms(t), **given, **more})
+
+
+def clear(t: float, available_mi: float = 600, **more: Any) -> Clear:
+    given = {"domain": NODE, "signal": SIGNAL, "hard": True, "available": round(available_mi * MI)}
+    return Clear(**{"ts_ns": ms(t), **given, **more})
+
+
+def decided(t: float, name: str = "hog", available_mi: float = 99.75, **more: Any) -> Decided:
+    available = round(available_mi * MI)
+    given: dict[str, Any] = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY}
+    given |= {"capacity": CAPACITY, "available": available, "usage": CAPACITY - available, "rank": 1, "grace_s": 1}
+    given |= {"observed": False, "pod": f"uid-{name}", "pod_name": f"shop/{name}", "working_set": 500 * MI}
+    return Decided(**{"ts_ns": ms(t), **given, **more})
+
+
+def signalled(t: float, name: str = "hog", signal: int = SIGKILL, by: str = "outrace") -> Signalled:
+    return Signalled(ms(t), f"uid-{name}", f"shop/{name}", signal, by)
+
+
+def gone(t: float, name: str = "hog", freed_mi: float | None = 500, by: str = "outrace") -> Gone:
+    return Gone(ms(t), f"uid-{name}", f"shop/{name}", None if freed_mi is None else round(freed_mi * MI), by)
+
+
+def mark(t: float, name: str | None = "hog", pid: int = 4242, **more: Any) -> Mark:
+    """By default the node's cgroup hit its limit of 1000 MiB."""
+    given: dict[str, Any] = {"victim_comm": "python3", "rss": 500 * MI, "oom_score_adj": 1000}
+    given |= {"pod": f"uid-{name}" if name else None, "pod_name": f"shop/{name}" if name else None}
+    given |= {"memcg": f"/kubepods/{name}/main" if name else "/system/cron", "invoker_pid": 77, "invoker_tid": 77}
+    given |= {"invoker_comm": "nginx", "invoker_pod": "shop/cart", "scope": "node", "oom_path": "/node"}
+    given |= {"oom_usage": CAPACITY, "oom_limit": CAPACITY, "oom_inactive_file": 0, "oom_cgroup_id": 7}
+    return Mark(**{"ts_ns": ms(t), "victim_pid": pid, **given, **more})
+
+
+def kill(t: float, name: str | None = "hog", pid: int = 4242, code: int = SI_KERNEL, **more: Any) -> Kill:
+    given: dict[str, Any] = {"victim_comm": "python3", "memcg": f"/kubepods/{name}/main", "sender_pid": 77}
+    given |= {"pod": f"uid-{name}" if name else None, "pod_name": f"shop/{name}" if name else None}
+    given |= {"sender_comm": "bash", "si_code": code}
+    return Kill(**{"ts_ns": ms(t), "victim_pid": pid, **given, **more})
+
+
+def died(t: float, pid: int = 4242) -> Exit:
+    return Exit(ms(t), pid, "python3")
+
+
+def episodes(*events: Event, bounds: Bounds | None = None) -> list[Episode]:
+    return fold(events, bounds)
+
+
+def one(*events: Event) -> Episode:
+    """The only episode of these events."""
+    found = episodes(*events)
+    assert len(found) == 1, [e.domain for e in found]
+    return found[0]
+
+
+def same_after_json(value: Record) -> bool:
+    """Whether a value survives JSON text."""
+    import json
+
+    return type(value).from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def growing(since: float, until: float, start_mi: float, mi_per_s: float, step_ms: float = 100) -> Iterable[Sample]:
+    """Samples of the node, growing on a straight line."""
+    t = since
+    while t <= until:
+        yield sample(t, start_mi + mi_per_s * (t - since) / 1000)
+        t += step_ms

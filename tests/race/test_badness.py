@@ -1,0 +1,131 @@
+"""The kernel's arithmetic, with numbers worked out by hand from mm/oom_kill.c."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.race.badness import Process, badness, likely_victim, mismatch, policy_rank
+from tests.race.builders import MI, PODS, same_after_json
+
+GIB_PAGES = 262_144
+
+
+def process(pid: int, rss_mi: int = 100, adj: int = 0, name: str | None = "hog", **more: Any) -> Process:
+    given: dict[str, Any] = {"swap": 0, "pgtables": 0, "pod": f"uid-{name}" if name else None}
+    given |= {"pod_name": f"shop/{name}" if name else None}
+    given |= {"cgroups": (f"/kubepods/{name}/main", f"/kubepods/{name}", "/kubepods", "/") if name else ("/cron", "/")}
+    return Process(**{"pid": pid, "comm": "x", "rss": rss_mi * MI, "oom_score_adj": adj, **given, **more})
+
+
+def test_points_are_pages_and_thousandths_of_the_limit() -> None:
+    # 100 MiB + 8 MiB of swap + 3 pages of page tables; 262144 // 1000 = 262 pages for each point of adj.
+    p = process(1, 100, 500, swap=8 * MI, pgtables=3 * 4096 + 4095)
+    assert badness(p, GIB_PAGES) == 25_600 + 2048 + 3 + 500 * 262
+
+
+def test_the_quotient_is_truncated_first() -> None:
+    assert badness(process(1, 0, 999), 1999) == 999
+    assert badness(process(1, 0, 999), 999) == 0
+
+
+def test_negative_points_count_since_5_9_and_are_1_before() -> None:
+    p = process(1, 1, -997)
+    assert badness(p, GIB_PAGES) == 256 - 997 * 262
+    assert badness(p, GIB_PAGES, floor=True) == 1
+
+
+def test_the_protected_are_never_chosen() -> None:
+    assert badness(process(1, adj=-1000), GIB_PAGES) is None
+    assert badness(process(1, skip=True), GIB_PAGES) is None
+    assert likely_victim([process(1, adj=-1000), process(2, skip=True)], GIB_PAGES) is None
+
+
+def test_the_biggest_is_chosen_unless_adj_says_otherwise() -> None:
+    found = likely_victim([process(1, 300), process(2, 100, 999)], GIB_PAGES)
+    assert found is not None
+    assert found.process.pid == 2
+    assert same_after_json(found)
+
+
+def test_of_equals_the_last_met_is_chosen() -> None:
+    found = likely_victim([process(1), process(2), process(3, 50)], GIB_PAGES)
+    assert found is not None
+    assert (found.process.pid, found.equal) == (2, (1,))
+
+
+def test_only_those_under_the_limit_that_was_hit() -> None:
+    found = likely_victim([process(1, 900, name="cart"), process(2)], GIB_PAGES, memcg="/kubepods/hog")
+    assert found is not None
+    assert found.process.pid == 2
+    assert likely_victim([process(1, name=None)], GIB_PAGES, memcg="/kubepods") is None
+
+
+def test_while_a_victim_is_dying_nobody_else_is_killed() -> None:
+    found = likely_victim([process(1, 900), process(2, marked=True)], GIB_PAGES)
+    assert found is not None
+    assert (found.process.pid, found.waits) == (2, True)
+    assert mismatch(found, PODS) is None
+    reaped = likely_victim([process(1, 900), process(2, marked=True, skip=True)], GIB_PAGES)
+    assert reaped is not None
+    assert reaped.process.pid == 1
+
+
+def test_a_group_dies_together_but_for_the_protected() -> None:
+    crowd = [process(1, 300), process(2), process(3, adj=-1000), process(4, name="cart")]
+    found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=["/kubepods/hog/main"])
+    assert found is not None
+    assert found.also == (2,)
+
+
+def test_the_outermost_group_below_the_limit_counts() -> None:
+    crowd = [process(1, 300), process(2, cgroups=("/kubepods/hog/side", "/kubepods/hog", "/kubepods", "/"))]
+    groups = ["/kubepods/hog/main", "/kubepods/hog", "/"]
+    found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=groups)
+    assert found is not None
+    assert found.also == (2,)
+    inner = likely_victim(crowd, GIB_PAGES, memcg="/kubepods/hog/main", groups=groups)
+    assert inner is not None
+    assert inner.also == ()
+
+
+def test_agreement_is_no_mismatch() -> None:
+    assert mismatch(likely_victim([process(1)], GIB_PAGES), PODS) is None
+    assert mismatch(None, PODS) is None
+    assert mismatch(likely_victim([process(1, name="db")], GIB_PAGES), ()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "why"),
+    [
+        ("db", 3, "it is number 3 of the policy's order"),
+        ("agent", None, "the policy never evicts it"),
+        ("stranger", None, "the policy does not know it"),
+        (None, None, "the policy knows pods only"),
+    ],
+)
+def test_a_mismatch_says_why(name: str | None, rank: int | None, why: str) -> None:
+    found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
+    assert found is not None
+    assert (found.policy_pod, found.policy_rank) == ("shop/hog", rank)
+    assert "300 MiB with oom_score_adj 999" in found.reason
+    assert found.reason.endswith(why)
+    assert same_after_json(found)
+
+
+def test_the_rank_leaves_out_those_never_evicted() -> None:
+    assert [policy_rank(PODS, f"uid-{n}") for n in ("hog", "cart", "db", "agent")] == [1, 2, 3, None]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(-1000, 1000)), max_size=20), st.integers(1, 10**7))
+def test_nobody_has_more_points_than_the_victim(facts: list[tuple[int, int]], totalpages: int) -> None:
+    crowd = [process(i, rss, adj) for i, (rss, adj) in enumerate(facts)]
+    found = likely_victim(crowd, totalpages)
+    points = [p for p in (badness(c, totalpages) for c in crowd) if p is not None]
+    assert (found is None) == (not points)
+    if found is not None:
+        assert found.points == max(points)
+        assert 1 + len(found.equal) == points.count(max(points))

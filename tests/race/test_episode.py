@@ -1,0 +1,161 @@
+"""When episodes begin and end, and what belongs to them."""
+
+from __future__ import annotations
+
+from monitor.race.episode import Bounds, State, feed, ongoing
+from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Reclaim, Sample, Seen, Tick
+from tests.race.builders import (
+    PODS,
+    S,
+    clear,
+    crossing,
+    decided,
+    died,
+    episodes,
+    gone,
+    kill,
+    mark,
+    ms,
+    one,
+    ranked,
+    sample,
+    watched,
+)
+
+OWN = {"scope": "container", "oom_path": "/kubepods/hog/main"}
+
+
+def spans(*events: Event, bounds: Bounds | None = None) -> list[tuple[str, float, str]]:
+    return [(e.domain, (e.end_ns - ms(0)) / 1e6, e.ended) for e in episodes(*events, bounds=bounds)]
+
+
+def test_an_episode_ends_when_it_was_clear_for_the_settle_time() -> None:
+    assert spans(crossing(), clear(100), Tick(ms(2000)), Tick(ms(2200)), Tick(ms(2300))) == [("node", 100, "quiet")]
+
+
+def test_a_threshold_that_is_met_keeps_it_open() -> None:
+    assert spans(crossing(), Tick(ms(60_000))) == [("node", 60_000, "record stops")]
+
+
+def test_crossings_close_together_are_one_episode_and_far_apart_two() -> None:
+    assert len(episodes(crossing(), clear(100), crossing(1900), clear(2000), End(ms(9000)))) == 1
+    assert len(episodes(crossing(), clear(100), crossing(2200), clear(2300), End(ms(9000)))) == 2
+
+
+def test_node_and_kubepods_are_one_pressure_named_by_where_the_oom_killer_came() -> None:
+    signal = {"domain": "kubepods", "signal": "allocatableMemory.available"}
+    events = (crossing(), crossing(1, **signal), clear(100), clear(100, **signal))
+    assert spans(*events, End(ms(5000))) == [("node", 100, "quiet")]
+    assert one(*events, mark(3, scope="kubepods"), died(5)).domain == "kubepods"
+
+
+def test_it_waits_for_the_victims_and_the_evicted() -> None:
+    assert spans(crossing(), clear(100), mark(3), died(7000), Tick(ms(20_000))) == [("node", 7000, "quiet")]
+    assert spans(crossing(), decided(1), clear(100), gone(7000), Tick(ms(20_000))) == [("node", 7000, "quiet")]
+
+
+def test_but_not_forever() -> None:
+    found = spans(mark(3), Tick(ms(30_000)), Tick(ms(30_100)), Tick(ms(60_000)))
+    assert found == [("node", 3, "quiet")]
+    assert episodes(mark(3), Tick(ms(29_000)))[0].ended == "record stops"
+
+
+def test_an_own_limit_is_an_episode_beside_the_pressure() -> None:
+    found = spans(crossing(), mark(3, **OWN), died(5), clear(100), End(ms(9000)))
+    assert sorted(found) == [("/kubepods/hog/main", 5, "quiet"), ("node", 100, "quiet")]
+
+
+def test_the_kernels_sigkill_before_the_mark_is_part_of_it() -> None:
+    found = one(kill(2.998), kill(2.9, "cart", pid=9), mark(3), died(5))
+    assert [type(e) for e in found.events] == [Kill, Kill, Mark, Exit]
+    own = one(kill(2.998), kill(2.9, "cart", pid=9), mark(3, **OWN), died(5))
+    assert [e.victim_pid for e in own.events if isinstance(e, Kill)] == [4242]
+    assert own.start_ns == ms(3)
+
+
+def test_a_kernel_kill_alone_is_nothing() -> None:
+    assert episodes(kill(3), died(5), End(ms(9000))) == []
+
+
+def test_kills_outside_pods_by_users_are_nothing() -> None:
+    assert episodes(kill(3, name=None, code=0), End(ms(9000))) == []
+
+
+def test_what_was_recorded_before_comes_along_for_a_while() -> None:
+    before = [sample(-40_000, 1), sample(-29_000, 2), Reclaim(ms(-10), "/node"), Lost(ms(-5), ms(-6), "sample", 1)]
+    found = one(*before, Tick(ms(-1)), crossing(), clear(1), Tick(ms(5000)))
+    kinds = [type(e) for e in found.events[:3]]
+    assert kinds == [Sample, Reclaim, Lost]
+    assert found.events[0].ts_ns == ms(-29_000)
+
+
+def test_an_own_limit_takes_its_own_samples_only() -> None:
+    mine, other = sample(-5, 60, domain="/kubepods/hog/main", pod="uid-hog"), sample(-5, 900)
+    found = one(mine, other, mark(3, **OWN), died(5))
+    assert [e for e in found.events if isinstance(e, Sample)] == [mine]
+
+
+def test_thresholds_and_order_in_force_come_along() -> None:
+    found = one(watched(), ranked(), crossing(), clear(1))
+    assert found.watched == (watched(),)
+    assert found.events[0] == ranked(order=PODS)
+
+
+def test_a_changed_threshold_replaces_the_old_one() -> None:
+    assert one(watched(), watched(quantity=5), crossing(), clear(1)).watched == (watched(quantity=5),)
+
+
+def test_seeing_and_sampling_do_not_keep_an_episode_open() -> None:
+    seen = [Seen(ms(t), "node", "memory.available", 1) for t in range(100, 4000, 500)]
+    assert spans(crossing(), clear(100), *seen, *[sample(t, 5) for t in range(100, 4000, 500)]) == [
+        ("node", 100, "quiet")
+    ]
+
+
+def test_an_alert_need_not_wait_for_the_end() -> None:
+    state = State()
+    for event in (watched(), crossing(), mark(3)):
+        state, done = feed(state, event)
+        assert done == ()
+    now = ongoing(state)
+    assert [(e.ended, len(e.events)) for e in now] == [("open", 2)]
+    assert ongoing(state) == now
+
+
+def test_too_many_limits_at_once_end_the_oldest() -> None:
+    marks = [mark(k, pid=k, scope="container", oom_path=f"/kubepods/p{k}/main") for k in range(1, 6)]
+    found = episodes(*marks, Tick(ms(1000)), bounds=Bounds(open=3))
+    assert [(e.domain, e.ended) for e in found][:2] == [
+        ("/kubepods/p1/main", "crowded"),
+        ("/kubepods/p2/main", "crowded"),
+    ]
+    assert len(found) == 5
+
+
+def test_a_flood_keeps_the_beginning_and_the_end_and_counts_the_rest() -> None:
+    flips = [e for k in range(50) for e in (crossing(k), clear(k + 0.5))]
+    found = episodes(*flips, Tick(ms(9000)), bounds=Bounds(events=10))[0]
+    assert [e.ts_ns for e in found.events[:2]] == [ms(0), ms(0.5)]
+    assert found.events[-1].ts_ns == ms(49.5)
+    assert (len(found.events), found.dropped) == (10, 90)
+
+
+def test_a_fork_bomb_is_waited_for_within_bounds() -> None:
+    state = State(Bounds(events=10))
+    for k in range(100):
+        state, _ = feed(state, mark(k * 10, pid=k + 1, **OWN))
+    assert len(state.open[0].pids) == 10
+
+
+def test_samples_are_thinned_out_and_keep_their_span() -> None:
+    many = [sample(t, 5) for t in range(1, 200)]
+    found = episodes(crossing(), *many, clear(300), Tick(ms(9000)), bounds=Bounds(samples=16))[0]
+    kept = [e.ts_ns for e in found.events if isinstance(e, Sample)]
+    assert len(kept) <= 16
+    assert kept[-1] == ms(199)
+    assert kept[0] <= ms(20)
+
+
+def test_an_event_that_is_late_by_less_than_the_slack_is_in_its_place() -> None:
+    found = episodes(clear(30), crossing(), Tick(ms(100)), Tick(10 * S + ms(0)))
+    assert [(e.start_ns, e.end_ns, e.ended) for e in found] == [(ms(0), ms(30), "quiet")]

@@ -1,0 +1,115 @@
+"""What holds for any stream of events whatever."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.race.codec import RecordError
+from monitor.race.episode import Bounds, Episode, State, feed, fold, ongoing
+from monitor.race.events import Event, event_from_json, event_key
+from monitor.race.facts import facts
+from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
+from monitor.race.verdict import verdict
+from monitor.race.world import world
+from tests.race.strategies import events, streams
+
+
+@given(events())
+def test_every_event_survives_json(event: Event) -> None:
+    text = json.dumps(event.to_json())
+    assert event_from_json(json.loads(text)) == event
+    assert list(event.to_json())[:2] == ["event", "ts_ns"]
+
+
+@given(events(), st.data())
+def test_a_damaged_event_is_refused_by_name(event: Event, data: st.DataObject) -> None:
+    damaged = event.to_json()
+    key = data.draw(st.sampled_from(list(damaged)))
+    damaged[key] = {"not": "this"}
+    with pytest.raises(RecordError, match=rf"\b{key}\b"):
+        event_from_json(damaged)
+
+
+@given(events())
+def test_a_key_nobody_knows_is_refused(event: Event) -> None:
+    with pytest.raises(RecordError, match="extra"):
+        event_from_json({**event.to_json(), "extra": 1})
+
+
+@given(streams())
+def test_every_episode_gets_exactly_one_verdict(stream: list[Event]) -> None:
+    for episode in fold(stream):
+        found = verdict(episode)
+        assert found.verdict in VERDICTS
+        assert set(found.flags) <= set(FLAGS)
+        assert bool(found.missing) == (found.verdict == "undetermined")
+        assert found.summary
+
+
+@given(streams())
+def test_signs_of_the_margins(stream: list[Event]) -> None:
+    for episode in fold(stream):
+        found = verdict(episode)
+        numbers = [n for n in (found.margin_bytes, found.margin_ms) if n is not None]
+        if found.verdict in LOST_RACES:
+            assert all(n <= 0 for n in numbers)
+        elif found.verdict in ("own_limit", "undetermined"):
+            assert numbers == []
+        else:
+            assert all(n >= 0 for n in numbers)
+
+
+@given(streams())
+def test_episodes_and_incidents_survive_json(stream: list[Event]) -> None:
+    for episode in fold(stream):
+        assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
+        found = verdict(episode)
+        assert Incident.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+@given(streams(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_within_the_slack_changes_nothing(stream: list[Event], rng: random.Random) -> None:
+    bounds = Bounds(slack_ns=100_000_000)
+    ordered = sorted(stream, key=lambda e: e.ts_ns)
+    # Each event is late by less than the slack, or, of equal times, in any order.
+    shuffled = sorted(ordered, key=lambda e: (e.ts_ns + rng.randrange(75_000_000), rng.random()))
+    assert fold(shuffled, bounds) == fold(ordered, bounds)
+
+
+@given(streams())
+def test_feeding_again_gives_the_same(stream: list[Event]) -> None:
+    assert [verdict(e) for e in fold(stream)] == [verdict(e) for e in fold(stream)]
+
+
+@given(streams(80))
+@settings(max_examples=30)
+def test_memory_is_bounded(stream: list[Event]) -> None:
+    bounds = Bounds(events=8, samples=8, open=2)
+    state = State(bounds)
+    for event in sorted(stream, key=event_key):
+        state, done = feed(state, event)
+        assert len(state.open) <= 2
+        assert len(state.recorder) <= 8
+        assert len(state.waiting) <= 8
+        for o in state.open:
+            assert len(o.events) <= 8
+            assert len(o.samples) <= 8
+            assert len(o.pids) <= 8
+            assert len(o.pods) <= 2
+        assert all(len(e.events) <= 16 for e in done)
+        for episode in ongoing(state):
+            assert verdict(episode).verdict in VERDICTS
+
+
+@given(streams())
+def test_any_episode_can_be_asked_what_a_kubelet_had_seen(stream: list[Event]) -> None:
+    for episode in fold(stream):
+        found = world(facts(episode))
+        if found is not None:
+            assert found.working_set
+            assert found.oom_ns is None or found.oom_ns >= 0
