@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from monitor.daemon import choice
 from monitor.daemon.config import RunConfig
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import Gauge
@@ -19,29 +20,25 @@ from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
+from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.policy.thresholds import Threshold
 
-#: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
-REPEAT_NS = 10_000_000_000
-#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
-#: log.
-QUIET_NS = 20_000_000
+if TYPE_CHECKING:
+    from monitor.daemon.journal import Acted, Journal
+
 #: A crossing less than 5 ms after the one before is not reported by the kernel (struct domain rearm_ns); so when
 #: pressure ends, one more pass is run after that time.
 RECHECK_NS = 10_000_000
 FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
-#: What an observed decision can be about, besides one pod.
-_RESOURCES = frozenset(RESOURCE.values())
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 class Decider:
-    """State of the policy and the eviction under way."""
+    """State of the policy and the eviction under way. ``journal`` is told of every pass, where there is one."""
 
     def __init__(
         self,
@@ -54,7 +51,9 @@ class Decider:
         evictor: Evictor,
         stats: SharedStats,
         tell: Tell,
+        journal: Journal | None = None,
     ) -> None:
+        self._journal = journal
         self._enforce = config.enforce
         self._config = eviction_config
         self._gauge = gauge
@@ -75,7 +74,7 @@ class Decider:
         self._recheck_after = 0
         self.reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
-        self._told_ns: dict[str, int] = {}  # when an observed decision was last told, by its subject
+        self._repeats = choice.Repeats()
         self._id = 0
         self._over_limit: list[Violation] = []  # pods yet to be evicted for their own local storage
 
@@ -145,6 +144,9 @@ class Decider:
         readings: dict[str, Reading] = {}
         observations: dict[str, Observation] = {}
         now = time.monotonic_ns()
+        journal, acted = self._journal, None
+        if journal is not None:
+            journal.begin(now, self._state, self._repeats, self._id)
         for w in self._gauge.watches:
             if w.thresholds:
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
@@ -155,7 +157,10 @@ class Decider:
         def rank(signal: str) -> Sequence[Candidate]:
             if signal in MEMORY_SIGNALS:
                 return self._registry.order()
-            return self._registry.candidates(self._slow.order(signal, observations, now))
+            found = self._registry.candidates(self._slow.order(signal, observations, now))
+            if journal is not None:
+                journal.ranked(signal, found)
+            return found
 
         self._state, outcome = synchronize(self._config, self._state, observations, now, rank)
         before, self.outcome = self.outcome, outcome
@@ -163,11 +168,11 @@ class Decider:
         if not crossed_ns and self._recheck_after in (0, RECHECK_NS):
             self._clear_crossings(observations)
         self._plan_recheck(now, crossed_ns, was_pressed)
+        busy = self._evictor.current is not None
         if outcome.victim is not None and self.may_act:
-            if self._evictor.current is None:
-                self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
-            elif outcome.starved is not None and outcome.starved.hard and outcome.starved.signal in MEMORY_SIGNALS:
-                # A pod in its grace may not keep a hard threshold waiting, as it does in the kubelet.
+            if not busy:
+                acted = self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
+            elif choice.hurries(outcome):
                 self._evictor.hurry()
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
@@ -175,6 +180,10 @@ class Decider:
                 self._tell_clear(threshold, observations, now)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
+        if journal is not None:
+            journal.passed(
+                now, observations, outcome, may_act=self.may_act, busy=busy, crossed_ns=crossed_ns, acted=acted
+            )
 
     def _tell_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
         """A threshold that was met is not met any more."""
@@ -237,49 +246,34 @@ class Decider:
         observations: dict[str, Observation],
         readings: dict[str, Reading],
         crossed_ns: int,
-    ) -> None:
+    ) -> Acted | None:
         """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
-        threshold = outcome.starved
-        assert threshold is not None
         entry = self._registry.by_uid[candidate.uid]
-        of_memory = threshold.signal in MEMORY_SIGNALS
-        if not of_memory:
-            crossed_ns = 0  # the crossing was of memory, and over when it was looked at
+        facts = choice.facts(outcome, observations)
+        signal, of_memory = facts["signal"], choice.of_memory(outcome)
         # A hard threshold for memory waits for nobody: the second of grace in the kubelet's books is only the smallest
         # that its pod worker takes.
-        grace_s = 0 if threshold.hard and of_memory else max(0, outcome.grace_s)
-        observation = observations[threshold.signal]
-        facts: dict[str, Any] = {
-            "signal": threshold.signal,
-            "kind": "hard" if threshold.hard else "soft",
-            "quantity": threshold.quantity(observation.capacity),
-            "available": observation.available,
-            "capacity": observation.capacity,
-            "grace_s": outcome.grace_s,
-        }
+        grace_s = 0 if of_memory and facts["kind"] == "hard" else max(0, outcome.grace_s)
         if of_memory:
-            facts["domain"] = next(w.name for w in self._gauge.watches if w.signal == threshold.signal)
             facts["usage"] = readings[facts["domain"]].usage
             facts["order"] = self._registry.leaders()
         else:
-            facts |= {
-                "domain": threshold.signal.partition(".")[0],
-                "usage": observation.capacity - observation.available,
-            }
-            facts["cleanup"] = list(self._slow.cleanup(threshold.signal))
+            crossed_ns = 0  # the crossing was of memory, and over when it was looked at
+            facts["usage"] = facts["capacity"] - facts["available"]
+            facts["cleanup"] = list(self._slow.cleanup(signal))
             if self._enforce:
-                self._slow.evicted(threshold.signal, time.monotonic_ns())
-        self._act(entry, grace_s, facts, RESOURCE[threshold.signal], crossed_ns)
+                self._slow.evicted(signal, time.monotonic_ns())
+        return self._act(entry, grace_s, facts, choice.subject(outcome), crossed_ns)
 
-    def _act(self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0) -> None:
+    def _act(self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0) -> Acted | None:
         """Signal the pod, then tell of it; or only tell, and that of one ``subject`` not too often.
 
-        ``facts``: what led to it.
+        ``facts``: what led to it. Gives what was done, for the journal if there is one.
         """
         decided_ns = time.monotonic_ns()
         if crossed_ns:
             self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
-        pulled_by, signalled_ns = "user", None
+        pulled_by, signalled_ns, fired = "user", None, None
         if self._enforce:
             fired = self._trigger.disarm()
             if fired is not None:
@@ -289,10 +283,8 @@ class Decider:
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
-        elif decided_ns - self._told_ns.get(subject, 0) < (QUIET_NS if crossed_ns else REPEAT_NS):
-            return
-        else:
-            self._told_ns[subject] = decided_ns
+        elif not self._repeats.allow(subject, bool(crossed_ns), decided_ns):
+            return self._acted(decided_ns, None, None)
         self._id += 1
         self._stats.add("decisions")
         table = self._gauge.table
@@ -318,12 +310,20 @@ class Decider:
             eviction.decision = message
         self._tell(message)
         self.changed = True
+        return self._acted(decided_ns, fired, message)
+
+    def _acted(self, decided_ns: int, fired: PodEntry | None, message: dict[str, Any] | None) -> Acted | None:
+        if self._journal is None:
+            return None
+        from monitor.daemon.journal import Acted
+
+        return Acted(decided_ns, None if fired is None else (fired.uid, fired.title), message)
 
     def take_slow(self, message: dict[str, Any]) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
         self._slow.take(message)
         known = self._registry.by_uid
-        self._told_ns = {who: ns for who, ns in self._told_ns.items() if who in known or who in _RESOURCES}
+        self._repeats.forget(time.monotonic_ns())
         self._over_limit = [v for v in self._slow.violations if v.uid in known]
         if not self._next_over_limit():
             self.run_pass()
@@ -334,8 +334,9 @@ class Decider:
             violation = self._over_limit.pop(0)
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
-                facts = {"signal": None, "kind": "limit", "message": violation.message, "grace_s": HARD_GRACE_S}
-                self._act(entry, HARD_GRACE_S, facts, entry.uid)
+                acted = self._act(entry, HARD_GRACE_S, choice.limit_facts(violation.message), entry.uid)
+                if self._journal is not None and acted is not None:
+                    self._journal.over_limit(entry.uid, entry.title, violation.message, acted)
                 if self._enforce:
                     return True
         return False

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.actions.evict import SPARED
 from monitor.daemon import channel
@@ -36,8 +36,11 @@ from monitor.kernel.domains import Reading
 from monitor.kernel.pins import Pins, Ring, counts
 from monitor.kernel.sched import Protection, may_kill, protect
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
-from monitor.policy.eras import era
+from monitor.policy.eras import Era, era
 from monitor.policy.standing import Standing
+
+if TYPE_CHECKING:
+    from monitor.daemon.journal import Journal
 
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000
@@ -63,7 +66,8 @@ class Hot:
         eviction_config = config.eviction_config()
         self.gauge = Gauge(self.pins, config, eviction_config.thresholds, self.stats)
         policy = era(config.policy)
-        self.registry = Registry(self.gauge.table, config.step, Standing(policy.memory_key))
+        standing, self.journal = self._standing(policy)
+        self.registry = Registry(self.gauge.table, config.step, standing)
         in_kernel = config.enforce and config.trigger == "kernel"
         self.trigger = Trigger(self.pins, self.registry, self.gauge.hierarchy.version, in_kernel)
         self.evictor = Evictor(self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell)
@@ -78,6 +82,7 @@ class Hot:
             self.evictor,
             self.stats,
             self.tell,
+            self.journal,
         )
         self.flight = Flight(self.tell)
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -88,12 +93,25 @@ class Hot:
         self.away = True  # OOM records read before this is cleared happened while no daemon ran
         self.protection = Protection("default", False, 0)
 
+    def _standing(self, policy: Era) -> tuple[Standing, Journal | None]:
+        """Where the pods are ranked; while everything is recorded, one that notes its changes for the journal."""
+        if not self.config.record:
+            return Standing(policy.memory_key), None
+        from monitor.daemon.journal import Journal, NotedStanding  # nobody else pays for them
+
+        noted = NotedStanding(policy.memory_key)
+        return noted, Journal(noted, self.offer)
+
     # talking to the side
+
+    def offer(self, message: dict[str, Any]) -> bool:
+        """Send to the side without waiting; False if it cannot take it."""
+        sock = self.side.sock
+        return sock is not None and channel.send(sock, message)
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send to the side without waiting; what it cannot take is dropped and counted."""
-        sock = self.side.sock
-        if sock is not None and channel.send(sock, message):
+        if self.offer(message):
             self.stats.add("channel_sent")
         else:
             self.stats.add("channel_dropped")
@@ -131,6 +149,9 @@ class Hot:
                 self.synced = stale = True
             elif kind == "refresh":
                 stale = True
+            elif kind == "record":
+                if self.journal is not None:
+                    self.journal.restart()
             elif kind == "disks":
                 self.decider.take_slow(message)
             elif kind == "bad":

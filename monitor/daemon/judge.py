@@ -15,7 +15,7 @@ from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.policy.synchronize import EvictionConfig
 from monitor.race.episode import Episode
-from monitor.race.incident import Incident
+from monitor.race.incident import LOST_RACES, OWN_LIMIT, Incident
 from monitor.race.verdict import verdict
 from monitor.report.incidents import IncidentStore
 from monitor.report.log import Log
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _QUEUE = 64
 #: Pause between two tries to store an incident.
 _RETRY_S = 5.0
+#: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
+AT_ONCE = LOST_RACES | {OWN_LIMIT}
 
 
 def judge(found: Episode, config: EvictionConfig, cgroup_version: int, realtime_ns: int) -> Incident:
@@ -75,6 +77,7 @@ class Judge:
         self._worker = Worker("judge", _QUEUE)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was logged with
+        self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def submit(self, found: Episode, final: bool) -> None:
@@ -105,10 +108,14 @@ class Judge:
             )
             return
         made = incident.to_json()
-        if final:
+        # A kill counts at once: a rule that waits for the end of the episode would be seconds late.
+        if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
             self._tally.count(incident)
-            self._told.pop(incident.id, None)
+            self._counted[incident.id] = incident.verdict
         self._say(made, final)
+        if final:
+            self._told.pop(incident.id, None)
+            self._counted.pop(incident.id, None)
         self._files.submit(lambda: self.store.record(made))
         try:
             self._on_incident(made)
@@ -116,8 +123,8 @@ class Judge:
             self._log.error(str(error))
 
     def _say(self, incident: Mapping[str, Any], final: bool) -> None:
-        """One line for each incident; a second one only if the verdict changed since the first."""
-        if self._told.get(incident["id"]) == incident["verdict"]:
+        """One line when somebody was killed, again if the verdict changes, and one when it is over."""
+        if not final and self._told.get(incident["id"]) == incident["verdict"]:
             return
         if not final:
             self._told[incident["id"]] = incident["verdict"]

@@ -32,6 +32,8 @@ _SI_KERNEL = 128
 LOCAL_STORAGE = "local-storage"
 #: Messages that only matter to the record of a race (`monitor.daemon.chronicle`).
 FOR_THE_CHRONICLE = ("cross", "clear", "killed", "flight")
+#: Messages that only matter to a recording (`monitor.daemon.recorder`).
+FOR_THE_RECORD = ("ranking", "snapshot", "pass", "limit")
 
 
 def _pass_over(_message: Mapping[str, Any]) -> None:
@@ -70,7 +72,7 @@ class News:
             "reap": self._on_reap,
             "reclaim": self._on_reclaim,
             "oom": self._on_oom,
-        } | dict.fromkeys(FOR_THE_CHRONICLE, _pass_over)
+        } | dict.fromkeys((*FOR_THE_CHRONICLE, *FOR_THE_RECORD), _pass_over)
 
     def hear(self, message: Mapping[str, Any]) -> bool:
         """Act on one message; whether it could be understood. What could not is counted and logged, and the next one

@@ -352,3 +352,16 @@ def _failed(path: Path, verb: str, e: OSError) -> MonitorError:
     if e.errno == errno.EBUSY and path.name == "memory.limit_in_bytes":
         return MonitorError(f"cannot {verb} {path}: more than that is in use", "free memory in the cgroup first")
     return MonitorError(f"cannot {verb} {path}: {e.strerror}")
+
+
+def oom_kills(hierarchy: Hierarchy, path: Path) -> int | None:
+    """Processes of this very cgroup that the OOM killer took, as the kernel counts them; None if it does not say.
+
+    Those of cgroups below are not among them; on v1 the counters of parents stay 0 (measured).
+    """
+    name = "memory.oom_control" if hierarchy.version == 1 else "memory.events.local"
+    try:
+        lines = (path / name).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -5,13 +5,17 @@ it back (answer `freed`); each answer carries CLOCK_MONOTONIC nanoseconds. It di
 is closed.
 
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
-read once) or shmem (tmpfs pages); mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and
-free per `go` (the last one holds); ignore_term=1; cpu=N to stay on one CPU; parent=PID.
+read once, which makes it active; reread=0: only written; pin=1: kept in pipes nobody reads, as by a server whose
+clients do not read, so that it stays inactive and cannot be reclaimed) or shmem (tmpfs pages; of the file path=FILE, if
+given, which outlives the process); mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and
+free per `go` (the last one holds); forks=N: N children take `mib` each, one after the other, at most 200;
+ignore_term=1; cpu=N to stay on one CPU; parent=PID.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -26,6 +30,10 @@ DEFAULTS = {
     "pages": "4k",
     "rate": "0",
     "cycles": "1",
+    "reread": "1",
+    "pin": "0",
+    "path": "",
+    "forks": "0",
     "ignore_term": "0",
     "cpu": "",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
@@ -44,15 +52,19 @@ class Gone(Exception):
 class Memory:
     """``size`` bytes that become resident when `take` is called on them, a chunk at a time."""
 
-    def __init__(self, kind: str, size: int, pages: str, directory: str) -> None:
+    def __init__(self, options: dict[str, str]) -> None:
+        kind, size, pages, directory = options["kind"], int(options["mib"]) * MIB, options["pages"], options["dir"]
         self.kind, self.size = kind, size
+        self._reread, self._pin = options["reread"] == "1", options["pin"] == "1"
         self._fd = -1
+        self._pipes: list[int] = []
         if kind == "anon":
             self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         elif kind == "shmem":
-            self._fd = os.memfd_create("outrace-hog")
+            path = options["path"]
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT) if path else os.memfd_create("outrace-hog")
         elif kind == "file":
             # Unlinked at once, so that nothing is left on the disk however this process ends.
             path = os.path.join(directory, f"outrace-hog-{os.getpid()}")
@@ -68,11 +80,22 @@ class Memory:
         block = bytes(min(length, MIB))
         while length > 0:
             done = os.pwrite(self._fd, block[:length], start)
+            if self._pin:
+                self._keep(start, done)
             start, length = start + done, length - done
+
+    def _keep(self, start: int, length: int) -> None:
+        """Put a piece of the file into a pipe, by reference."""
+        reader, writer = os.pipe()
+        self._pipes += (reader, writer)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, MIB)
+        while length > 0:
+            moved = os.splice(self._fd, writer, length, offset_src=start)
+            start, length = start + moved, length - moved
 
     def finish(self) -> None:
         """A file is read once more, which is what makes its pages active."""
-        if self.kind == "file":
+        if self.kind == "file" and self._reread:
             for start in range(0, self.size, MIB):
                 os.pread(self._fd, MIB, start)
 
@@ -80,6 +103,8 @@ class Memory:
         if self.kind == "anon":
             self._map.madvise(mmap.MADV_DONTNEED)
         else:
+            while self._pipes:
+                os.close(self._pipes.pop())
             os.ftruncate(self._fd, 0)
 
 
@@ -113,6 +138,17 @@ def _grow(memory: Memory, rate: int) -> None:
     memory.finish()
 
 
+def _breed(memory: Memory, count: int, rate: int) -> None:
+    """``count`` children, each with memory of its own, one after the other."""
+    for _ in range(count):
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            memory.take(0, memory.size)
+            while True:
+                signal.pause()
+        time.sleep(memory.size / MIB / rate if rate else 0.0)
+
+
 def _peek() -> bool:
     """Whether stdin, which is readable, has data (kept for `_command`) rather than its end."""
     global _pending
@@ -140,18 +176,19 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options["cpu"]:
         os.sched_setaffinity(0, {int(options["cpu"])})
-    memory = Memory(options["kind"], int(options["mib"]) * MIB, options["pages"], options["dir"])
+    memory = Memory(options)
     if options["cgroup"]:
         # Joined last: what the interpreter needed stays charged where it was, and the pod starts near zero.
         with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
             procs.write("0")
     _say("ready")
-    cycles, rate = int(options["cycles"]), int(options["rate"])
+    cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
     try:
         while True:
             command = _command(None)
             if command == "go":
-                for cycle in range(cycles):
+                _breed(memory, forks, rate)
+                for cycle in range(0 if forks else cycles):
                     if cycle:
                         memory.give_back()
                     _grow(memory, rate)

@@ -2,7 +2,7 @@
 
 A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
 session of its own, so neither Ctrl-C nor a closed terminal reaches it. On stdin, one line each: `pid N` is a process
-to end along with the node, `dir PATH` a directory to remove.
+to end along with the node, `dir PATH` a directory to remove, `freezer PATH` a v1 freezer cgroup to thaw and remove.
 """
 
 from __future__ import annotations
@@ -76,11 +76,22 @@ def remove_tree(cgroup: str, patience: float = PATIENCE_S) -> bool:
     return True
 
 
-def clean(cgroup: str, pidfds: list[int], directories: list[str]) -> bool:
-    """Everything that belongs to a lab node; False if the cgroup could not be removed."""
+def thaw(freezer: str) -> None:
+    """Let the processes of a freezer cgroup go on: a frozen one does not even die."""
+    try:
+        with open(os.path.join(freezer, "freezer.state"), "w") as state:
+            state.write("THAWED")
+    except FileNotFoundError:
+        pass  # it is gone already
+
+
+def clean(cgroup: str, pidfds: list[int], directories: list[str], freezers: list[str]) -> bool:
+    """Everything that belongs to a lab node; False if a cgroup could not be removed."""
+    for freezer in freezers:
+        thaw(freezer)
     kill_all(cgroup)
     end_processes(pidfds)
-    removed = remove_tree(cgroup)
+    removed = all([remove_tree(tree) for tree in (cgroup, *freezers)])
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
     return removed
@@ -92,6 +103,7 @@ def main(cgroup: str) -> int:
     os.write(1, b"ready\n")
     pidfds: list[int] = []
     directories: list[str] = []
+    freezers: list[str] = []
     for line in sys.stdin:
         what, _, value = line.strip().partition(" ")
         if what == "pid":
@@ -101,7 +113,9 @@ def main(cgroup: str) -> int:
                 continue
         elif what == "dir":
             directories.append(value)
-    return 0 if clean(cgroup, pidfds, directories) else 1
+        elif what == "freezer":
+            freezers.append(value)
+    return 0 if clean(cgroup, pidfds, directories, freezers) else 1
 
 
 if __name__ == "__main__":

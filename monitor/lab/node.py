@@ -158,6 +158,7 @@ class LabNode:
         self._janitor: subprocess.Popen[bytes] | None = None
         self._pidfds: list[int] = []
         self._directories: list[str] = []
+        self._freezers: list[str] = []
 
     def __enter__(self) -> Self:
         # The janitor first: whatever is made after it has someone to remove it.
@@ -193,10 +194,10 @@ class LabNode:
         """End the node's own processes, remove its cgroups and files. MonitorError if a cgroup would not go."""
         for child in self.children:
             child.close()
-        gone = janitor.clean(str(self.cgroup), self._pidfds, self._directories)
+        gone = janitor.clean(str(self.cgroup), self._pidfds, self._directories, self._freezers)
         for fd in self._pidfds:
             os.close(fd)
-        self.children, self._pidfds, self._directories = [], [], []
+        self.children, self._pidfds, self._directories, self._freezers = [], [], [], []
         if self._janitor is not None:
             assert self._janitor.stdin is not None
             assert self._janitor.stdout is not None
@@ -224,6 +225,11 @@ class LabNode:
         self._directories.append(str(directory))
         self._tell_janitor(f"dir {directory}")
 
+    def also_thaw(self, freezer: Path) -> None:
+        """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
+        self._freezers.append(str(freezer))
+        self._tell_janitor(f"freezer {freezer}")
+
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def add_pod(
@@ -237,16 +243,18 @@ class LabNode:
         namespace: str = "lab",
         priority: int = 0,
         grace_s: int = 30,
+        under: str = "",
     ) -> LabPod:
         """Make a pod: cgroup directories for it and its containers, and its manifest.
 
         ``request`` and ``limit`` are bytes of memory of the whole pod, shared evenly by the containers; a Guaranteed
-        pod's limit is its request. A limit also limits the pod's cgroup.
+        pod's limit is its request. A limit also limits the pod's cgroup. ``under``: the cgroup below the node's that
+        the pod goes into, if not directly into that.
         """
         if qos == "Guaranteed":
             limit = limit or request
         uid = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self.cgroup}/{namespace}/{name}"))
-        cgroup = cgroupfs.make(self.cgroup / f"pod{uid}")
+        cgroup = cgroupfs.make(self.cgroup / under / f"pod{uid}")
         if limit:
             cgroupfs.set_limit(cgroup, limit)
         directories = {f"c{i}": cgroupfs.make(cgroup / f"c{i}") for i in range(containers)}

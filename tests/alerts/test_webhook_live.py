@@ -18,7 +18,7 @@ from monitor.report import alerthttp
 from monitor.report.alerts import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
 from monitor.report.alertsend import AlertSender
 from tests.alerts.examples import EVICTION_WON
-from tests.alerts.services import Child, LogLines, Webhook, sender
+from tests.alerts.services import Child, LogLines, Webhook, binary, sender
 from tests.live import until
 
 

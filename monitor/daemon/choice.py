@@ -1,0 +1,100 @@
+"""From what a pass decided to what is done about it: the same lines for the daemon and for `outrace replay`.
+
+Pure: times are given, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, MEMORY_SIGNALS, RESOURCE
+from monitor.policy.synchronize import HARD_GRACE_S, Observation, Outcome
+
+#: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
+REPEAT_NS = 10_000_000_000
+#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
+#: log.
+QUIET_NS = 20_000_000
+#: What a recording keeps of a `decision` message: all that follows from the inputs.
+_KEYS = (
+    "id",
+    "signal",
+    "kind",
+    "domain",
+    "quantity",
+    "available",
+    "capacity",
+    "grace_s",
+    "message",
+    "pod",
+    "name",
+    "observed",
+    "trigger",
+    "crossed_ns",
+    "decided_ns",
+)
+_DOMAINS = {MEMORY: "node", ALLOCATABLE_MEMORY: "kubepods"}
+
+
+def of_memory(outcome: Outcome) -> bool:
+    """Whether the threshold acted on is one for memory."""
+    return outcome.starved is not None and outcome.starved.signal in MEMORY_SIGNALS
+
+
+def facts(outcome: Outcome, observations: Mapping[str, Observation]) -> dict[str, Any]:
+    """What a `decision` message says of the threshold that is acted on and its numbers."""
+    threshold = outcome.starved
+    assert threshold is not None
+    seen = observations[threshold.signal]
+    return {
+        "signal": threshold.signal,
+        "kind": "hard" if threshold.hard else "soft",
+        "domain": _DOMAINS.get(threshold.signal) or threshold.signal.partition(".")[0],
+        "quantity": threshold.quantity(seen.capacity),
+        "available": seen.available,
+        "capacity": seen.capacity,
+        "grace_s": outcome.grace_s,
+    }
+
+
+def limit_facts(message: str) -> dict[str, Any]:
+    """The same for a pod over a limit of its own; ``message`` says which."""
+    return {"signal": None, "kind": "limit", "message": message, "grace_s": HARD_GRACE_S}
+
+
+def subject(outcome: Outcome) -> str:
+    """What an observed decision is about: one and the same is not told too often."""
+    assert outcome.starved is not None
+    return RESOURCE[outcome.starved.signal]
+
+
+def hurries(outcome: Outcome) -> bool:
+    """Whether the pod being evicted may not go on with its grace.
+
+    A pod in its grace may not keep a hard threshold for memory waiting, as it does in the kubelet.
+    """
+    return outcome.victim is not None and of_memory(outcome) and outcome.starved is not None and outcome.starved.hard
+
+
+def recorded(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A `decision` message as a recording keeps it and a replay makes it again."""
+    return {key: message[key] for key in _KEYS if key in message}
+
+
+class Repeats:
+    """When an observed decision was last told, by its subject."""
+
+    def __init__(self, told: Mapping[str, int] | None = None) -> None:
+        self.told: dict[str, int] = dict(told or {})
+
+    def allow(self, about: str, crossed: bool, now_ns: int) -> bool:
+        """Whether it is to be told now, and note that it is. ``crossed``: a crossing led to it, which is news."""
+        if now_ns - self.told.get(about, 0) < (QUIET_NS if crossed else REPEAT_NS):
+            return False
+        self.told[about] = now_ns
+        return True
+
+    def forget(self, now_ns: int) -> None:
+        """Drop what is too old to matter, so that pods of the past take no room."""
+        self.told = {about: ns for about, ns in self.told.items() if now_ns - ns < REPEAT_NS}

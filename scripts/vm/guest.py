@@ -1,0 +1,234 @@
+"""One guest: boot it under QEMU with the project inside, wait within a deadline, take the results out.
+
+The project goes in as a raw tar on one NVMe namespace and the results come back as a raw tar on another, so nothing is shared
+with or mounted on the host, and booting needs no privilege and no network.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from images import DISK_ID, MIB, ROOT, Image, VmError
+
+#: Room for what a guest hands back. The file is sparse.
+RESULTS_SIZE = 128 * MIB
+#: A kernel that can run on this machine's hardware acceleration says so within a second or two; TCG itself needs 3-7 s.
+PROBE_S = 20.0
+#: How much of the console of a guest that died or hung is shown.
+TAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a guest is made."""
+
+    memory_mib: int = 1024
+    cpus: int = 2
+    cgroup: str = "v2"
+    append: str = ""
+    deadline_s: float = 1200.0
+    accel: str = "auto"
+
+
+@dataclass
+class Outcome:
+    """What came of a guest. ``code`` is the command's exit code, or None when the guest never said one (``why`` says)."""
+
+    code: int | None
+    why: str
+    seconds: float
+    console: list[str] = field(default_factory=list)
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGHUP: unwinds like Ctrl-C does, so that no QEMU process stays behind."""
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Within the block, SIGTERM and SIGHUP raise `Stopped`."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- in and out --------------------------------------------------------------------------------------------------------
+
+
+def project_files(root: Path = ROOT) -> list[Path]:
+    """The project's files relative to ``root``: what git knows or does not ignore; without git, all but hidden and built."""
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
+        listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        names = [Path(name) for name in listed.split("\0") if name]
+        return sorted(name for name in names if (root / name).is_symlink() or (root / name).exists())
+    found = []
+    for directory, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", "build", "dist")]
+        links = [name for name in folders if (Path(directory) / name).is_symlink()]
+        found += [(Path(directory) / name).relative_to(root) for name in (*files, *links)]
+    return sorted(found)
+
+
+def pack(target: Path, command: str, root: Path = ROOT) -> None:
+    """Write the tar that a guest unpacks at /: the project below project/, and the command it runs there."""
+    with tarfile.open(target, "w") as tar:
+        for name in project_files(root):
+            tar.add(root / name, arcname=f"project/{name}", recursive=False)
+        data = command.encode()
+        entry = tarfile.TarInfo("command")
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    with open(target, "r+b") as file:  # a namespace has whole blocks
+        file.truncate(-(-target.stat().st_size // MIB) * MIB)
+
+
+def unpack(raw: Path, results: Path) -> int | None:
+    """Take a guest's results out of its raw tar; its exit code, or None when it wrote none."""
+    try:
+        with tarfile.open(raw) as tar:
+            for member in tar:
+                # Only plain files and only below `results`: what comes out of a guest is not to be trusted.
+                name = Path(member.name)
+                if member.isfile() and not name.is_absolute() and ".." not in name.parts:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    (results / name).parent.mkdir(parents=True, exist_ok=True)
+                    (results / name).write_bytes(content.read())
+    except tarfile.ReadError:
+        return None  # it never came so far
+    try:
+        return int((results / "exit-code").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+# -- QEMU --------------------------------------------------------------------------------------------------------------
+
+
+def acceleration(name: str) -> list[str]:
+    if name == "kvm":
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg,thread=multi", "-cpu", "max"]
+
+
+def machine(accel: str, memory_mib: int, cpus: int) -> list[str]:
+    """QEMU with nothing but a serial console. It dies with us, even when we are killed with SIGKILL."""
+    return [
+        "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
+        "-serial", "stdio", "-no-reboot", "-net", "none", "-machine", "q35", *acceleration(accel),
+        "-m", str(memory_mib), "-smp", str(cpus),
+    ]  # fmt: skip
+
+
+@cache
+def usable_acceleration(vmlinuz: Path) -> str:
+    """ "kvm" when a kernel really boots with it, else "tcg": /dev/kvm may be there and refuse, or hang, every guest."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "tcg"
+    lines: list[str] = []
+    command = [*machine("kvm", 256, 1), "-kernel", str(vmlinuz), "-append", "console=ttyS0 panic=-1"]
+    end, _ = watch(command, PROBE_S, lines.append)
+    # It has no root file system: it must come as far as missing that.
+    return "kvm" if end is None and any("Unable to mount root fs" in line for line in lines) else "tcg"
+
+
+def watch(command: list[str], deadline_s: float, line: Callable[[str], None]) -> tuple[str | None, float]:
+    """Run a QEMU to its end, giving ``line`` each line of its console. (why it did not end well or None, seconds)."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert process.stdout is not None
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    rest, why = "", None
+    try:
+        while True:
+            left = began + deadline_s - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                why = f"hung: no end within its deadline of {deadline_s:g} s"
+                break
+            data = os.read(process.stdout.fileno(), 65536)
+            if not data:
+                break
+            *whole, rest = (rest + decode(data)).split("\n")
+            for text in whole:
+                line(text.rstrip("\r"))
+        if rest:
+            line(rest)
+        if why is None and process.wait() != 0:
+            why = f"QEMU ended with exit code {process.returncode}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    return why, time.monotonic() - began
+
+
+def boot(image: Image, command: str, options: Options, results: Path, show: Callable[[str], None]) -> Outcome:
+    """Boot ``image``, run the bash script ``command`` in the project's directory there, and unpack what it left in /out
+    into ``results``, where console.log is written too. ``show`` gets each line of the console as it comes.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    accel = usable_acceleration(image.vmlinuz) if options.accel == "auto" else options.accel
+    show(f"booting Linux {image.release} with {accel}, cgroup {options.cgroup}, {options.memory_mib} MiB")
+    console: list[str] = []
+    # Not in /tmp, which may be small or in memory: QEMU keeps what the guest writes to its root here as well.
+    with (
+        tempfile.TemporaryDirectory(prefix="run-", dir=image.disk.parent) as place,
+        open(results / "console.log", "w") as log,
+    ):
+        project, back = Path(place, "project.tar"), Path(place, "results.tar")
+        pack(project, command)
+        with open(back, "xb") as file:
+            file.truncate(RESULTS_SIZE)
+        drives = [f"file={image.disk},snapshot=on", f"file={project},snapshot=on", f"file={back},cache=unsafe"]
+        nvme = ["-device", "nvme,id=nvme,serial=outrace"]
+        for number, drive in enumerate(drives, 1):
+            nvme += ["-drive", f"{drive},if=none,id=disk{number},format=raw"]
+            nvme += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number}"]
+        words = [
+            "console=ttyS0", f"root=PARTUUID={DISK_ID:08x}-01", "rootwait", "rw", "init=/sbin/outrace-init", "panic=-1", "quiet",
+            f"outrace.cgroup={options.cgroup}", options.append,
+        ]  # fmt: skip
+
+        def line(text: str) -> None:
+            console.append(text)
+            log.write(text + "\n")
+            log.flush()
+            show(text)
+
+        run = ["env", f"TMPDIR={place}", *machine(accel, options.memory_mib, options.cpus), *nvme]
+        run += ["-kernel", str(image.vmlinuz), "-append", " ".join(words).strip()]
+        why, seconds = watch(run, options.deadline_s, line)
+        code = unpack(back, results)
+    if code is None and why is None:
+        why = "died: it stopped before it handed back a result"
+    return Outcome(code if why is None else None, why or "", seconds, console[-TAIL_LINES:])
+
+
+def check(options: Options, image: Image) -> None:
+    """VmError for what cannot be booted."""
+    if options.cgroup == "v1" and image.family.kernel not in ("6.1", "6.12"):
+        raise VmError(f"--cgroup v1 is for 6.1 and 6.12, not {image.family.kernel}")
