@@ -1,7 +1,8 @@
 """The log: one line per event on stderr, logfmt or JSON, never waited for by whoever writes it.
 
 Fields are the event's own data (bytes, nanoseconds), so a line can be read by a person and by a program. Under
-systemd the line begins with its ``<priority>``, which journald takes off again (sd-daemon(3)).
+systemd it becomes an entry of the journal with these fields (`monitor.report.journal`); where that socket is not there,
+a line that begins with its ``<priority>``, which journald takes off again (sd-daemon(3)).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from monitor.report import journal
+from monitor.report.journal import Journal
 from monitor.report.worker import Worker
 
 #: syslog priorities
@@ -80,15 +83,26 @@ class Log:
         self.fd = fd
         self.worker = worker
         self._journal = under_journal(fd)
+        self._native = Journal() if self._journal and os.path.exists(journal.SOCKET) else None
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """Log one event; fields keep their order. A line that cannot be written is counted by the worker as dropped."""
-        line = format_line(level, message, fields, style=self.style, now=time.time(), journal=self._journal)
-        data = line.encode(errors="backslashreplace") + b"\n"
+        now = time.time()
         if self.worker is None:
-            write_all(self.fd, data)
+            self._write(level, message, fields, now)
         else:
-            self.worker.submit(lambda: write_all(self.fd, data))
+            self.worker.submit(lambda: self._write(level, message, fields, now))
+
+    def _write(self, level: str, message: str, fields: Mapping[str, Any], now: float) -> None:
+        if self._native is not None:
+            shown = " ".join([message, *(f"{key}={_quote(value)}" for key, value in fields.items())])
+            try:
+                self._native.send(journal.entry(shown, PRIORITIES.get(level, 6), message, fields))
+                return
+            except OSError:
+                pass  # journald is being restarted: its stream takes the line
+        line = format_line(level, message, fields, style=self.style, now=now, journal=self._journal)
+        write_all(self.fd, line.encode(errors="backslashreplace") + b"\n")
 
     def info(self, message: str, /, **fields: Any) -> None:
         self("info", message, **fields)
