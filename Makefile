@@ -36,11 +36,11 @@ lint: setup ## Check format, style and types
 setup: ## Install what is missing: python3-bpfcc, libbpf, kernel headers (apt), .venv
 	@scripts/setup.sh
 
-test-vm: ## Run the tests on other kernels in virtual machines
-	@echo 'outrace: test-vm comes with its own issue and is not part of this version' >&2; exit 3
+test-vm: setup ## Run the kernel tests on Linux 6.1, 6.12 and 7.2 in virtual machines (ARGS="--kernel 6.1 -- -k oom")
+	@$(BIN)/python scripts/vm/matrix.py $(ARGS)
 
-test-vagrant: ## Run the tests on other distributions under Vagrant
-	@echo 'outrace: test-vagrant comes with its own issue and is not part of this version' >&2; exit 3
+test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and destroyed afterwards
+	@$(BIN)/python scripts/vm/vagrant.py $(ARGS)
 
 clean: ## Remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ struct killed {
   u32 sender;
   s32 si_code;
   u32 domain;
-  u32 reserved;
+  u32 gone;
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
 
@@ -133,6 +133,8 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   if (!k || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
   find_limit(&e, 8);  // the smallest order that can OOM
+  // By now there may be room again: what each CPU had charged ahead (64 pages) was given back while memory was sought.
+  if (!e.oom_cgroup) find_limit(&e, 512);
   note_cache(&e);
   count(ooms.ringbuf_output(&e, sizeof(e), 0) ? COUNT_LOST_OOM : COUNT_EMIT_OOM);
   return 0;
@@ -143,7 +145,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   u64 task = ctx->args[0], signal = 0;
   u32 tgid = bpf_get_current_pid_tgid() >> 32;
   struct killed *k = killed.lookup(&tgid);
-  if (!k) return 0;
+  if (!k || k->gone) return 0;
   s32 live = 0;
   READ(signal, task, OFF_TASK_SIGNAL);
   READ(live, signal, OFF_SIGNAL_LIVE);
@@ -154,7 +156,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   e.ts_ns = bpf_ktime_get_ns();
   fill_victim(&e, task);
   e.domain = k->domain;
-  killed.delete(&tgid);
+  k->gone = 1;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
   send_kill(&e, COUNT_EMIT_EXIT);
   return 0;
 }

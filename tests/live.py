@@ -327,9 +327,13 @@ class Watching:
 
 
 def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:
-    """A daemon for ``node`` that uses the programs pinned already."""
+    """A daemon for ``node`` that uses the programs pinned already; one with a state dir of its own loads its own, and
+    takes them away when it ends.
+    """
+    if "state_dir" in rest:
+        return LabDaemon(node, *options, **rest)
     pin_dir()
-    return LabDaemon(node, *options, state_dir=rest.pop("state_dir", state_dir()), keep_pins=True, **rest)
+    return LabDaemon(node, *options, state_dir=state_dir(), keep_pins=True, **rest)
 
 
 def message(daemon: LabDaemon, msg: str, since: int = 0, **fields: object) -> Record:

@@ -269,14 +269,6 @@ def test_make_alone_explains_every_target() -> None:
     assert {line.split()[0] for line in shown.splitlines()} >= targets
 
 
-@pytest.mark.parametrize("target", ["test-vm", "test-vagrant"])
-def test_what_is_not_here_yet_says_so(target: str) -> None:
-    done = subprocess.run(["make", "-s", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    assert f"outrace: {target} comes with its own issue" in done.stderr
-    assert "Error 3" in done.stderr
-
-
 def test_set_up_that_cannot_be_done_is_one_line(tmp_path: Path) -> None:
     """Not root and nothing installed: a copy of the project in which only the search for BCC finds nothing."""
     copy = tmp_path / "scripts/setup.sh"

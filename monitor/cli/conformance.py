@@ -83,7 +83,7 @@ def _cases(path: Path) -> Iterator[Any]:
     if text.lstrip().startswith("["):
         yield from _parsed(path, text, "")
     else:
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield _parsed(path, line, f"line {number}: ")
 

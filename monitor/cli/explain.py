@@ -45,7 +45,7 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
         raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(SIGNALS)}")
     names = _names(policies)
     # `all` begins with the one in force, which the files may name.
-    in_force = names[0] if names and policies != "all" else None
+    in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
     config = resolve({**settings, "policy": in_force}).config
     names = list(dict.fromkeys((config.policy, *names)))
     eras = [era(name) for name in names]
@@ -88,7 +88,9 @@ def _names(policy: str | None) -> list[str]:
     """The policies named, without repetitions; [] if none are. Raises ConfigError."""
     if policy is None:
         return []
-    names = list(ERAS) if policy == "all" else list(dict.fromkeys(part.strip() for part in policy.split(",")))
+    names = list(dict.fromkeys(part.strip() for part in policy.split(",")))
+    if "all" in names:
+        names = list(dict.fromkeys([*(name for name in names if name != "all"), *ERAS]))
     for name in names:
         try:
             era(name)
@@ -134,7 +136,7 @@ def _node(seen: Situation) -> dict[str, Any]:
         "held_conditions": None if seen.held is None else list(seen.held),
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
-        "cleanup": list(seen.result.reclaimed),
+        "cleanup": [action for action in seen.result.reclaimed if action in seen.config.cleanups()],
         "evictions": evictions,
     }
 
@@ -149,7 +151,7 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
         return f"{text}: nobody would be evicted now{waiting}"
     text = f"{outcome.starved.signal} is starved"
     if evicted:
-        first = "unless cleaning up is enough, " if seen.result.reclaimed else ""
+        first = "unless cleaning up is enough, " if seen.config.cleanups() & set(seen.result.reclaimed) else ""
         return f"{text}: {first}{', '.join(evicted)} would be evicted now"
     return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: nobody would be evicted"
 
@@ -184,8 +186,8 @@ def _spelling(seen: Situation, t: Threshold) -> str:
     if text is None:
         return str(t.value)
     rest = ({}, {}) if t.hard else ({t.signal: text}, {t.signal: "1s"})
-    (own,) = seen.era.parse_thresholds({t.signal: text} if t.hard else {}, *rest)
-    return text if own.value == t.value else str(t.value)
+    own = seen.era.parse_thresholds({t.signal: text} if t.hard else {}, *rest)  # nothing for `0%`: this is a copy then
+    return text if own and own[0].value == t.value else str(t.value)
 
 
 def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[str, Any]]:

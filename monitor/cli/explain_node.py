@@ -17,7 +17,7 @@ from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
-from monitor.pods.storage import limited, measure, process_stats
+from monitor.pods.storage import Roots, limited, measure, process_stats
 from monitor.policy.eras import Era, era
 from monitor.policy.layout import DiskLayout
 from monitor.policy.manager import ManagerConfig, ManagerState, PassResult, manage
@@ -83,7 +83,11 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
     if signal is None:
         wanted = outcome.starved or next(iter(outcome.observed), None)
         signal = MEMORY if wanted is None else wanted.signal
-    problems = (*source.problems, *_unknown_pods(frame, found), *_measure(config, raw, found, signal))
+    problems = (
+        *source.problems,
+        *_unknown_pods(frame, found),
+        *_measure(config, raw, found, signal, Roots.of(found_disks)),
+    )
     summary = Summary(raw)
     layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
     settings = ManagerConfig(
@@ -169,7 +173,9 @@ def _containers(hierarchy: Hierarchy, pod: FoundPod) -> list[dict[str, Any]]:
     return figures
 
 
-def _measure(config: RunConfig, raw: dict[str, Any], found: Mapping[str, FoundPod], signal: str) -> list[str]:
+def _measure(
+    config: RunConfig, raw: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
+) -> list[str]:
     """Add what ranking for ``signal`` and the pods' own limits of storage take beside memory; the problems met.
 
     Walks the pods' directories for a disk signal, and those of pods with such limits always.
@@ -180,7 +186,7 @@ def _measure(config: RunConfig, raw: dict[str, Any], found: Mapping[str, FoundPo
         if signal in MEMORY_SIGNALS and uid not in entries:
             continue  # without memory figures it is one without stats, and ranks as such
         if signal in _DISK_SIGNALS or (config.local_storage and limited(pod.pod)):
-            measured = measure(pod)
+            measured = measure(pod, roots)
             figures = measured.stats
             problems += measured.problems
         elif signal == PID:

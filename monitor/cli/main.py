@@ -21,6 +21,8 @@ BENCHES = {
     "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
+    "scenarios": ("monitor.cli.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
+    "soak": ("monitor.cli.bench_soak:soak", "Everyday load for an hour: no incident, no alert, no decision."),
 }
 COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
@@ -30,6 +32,7 @@ COMMANDS = {
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Say who would be evicted next, and why or why not."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
+    "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),

@@ -16,6 +16,8 @@ REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
 #: log.
 QUIET_NS = 20_000_000
+#: The least grace a pod worker of the kubelet takes.
+LEAST_GRACE_S = 1
 #: What a recording keeps of a `decision` message: all that follows from the inputs.
 _KEYS = (
     "id",
@@ -26,6 +28,7 @@ _KEYS = (
     "available",
     "capacity",
     "grace_s",
+    "given_s",
     "message",
     "pod",
     "name",
@@ -69,12 +72,26 @@ def subject(outcome: Outcome) -> str:
     return RESOURCE[outcome.starved.signal]
 
 
+def urgent(outcome: Outcome) -> bool:
+    """Whether a hard threshold for memory is met: nobody gets a grace then, whichever threshold was picked to act."""
+    return any(t.hard and t.signal in MEMORY_SIGNALS for t in outcome.met)
+
+
+def grace_s(outcome: Outcome) -> int:
+    """Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.
+
+    A hard threshold for memory waits for nobody. All else gets a second at least, as from the kubelet's pod worker,
+    which takes no smaller grace.
+    """
+    return 0 if of_memory(outcome) and urgent(outcome) else max(LEAST_GRACE_S, outcome.grace_s)
+
+
 def hurries(outcome: Outcome) -> bool:
     """Whether the pod being evicted may not go on with its grace.
 
-    A pod in its grace may not keep a hard threshold for memory waiting, as it does in the kubelet.
+    In the kubelet it may, and a hard threshold waits for it.
     """
-    return outcome.victim is not None and of_memory(outcome) and outcome.starved is not None and outcome.starved.hard
+    return outcome.victim is not None and outcome.starved is not None and (outcome.starved.hard or urgent(outcome))
 
 
 def recorded(message: Mapping[str, Any]) -> dict[str, Any]:

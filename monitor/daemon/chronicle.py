@@ -51,6 +51,9 @@ SAMPLE_NEAR_NS, SAMPLE_FAR_NS = 1_000_000_000, 10_000_000_000
 TICK_NS = 250_000_000
 #: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
 URGENT_NS = 150_000_000
+#: A record this old when it comes was read late, after a stall; then no time is told until they have all come, because
+#: an episode would seem quiet whose second half is still on the way.
+LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
 #: Samples kept for forecasts: a minute of 330 cgroups.
@@ -78,6 +81,7 @@ class Chronicle:
         self._state = State()
         self._places = Places(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
+        self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
         self._awaited: dict[int, int] = {}  # pid of a victim -> time of its mark; the log has not told of it yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log told of its end; no mark was heard of yet
         self._uncounted: dict[int, tuple[int, str]] = {}  # pid of a victim -> time of its mark, its cgroup
@@ -85,6 +89,7 @@ class Chronicle:
         self._lost: dict[str, int] = {}
         self._lost_ns = time.monotonic_ns()
         self._sampled_ns = self._ticked_ns = 0
+        self._caught_up_ns = 0  # until then late records are waited for
         self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
         self._samples: list[Sample] = []  # of the last minute, for forecasts
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -107,6 +112,9 @@ class Chronicle:
         """Take in one message of the hot process; those that do not matter here are passed over."""
         handler = self._handlers.get(message["t"])
         if handler is not None:
+            now = time.monotonic_ns()
+            if message.get("ts_ns", now) < now - LATE_NS:
+                self._caught_up_ns = now + CATCH_UP_NS
             self._places.update(self._view.pods, self._view.kubepods)
             handler(message)
 
@@ -118,6 +126,7 @@ class Chronicle:
             due = min(due, self._ticked_ns + TICK_NS)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns)
+        due = max(due, self._caught_up_ns)
         return max(0.0, (due - now) / 1e9)
 
     def facts(self) -> tuple[list[Sample], list[Watched]]:
@@ -131,6 +140,8 @@ class Chronicle:
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
         now = time.monotonic_ns()
+        if now < self._caught_up_ns:
+            return False
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if sampled:
             self._sampled_ns = now
@@ -189,9 +200,21 @@ class Chronicle:
                 self._watched[key] = made
                 self._feed(made)
 
+        self._clear_what_is_not_met(message, now)
+
+    def _clear_what_is_not_met(self, message: Mapping[str, Any], now_ns: int) -> None:
+        """A crossing that was over when the hot process read it is followed by no `clear`, but by a `state`."""
+        met = {(entry["signal"], entry["kind"] == "hard") for entry in message["met"]}
+        for domain, signal, is_hard in [key for key in self._crossed if key[1:] not in met]:
+            seen = message["observation"].get(domain)
+            available = seen["available"] if seen is not None else 0
+            self._crossed.discard((domain, signal, is_hard))
+            self._feed(Clear(now_ns, domain, signal, is_hard, available))
+
     def _on_cross(self, message: Mapping[str, Any]) -> None:
         available = message["capacity"] - message["working_set"]
         keys = ("ts_ns", "domain", "signal", "hard", "quantity", "capacity", "usage", "working_set")
+        self._crossed.add((message["domain"], message["signal"], message["hard"]))
         self._feed(Crossing(**{key: message[key] for key in keys}, available=available))
         self._feed(Seen(message["seen_ns"], message["domain"], message["signal"], available))
 
@@ -200,8 +223,7 @@ class Chronicle:
             return  # disks and process ids are no race with the OOM killer
         self._order(message["decided_ns"], message["order"])
         reclaim = self._watched.get((message["domain"], message["signal"], message["kind"] == "hard"))
-        # A hard threshold's victim gets no grace here, whatever stands in the books.
-        grace_s = 0 if message["kind"] == "hard" else message["grace_s"]
+        grace_s = message["given_s"]  # a hard threshold's victim gets none, whatever stands in the books
         self._feed(
             Decided(
                 ts_ns=message["decided_ns"],
@@ -237,6 +259,7 @@ class Chronicle:
         self._feed(Gone(message["gone_ns"], message["pod"], name, message["freed"]))
 
     def _on_clear(self, message: Mapping[str, Any]) -> None:
+        self._crossed.discard((message["domain"], message["signal"], message["hard"]))
         keys = ("ts_ns", "domain", "signal", "hard", "available")
         self._feed(Clear(**{key: message[key] for key in keys}))
 
@@ -247,6 +270,8 @@ class Chronicle:
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         if message["while_away"]:
             return  # nobody saw what led to it; it was logged and counted
+        if not self._is_of_the_node(message):
+            return
         kind, pod = message["kind"], message["pod"]
         victim = self._places.place(message["victim_cgroup"], pod)
         if kind == "reclaim":
@@ -275,6 +300,17 @@ class Chronicle:
         else:
             self._on_mark(message, victim)
 
+    def _is_of_the_node(self, message: Mapping[str, Any]) -> bool:
+        """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
+
+        (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
+        victim's is.)
+        """
+        if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
+            return True
+        at = message["oom_cgroup"]
+        return not at or self._places.locate(at) or self._places.locate(message["victim_cgroup"])
+
     def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
         self._order(message["ts_ns"], message["order"])
         pod = message["pod"] or victim.pod
@@ -282,7 +318,8 @@ class Chronicle:
         limit = self._places.place(at, pod) if at else None
         # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
         pages = message["oom_limit"] // PAGE if at else self._view.mem_total // PAGE
-        invoker = self._places.place(message["invoker_cgroup"])
+        same = message["invoker_cgroup"] == message["victim_cgroup"]
+        invoker = victim if same else self._places.of_process(message["invoker_pid"], message["invoker_cgroup"])
         self._feed(
             Mark(
                 ts_ns=message["ts_ns"],

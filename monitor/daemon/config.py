@@ -146,6 +146,13 @@ class RunConfig:
         # One without an operator stands where there was nothing to copy, and is never met.
         return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
 
+    def cleanups(self) -> frozenset[str]:
+        """The actions of `monitor.policy.layout` that there is a command for."""
+        from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+
+        commands = {DELETE_CONTAINERS: self.reclaim_containers, DELETE_IMAGES: self.reclaim_images}
+        return frozenset(action for action, command in commands.items() if command)
+
     def eviction_config(self) -> EvictionConfig:
         """What `monitor.policy.synchronize` needs. Raises PolicyError."""
         from monitor.policy.synchronize import EvictionConfig  # only the hot process makes passes

@@ -14,7 +14,7 @@ from monitor.daemon.config import RunConfig
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
-from monitor.daemon.slow import SlowSignals, Violation
+from monitor.daemon.slow import SlowSignals
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
@@ -76,7 +76,6 @@ class Decider:
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
         self._repeats = choice.Repeats()
         self._id = 0
-        self._over_limit: list[Violation] = []  # pods yet to be evicted for their own local storage
 
     @property
     def deadline_ns(self) -> int | None:
@@ -152,12 +151,12 @@ class Decider:
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
                 readings[w.name] = numbers
                 observations[w.signal] = w.observation(numbers, now)
-        observations |= self._slow.observations
+        observations |= self._slow.view(now)
 
         def rank(signal: str) -> Sequence[Candidate]:
             if signal in MEMORY_SIGNALS:
                 return self._registry.order()
-            found = self._registry.candidates(self._slow.order(signal, observations, now))
+            found = self._registry.candidates(self._slow.order(signal, now))
             if journal is not None:
                 journal.ranked(signal, found)
             return found
@@ -251,9 +250,6 @@ class Decider:
         entry = self._registry.by_uid[candidate.uid]
         facts = choice.facts(outcome, observations)
         signal, of_memory = facts["signal"], choice.of_memory(outcome)
-        # A hard threshold for memory waits for nobody: the second of grace in the kubelet's books is only the smallest
-        # that its pod worker takes.
-        grace_s = 0 if of_memory and facts["kind"] == "hard" else max(0, outcome.grace_s)
         if of_memory:
             facts["usage"] = readings[facts["domain"]].usage
             facts["order"] = self._registry.leaders()
@@ -261,11 +257,15 @@ class Decider:
             crossed_ns = 0  # the crossing was of memory, and over when it was looked at
             facts["usage"] = facts["capacity"] - facts["available"]
             facts["cleanup"] = list(self._slow.cleanup(signal))
+            if self._trigger.is_pulled:
+                return None  # somebody is dying in the kernel already: its record comes next
             if self._enforce:
                 self._slow.evicted(signal, time.monotonic_ns())
-        return self._act(entry, grace_s, facts, choice.subject(outcome), crossed_ns)
+        return self._act(entry, choice.grace_s(outcome), facts, choice.subject(outcome), crossed_ns)
 
-    def _act(self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0) -> Acted | None:
+    def _act(
+        self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0
+    ) -> Acted | None:
         """Signal the pod, then tell of it; or only tell, and that of one ``subject`` not too often.
 
         ``facts``: what led to it. Gives what was done, for the journal if there is one.
@@ -301,6 +301,7 @@ class Decider:
             "crossed_ns": crossed_ns or None,
             "decided_ns": decided_ns,
             "signalled_ns": signalled_ns,
+            "given_s": 0 if fired is not None else grace_s,
             "working_set": table.working_set(entry.index),
             "request": entry.request,
             "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
@@ -322,16 +323,16 @@ class Decider:
     def take_slow(self, message: dict[str, Any]) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
         self._slow.take(message)
-        known = self._registry.by_uid
         self._repeats.forget(time.monotonic_ns())
-        self._over_limit = [v for v in self._slow.violations if v.uid in known]
-        if not self._next_over_limit():
+        if not self.evict_over_limit():
             self.run_pass()
 
-    def _next_over_limit(self) -> bool:
+    def evict_over_limit(self) -> bool:
         """Evict the next pod that is over a limit of its own; False if there is none."""
-        while self.may_act and self._over_limit and self._evictor.current is None:
-            violation = self._over_limit.pop(0)
+        while self.may_act and self._evictor.current is None and not self._trigger.is_pulled:
+            violation = self._slow.next_violation()
+            if violation is None:
+                break
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
                 acted = self._act(entry, HARD_GRACE_S, choice.limit_facts(violation.message), entry.uid)
@@ -345,7 +346,7 @@ class Decider:
         """Go on with the pod being evicted; when it is gone, look again at once."""
         if self._evictor.follow(now_ns):
             self.run_pass()
-            self._next_over_limit()
+            self.evict_over_limit()
             self.prepare()
 
     def on_kernel_signal(self, ts_ns: int, watch: Watch | None, reading: Reading, refused: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.daemon.config import RunConfig
@@ -74,7 +73,7 @@ class DiskWatch:
         self._pods = pods
         self._deliver = deliver
         self._log = log or Log(config.log_format)
-        self._roots = roots or _roots(disks)
+        self._roots = roots or Roots.of(disks)
         self._era = era(config.policy)
         self._layout = DiskLayout(disks.layout_image_fs, disks.layout_container_fs)
         self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
@@ -116,6 +115,12 @@ class DiskWatch:
                 raise self._failure
             message, self._message = self._message, None
         return [] if message is None else [message]
+
+    def take_back(self, message: dict[str, Any]) -> None:
+        """A message that could not be delivered: what it told of goes with the next one."""
+        with self._lock:
+            self._message = message if self._message is None else _merged(message, self._message)
+        self._told_met = True
 
     def pods_changed(self) -> None:
         """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else tells."""
@@ -286,16 +291,15 @@ class DiskWatch:
         reclaimed: Sequence[str],
     ) -> None:
         watched = {threshold.signal for threshold in self._thresholds}
+        newer: dict[str, Any] = {
+            "t": "disks",
+            "observations": {signal: list(seen) for signal, seen in observations.items() if signal in watched},
+            "orders": orders,
+            "violations": [{"uid": uid, "message": text} for uid, text in violations.items()],
+            "reclaimed": list(reclaimed),
+        }
         with self._lock:
-            older = self._message or {"violations": [], "reclaimed": []}
-            found = {item["uid"]: item["message"] for item in older["violations"]} | dict(violations)
-            self._message = {
-                "t": "disks",
-                "observations": {signal: list(seen) for signal, seen in observations.items() if signal in watched},
-                "orders": orders,
-                "violations": [{"uid": uid, "message": found[uid]} for uid in list(found)[:MOST]],
-                "reclaimed": list(dict.fromkeys([*older["reclaimed"], *reclaimed])),
-            }
+            self._message = newer if self._message is None else _merged(self._message, newer)
         self._deliver()
 
     # the pods, one after the other
@@ -353,6 +357,15 @@ class DiskWatch:
         return self._closing.is_set()
 
 
+def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """The newer message, with what only the older one tells."""
+    found = {item["uid"]: item for item in (*older["violations"], *newer["violations"])}
+    return newer | {
+        "violations": list(found.values())[:MOST],
+        "reclaimed": list(dict.fromkeys([*older["reclaimed"], *newer["reclaimed"]])),
+    }
+
+
 class _Beat:
     """A thread that rests between its turns, can be woken, and shows for how long it has been busy with one."""
 
@@ -390,9 +403,3 @@ class _Beat:
     def join(self, timeout_s: float) -> None:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-
-
-def _roots(disks: Disks) -> Roots:
-    """Where the kubelet's pods are: in its directory, if that is what was given for the node's disk."""
-    below: Path = disks.nodefs / "pods"
-    return Roots(pods=below) if below.is_dir() else Roots()

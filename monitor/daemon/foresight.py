@@ -25,6 +25,11 @@ from monitor.report.view import View
 
 #: Samples that forecasts are made from (the longest window of `monitor.race.forecast`).
 _WINDOW_NS = 30_000_000_000
+#: An alert waits until growth, by its slowest window, would have ended in an OOM kill within a minute for so long: what
+#: breathes (a build, a service at its start) does not.
+_GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
+#: As long as in the alerting rules: pods change places in both orders while they work.
+_DISAGREES_NS = 60_000_000_000
 #: Who the kernel would kill is looked at this often while a threshold may be near.
 _VICTIM_NS = 5_000_000_000
 
@@ -47,6 +52,8 @@ class Foresight:
         self._changed = changed
         self._made: dict[str, Forecast] = {}  # domain -> the forecast to be held against its next crossing
         self._victims_ns = 0
+        self._grows_ns: dict[str, int] = {}  # domain -> since when an OOM kill has been near
+        self._disagrees_ns: int | None = None  # since when kernel and policy would take different pods
         self._wake = threading.Event()
 
     def start(self) -> None:
@@ -66,11 +73,37 @@ class Foresight:
     def seconds(self, what: str) -> dict[str, float | None]:
         """Domain -> seconds until its nearest threshold (``threshold``) or its limit (``oom``); None: not growing."""
         found: dict[str, float | None] = {}
-        for name, outlook in self.outlooks.items():
-            made: Forecast | None = getattr(outlook, what)
-            if name in ("node", "kubepods") and made is not None:
-                found[name] = None if made.in_ns is None else made.in_ns / 1e9
+        for w in self._facts()[1]:
+            outlook = self.outlooks.get(w.domain)
+            made: Forecast | None = getattr(outlook, what) if outlook is not None else None
+            if what == "threshold" or w.limit is not None:
+                found[w.domain] = None if made is None or made.in_ns is None else made.in_ns / 1e9
         return found
+
+    def alarms(self, now_ns: int) -> tuple[dict[str, float | None], Mapping[str, Any] | None]:
+        """What is worth an alert, because it has held for a while: seconds to an OOM kill by domain; the mismatch."""
+        soon: dict[str, float | None] = {}
+        for name, since in list(self._grows_ns.items()):
+            outlook = self.outlooks.get(name)
+            made = outlook.oom if outlook is not None else None
+            if made is not None and made.in_ns is not None and now_ns - since >= _GROWS_NS:
+                soon[name] = made.in_ns / 1e9
+        since_ns = self._disagrees_ns
+        lasting = since_ns is not None and now_ns - since_ns >= _DISAGREES_NS
+        return soon, self.mismatch if lasting else None
+
+    def _note_alarms(self, now_ns: int) -> None:
+        for name in ("node", "kubepods"):
+            outlook = self.outlooks.get(name)
+            latest = outlook.oom.latest_ns if outlook is not None and outlook.oom is not None else None
+            if latest is not None and latest < _SOON_NS:
+                self._grows_ns.setdefault(name, now_ns)
+            else:
+                self._grows_ns.pop(name, None)
+        if self.mismatch is None:
+            self._disagrees_ns = None
+        elif self._disagrees_ns is None:
+            self._disagrees_ns = now_ns
 
     def _run(self) -> None:
         while True:
@@ -92,6 +125,7 @@ class Foresight:
                 self.mismatch = self._compare()
             elif not self._view.stats.get("armed"):
                 self.mismatch = None
+            self._note_alarms(now)
             self._changed()
 
     def _compare(self) -> Mapping[str, Any] | None:

@@ -22,20 +22,17 @@ from monitor.daemon import channel
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
-from monitor.daemon.flight import Flight
 from monitor.daemon.gauge import SWEEP_NS, Gauge
+from monitor.daemon.records import Records
 from monitor.daemon.registry import Registry
 from monitor.daemon.slow import SlowSignals
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.vigil import Vigil
-from monitor.daemon.watch import Watch
 from monitor.errors import MonitorError
-from monitor.kernel.domains import Reading
-from monitor.kernel.pins import Pins, Ring, counts
+from monitor.kernel.pins import Pins
 from monitor.kernel.sched import Protection, may_kill, protect
-from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.policy.eras import Era, era
 from monitor.policy.standing import Standing
 
@@ -45,12 +42,6 @@ if TYPE_CHECKING:
 #: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
 TICK_NS = 25_000_000
 HOUSEKEEPING_NS = 1_000_000_000
-_OOM_RECORDS = {
-    "mark": "records_oom",
-    "kill": "records_kill",
-    "exit": "records_exit",
-    "reclaim": "records_reclaim",
-}
 PUBLISH_NS = 250_000_000
 
 
@@ -71,26 +62,23 @@ class Hot:
         in_kernel = config.enforce and config.trigger == "kernel"
         self.trigger = Trigger(self.pins, self.registry, self.gauge.hierarchy.version, in_kernel)
         self.evictor = Evictor(self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell)
-        slow = SlowSignals(config, policy, eviction_config.thresholds, self.tell)
+        self.slow = SlowSignals(config, policy, self.tell)
         self.decider = Decider(
             config,
             eviction_config,
             self.gauge,
             self.registry,
             self.trigger,
-            slow,
+            self.slow,
             self.evictor,
             self.stats,
             self.tell,
             self.journal,
         )
-        self.flight = Flight(self.tell)
-        self.eventful = False  # something happened that the flight recorder's steps belong to
-        self.watches: dict[int, Watch] = {}  # by domain index
+        self.records = Records(self.gauge, self.registry, self.decider, self.stats, self.tell)
         self.housekeeping_ns = self.publish_ns = 0
         self.dirty = True  # the side does not know the latest state
         self.synced = self.ready = self.stopping = False
-        self.away = True  # OOM records read before this is cleared happened while no daemon ran
         self.protection = Protection("default", False, 0)
 
     def _standing(self, policy: Era) -> tuple[Standing, Journal | None]:
@@ -152,6 +140,7 @@ class Hot:
             elif kind == "record":
                 if self.journal is not None:
                     self.journal.restart()
+                    self.decider.run_pass()  # a snapshot goes with a pass
             elif kind == "disks":
                 self.decider.take_slow(message)
             elif kind == "bad":
@@ -162,6 +151,7 @@ class Hot:
             if not self.decider.may_act:
                 self.decider.may_act = True
                 self.decider.run_pass()
+                self.decider.evict_over_limit()
             self.decider.prepare()
             self.dirty = True
 
@@ -203,75 +193,11 @@ class Hot:
         p = self.protection
         return {"scheduler": p.scheduler, "mlocked": p.mlocked, "oom_score_adj": p.oom_score_adj}
 
-    # what the kernel says
-
-    def on_event(self, data: bytes) -> None:
-        """One record of the pressure ring."""
-        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
-        if kind == STEP:
-            if self.gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
-                self.flight.note((ts, cgroup_id, usage, inactive, active))
-                if index not in self.watches:
-                    self.decider.step(index, max(0, usage - inactive) * PAGE)
-            self.stats.add("records_step")
-        elif kind in (CROSS, SIGNAL):
-            watch = self.watches.get(index)
-            if watch is not None and watch.cgroup_id == cgroup_id:
-                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
-                if kind == CROSS:
-                    seen_ns = time.monotonic_ns()
-                    self.decider.run_pass(ts)
-                    self.tell_crossing(watch, threshold, reading, ts, seen_ns)
-                else:
-                    self.decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
-            self.stats.add("records_cross" if kind == CROSS else "records_signal")
-        else:
-            self.stats.add("records_bad")
-        self.stats.add("records")
-
-    def tell_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
-        """A threshold was crossed; told after what was decided about it."""
-        self.eventful = True
-        threshold = watch.thresholds[which]
-        self.tell(
-            {
-                "t": "cross",
-                "ts_ns": ts_ns,
-                "seen_ns": seen_ns,
-                "domain": watch.name,
-                "signal": threshold.signal,
-                "hard": threshold.hard,
-                "quantity": threshold.quantity(watch.capacity),
-                "capacity": watch.capacity,
-                "usage": reading.usage,
-                "working_set": reading.working_set,
-            }
-        )
-
-    def on_oom(self, data: bytes) -> None:
-        """One record of the OOM chain."""
-        event = OomEvent.decode(data)
-        self.stats.add("records")
-        self.stats.add(_OOM_RECORDS[event.kind])
-        pod = self.registry.owner_of_cgroup(event.victim_cgroup)
-        if pod is None and event.domain is not None:  # deeper in a pod than its containers
-            pod = self.registry.owner_of_cgroup(self.gauge.table.cgroup_id(event.domain))
-        message: dict[str, Any] = {
-            "t": "oom",
-            **event.as_dict(),
-            "pod": pod.uid if pod else None,
-            "pod_name": pod.title if pod else None,
-            "while_away": self.away,
-        }
-        if event.kind == "mark":
-            self.stats.add("oom_exiting" if event.exiting else "oom_kills")
-            message["order"] = self.registry.leaders()
-            self.eventful = True
-        self.tell(message)
+    # the node
 
     def sweep(self) -> None:
         """Make every counter exact and rank by them; crossings are answered in between."""
-        self.gauge.sweep(self.events.consume)
+        self.gauge.sweep(self.records.read_events)
         self.registry.refresh()
 
     def look(self, now_ns: int) -> None:
@@ -316,7 +242,7 @@ class Hot:
         """Compare thresholds in the kernel, once the sums they are compared with are complete."""
         self.sweep()
         self.gauge.arm_thresholds()
-        self.watches = {w.index: w for w in self.gauge.watches}
+        self.records.watches = {w.index: w for w in self.gauge.watches}
         self.registry.protected = {w.cgroup_id for w in self.gauge.watches}
 
     def deadline(self, now_ns: int) -> int:
@@ -334,7 +260,7 @@ class Hot:
             due = min(due, self.decider.reread_ns)
         if self.evictor.current is not None:
             due = min(due, self.evictor.current.deadline_ns(now_ns))
-        if self.dirty or self.eventful:
+        if self.dirty or self.records.eventful:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
             due = min(due, self.side.next_start_ns)
@@ -351,14 +277,9 @@ class Hot:
             signal.signal(number, self.stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-        self.events = Ring(self.pins, "events", self.on_event)
-        self.ooms = Ring(self.pins, "ooms", self.on_oom)
-        self.kills = Ring(self.pins, "kills", self.on_oom)
-        self.reclaims = Ring(self.pins, "reclaims", self.on_oom)
-        self.vigil = Vigil(self.gauge, self.decider, self.events.consume)
-        self.take_over()
-        rings = (self.events, self.ooms, self.kills, self.reclaims)
-        for fd in (self.wake_fd, *(ring.fileno() for ring in rings)):
+        self.records.open(self.pins)
+        self.vigil = Vigil(self.gauge, self.decider, self.records.read_events)
+        for fd in (self.wake_fd, *self.records.filenos()):
             self.epoll.register(fd, select.EPOLLIN)
 
         self.watch_thresholds()
@@ -370,21 +291,6 @@ class Hot:
             self.log("warning", note)
         if self.config.enforce and not may_kill():
             self.log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
-
-    def take_over(self) -> None:
-        """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
-        while True:
-            self.events.consume()  # about domains that are no more: nobody is watched yet
-            self.reclaims.consume()
-            self.kills.consume()  # but every kill since then is news
-            self.ooms.consume()
-            written = counts(self.pins)
-            if not self.ooms.consume() + self.kills.consume():  # nothing came in between: the numbers belong together
-                break
-        self.away = False
-        self.decider.moved.clear()
-        for kind in ("cross", "step", "signal", "oom", "kill", "exit", "reclaim"):
-            self.stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self.stats.get(f"records_{kind}")))
 
     def start_side(self) -> None:
         self.resent: set[str] = set()  # pods this side has told of
@@ -399,6 +305,8 @@ class Hot:
     def side_ended(self) -> None:
         """It is started again; the epoll forgets descriptors as they are closed."""
         status = self.side.reap()
+        self.slow.forget()
+        self.decider.run_pass()  # what the side told of counts no more
         if not self.stopping:
             self.complaint = f"the side process ended (wait status {status}) and was started again"
 
@@ -439,15 +347,9 @@ class Hot:
 
     def dispatch(self, fd: int) -> None:
         """One descriptor is ready; the rings first, they are what this process is for."""
-        if fd == self.events.fileno():
-            self.events.consume()
-        elif fd == self.ooms.fileno():
-            self.ooms.consume()
-        elif fd == self.kills.fileno():
-            self.kills.consume()
-        elif fd == self.reclaims.fileno():
-            self.reclaims.consume()
-        elif self.side.sock is not None and fd == self.side.sock.fileno():
+        if self.records.consume(fd):
+            return
+        if self.side.sock is not None and fd == self.side.sock.fileno():
             self.hear()
         elif fd == self.side.pidfd:
             self.side_ended()
@@ -473,10 +375,8 @@ class Hot:
         if self.decider.changed:
             self.decider.changed = False
             self.dirty = True
-        if (self.dirty or self.eventful) and now_ns >= self.publish_ns + PUBLISH_NS:
-            if self.eventful:
-                self.eventful = self.decider.pressed
-                self.flight.send()
+        if (self.dirty or self.records.eventful) and now_ns >= self.publish_ns + PUBLISH_NS:
+            self.records.send_flight()
             if self.complaint and self.side.sock is not None:
                 self.log("warning", self.complaint)
                 self.complaint = ""

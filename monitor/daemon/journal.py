@@ -8,8 +8,9 @@ a replay can go on. `outrace replay` (monitor/replay.py) is the reader.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import fields
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from monitor.daemon import choice
@@ -22,6 +23,9 @@ from monitor.policy.synchronize import Observation, Outcome, State
 _CHUNK = 256
 #: A snapshot at least this often, so that a file that was rotated can be replayed without the one before it.
 SNAPSHOT_NS = 60_000_000_000
+
+#: A candidate as a tuple of its fields: `dataclasses.astuple` copies each of them and takes ten times as long.
+_row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
 Send = Callable[[dict[str, Any]], bool]
 
@@ -76,7 +80,7 @@ class Journal:
         self._missed = 0  # messages that did not fit
         self._snapshot_ns = 0
         self._before: _Before | None = None  # for a snapshot that is due
-        self._slow: dict[str, list[list[Any]]] = {}
+        self._slow: dict[str, list[tuple[Any, ...]]] = {}
 
     def restart(self) -> None:
         """The side begins a new recording, or lost a part of it."""
@@ -91,7 +95,7 @@ class Journal:
     def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
         """The order for a slow signal, as far as the policy looks at it: to the first that is not critical."""
         ends = next((i for i, candidate in enumerate(order, 1) if not candidate.critical), len(order))
-        self._slow[signal] = [list(astuple(candidate)) for candidate in islice(order, ends)]
+        self._slow[signal] = [_row(candidate) for candidate in islice(order, ends)]
 
     def passed(
         self,
@@ -104,7 +108,9 @@ class Journal:
         crossed_ns: int,
         acted: Acted | None,
     ) -> None:
-        """A pass is over and was acted on."""
+        """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
+        already, and whom it took was not known yet.
+        """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
         if not self._tell_changes(self._standing.changed, False):
@@ -118,6 +124,7 @@ class Journal:
                 "slow": self._slow,
                 "may_act": may_act,
                 "busy": busy,
+                "held": outcome.victim is not None and may_act and not busy and acted is None,
                 "crossed_ns": crossed_ns,
                 **_acted(acted),
                 "hurried": busy and may_act and choice.hurries(outcome),
@@ -155,7 +162,7 @@ class Journal:
         while True:
             part, left = left[:_CHUNK], left[_CHUNK:]
             found = [(uid, self._standing.members.get(uid)) for uid in part]
-            put = [[*astuple(member[0]), member[1]] for _, member in found if member is not None]
+            put = [(*_row(member[0]), member[1]) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
             if not self._tell({"t": "ranking", "whole": whole, "put": put, "removed": removed}):
                 return False

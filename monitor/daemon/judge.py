@@ -78,7 +78,7 @@ class Judge:
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self.offset_ns = time.time_ns() - time.monotonic_ns()  # what times are shown with, live and in a replay
 
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is still going on is judged again when it is over."""
@@ -98,9 +98,9 @@ class Judge:
     def _judge(self, found: Episode, final: bool) -> None:
         try:
             incident = (
-                judge(found, self._config, self._version, self._offset_ns)
+                judge(found, self._config, self._version, self.offset_ns)
                 if final
-                else verdict(found, realtime_ns=self._offset_ns)
+                else verdict(found, realtime_ns=self.offset_ns)
             )
         except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
             self._log.error(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 
 
@@ -70,6 +71,38 @@ class Places:
             title = f"{known.pod.namespace}/{known.pod.name}"
             return Place(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
         return Place(f"#{cgroup_id}", "outside")
+
+    def locate(self, cgroup_id: int) -> bool:
+        """Whether a cgroup is the node or below it. One that was not known (a service's) is looked for."""
+        known = self._places.get(cgroup_id)
+        if known is not None:
+            return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
+        for path in (self._node, *cgroupfs.descendants(self._node)):
+            try:
+                found = cgroupfs.cgroup_id(path) == cgroup_id
+            except cgroupfs.CgroupGone:
+                continue
+            if found:
+                self._put(cgroup_id, Place(self._name(path), "outside"))
+                return True
+        return False
+
+    def _is_below(self, place: Place) -> bool:
+        return place.path == self._name(self._node) or place.path.startswith(f"{self._name(self._node)}/")
+
+    def of_process(self, pid: int, cgroup_id: int) -> Place:
+        """Where a process is: by its cgroup's id, else, while it lives, by the nearest cgroup above that is known."""
+        if cgroup_id not in self._places:
+            with Process(pid) as process:
+                path = process.memory_cgroup(self._hierarchy)
+            for above in path.parents if path is not None else ():
+                try:
+                    found = self._places.get(cgroupfs.cgroup_id(above))
+                except cgroupfs.CgroupGone:
+                    continue
+                if found is not None:
+                    return found
+        return self.place(cgroup_id)
 
     def _learn(self, path: Path, place: Place, only_new: bool = False) -> None:
         try:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.daemon.chronicle import Chronicle
 from monitor.daemon.foresight import Foresight
@@ -23,6 +23,9 @@ from monitor.report.alertsend import AlertSender
 from monitor.report.log import Log
 from monitor.report.tally import Tally
 from monitor.report.view import View
+
+if TYPE_CHECKING:
+    from monitor.daemon.recorder import Recorder
 
 #: How often the alerts about the present state are brought up to date at least.
 _ALERTS_NS = 1_000_000_000
@@ -46,11 +49,23 @@ class Races:
             self._kmsg = Kmsg()
         except MonitorError as error:
             log.warning(str(error))
-        self.chronicle = Chronicle(view, self._on_episode, self._on_event, self._kmsg is not None)
+        self.recorder: Recorder | None = None
+        self.chronicle = self._chronicle()
         self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
+
+    def _chronicle(self) -> Chronicle:
+        """What makes events of messages; with `--record` each of them is recorded."""
+        view, has_log = self._view, self._kmsg is not None
+        if not view.config.record:
+            return Chronicle(view, self._on_episode, self._on_event, has_log)
+        from monitor.daemon.recorder import RecordedChronicle, Recorder, header
+
+        head = header(view.config, view.hierarchy.version, self.judge.offset_ns)
+        self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send({"t": "record"}))
+        return RecordedChronicle(view, self._on_episode, self._on_event, has_log, self.recorder)
 
     def start(self) -> None:
         """Begin to look ahead and to send."""
@@ -74,6 +89,8 @@ class Races:
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """A message of the hot process. One that cannot be understood is counted and logged."""
+        if self.recorder is not None:
+            self.recorder.hear(message)
         try:
             self.chronicle.hear(message)
         except (LookupError, TypeError, ValueError) as error:
@@ -88,10 +105,13 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        return self.chronicle.due_s()
+        due_s = self.chronicle.due_s()
+        return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         """What is due."""
+        if self.recorder is not None:
+            self.recorder.turn()
         if self.chronicle.turn():
             self.foresight.look()
         now = time.monotonic_ns()
@@ -102,6 +122,8 @@ class Races:
     def close(self, timeout_s: float) -> None:
         """Judge what is open, store and send what waits, for a moment."""
         self.chronicle.end()
+        if self.recorder is not None:
+            self.recorder.close(timeout_s)
         self.judge.close(timeout_s)
         if self.alerts is not None:
             self.alerts.close(timeout_s)
@@ -129,13 +151,14 @@ class Races:
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
         self._met_told = view.state.get("met", [])
+        oom_in_s, mismatch = self.foresight.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
                 time.time(),
                 met=self._met_told,
-                mismatch=self.foresight.mismatch,
-                oom_in_s=self.foresight.seconds("oom"),
+                mismatch=mismatch,
+                oom_in_s=oom_in_s,
                 lost=fresh,
                 not_ready=reason,
                 not_ready_s=time.monotonic() - self._not_ready_since,

@@ -25,6 +25,7 @@ class PodEntry:
     name: str
     priority: int
     request: int
+    request_nanos: int  # the part of a byte above it
     qos: str
     critical: bool
     grace_s: int | None
@@ -47,6 +48,7 @@ class PodEntry:
             name=self.name,
             priority=self.priority,
             request=self.request,
+            request_nanos=self.request_nanos,
             usage=self.usage,
             critical=self.critical,
             grace_period_s=self.grace_s,
@@ -99,6 +101,7 @@ class Registry:
             entry = old
         entry.namespace, entry.name = message["namespace"], message["name"]
         entry.priority, entry.request = message["priority"], message["request"]
+        entry.request_nanos = message.get("request_nanos", 0)
         entry.qos, entry.critical, entry.grace_s = message["qos"], message["critical"], message["grace_s"]
         self._rank(entry)
         return entry
@@ -112,6 +115,7 @@ class Registry:
             name=message["name"],
             priority=message["priority"],
             request=message["request"],
+            request_nanos=message.get("request_nanos", 0),
             qos=message["qos"],
             critical=message["critical"],
             grace_s=message["grace_s"],

@@ -321,10 +321,11 @@ class Side:
             self.view.synced = channel.send(self.sock, {"t": "synced"})
 
     def _tell_disks(self) -> None:
-        """Pass on what was measured. What does not get through is not sent again: the next measurement follows soon."""
+        """Pass on what was measured. What does not get through goes with the next measurement."""
         for message in self.disks.take():
             if not channel.send(self.sock, message):
-                self.log.warning("the hot process takes no messages: figures of the disks are lost")
+                self.log.warning("the hot process takes no messages: figures of the disks wait")
+                self.disks.take_back(message)
 
     def _state_dir_failed(self, error: OSError) -> None:
         self.log.error(

@@ -71,6 +71,11 @@ class Trigger:
         self.was_prepared = victim is not None
         return victim or self._make(entry)
 
+    @property
+    def is_pulled(self) -> bool:
+        """Whether the kernel pulled it and that was not heard of yet."""
+        return bool(self._word[_FIRED])
+
     def disarm(self) -> PodEntry | None:
         """Take the kernel's trigger away; the pod it was armed for if it had been pulled already."""
         armed = self._word[_ARMED]

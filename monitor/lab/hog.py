@@ -5,11 +5,12 @@ it back (answer `freed`); each answer carries CLOCK_MONOTONIC nanoseconds. It di
 is closed.
 
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
-read once, which makes it active; reread=0: only written; pin=1: kept in pipes nobody reads, as by a server whose
-clients do not read, so that it stays inactive and cannot be reclaimed) or shmem (tmpfs pages; of the file path=FILE, if
-given, which outlives the process); mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and
-free per `go` (the last one holds); forks=N: N children take `mib` each, one after the other, at most 200;
-ignore_term=1; cpu=N to stay on one CPU; parent=PID.
+read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
+comes upon become active; pin=1: kept in pipes nobody reads, as by a server whose clients do not read, so that it stays
+inactive and cannot be reclaimed) or shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process);
+mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
+forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
+after the other; ignore_term=1; cpu=N to stay on one CPU; parent=PID.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ DEFAULTS = {
     "cycles": "1",
     "reread": "1",
     "pin": "0",
+    "sync": "0",
     "path": "",
     "forks": "0",
+    "murders": "0",
     "ignore_term": "0",
     "cpu": "",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
@@ -55,7 +58,7 @@ class Memory:
     def __init__(self, options: dict[str, str]) -> None:
         kind, size, pages, directory = options["kind"], int(options["mib"]) * MIB, options["pages"], options["dir"]
         self.kind, self.size = kind, size
-        self._reread, self._pin = options["reread"] == "1", options["pin"] == "1"
+        self._reread, self._pin, self._sync = int(options["reread"]), options["pin"] == "1", options["sync"] == "1"
         self._fd = -1
         self._pipes: list[int] = []
         if kind == "anon":
@@ -83,6 +86,8 @@ class Memory:
             if self._pin:
                 self._keep(start, done)
             start, length = start + done, length - done
+        if self._sync:
+            os.fdatasync(self._fd)
 
     def _keep(self, start: int, length: int) -> None:
         """Put a piece of the file into a pipe, by reference."""
@@ -94,8 +99,8 @@ class Memory:
             start, length = start + moved, length - moved
 
     def finish(self) -> None:
-        """A file is read once more, which is what makes its pages active."""
-        if self.kind == "file" and self._reread:
+        """A file is read once more, or oftener, which is what makes its pages active."""
+        for _ in range(self._reread if self.kind == "file" else 0):
             for start in range(0, self.size, MIB):
                 os.pread(self._fd, MIB, start)
 
@@ -149,6 +154,17 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
         time.sleep(memory.size / MIB / rate if rate else 0.0)
 
 
+def _murder(count: int) -> None:
+    """``count`` children that live only until their SIGKILL."""
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def _peek() -> bool:
     """Whether stdin, which is readable, has data (kept for `_command`) rather than its end."""
     global _pending
@@ -187,6 +203,7 @@ def main(arguments: list[str]) -> int:
         while True:
             command = _command(None)
             if command == "go":
+                _murder(int(options["murders"]))
                 _breed(memory, forks, rate)
                 for cycle in range(0 if forks else cycles):
                     if cycle:

@@ -91,10 +91,10 @@ def clean(cgroup: str, pidfds: list[int], directories: list[str], freezers: list
         thaw(freezer)
     kill_all(cgroup)
     end_processes(pidfds)
-    removed = all([remove_tree(tree) for tree in (cgroup, *freezers)])
+    removed = [remove_tree(tree) for tree in (cgroup, *freezers)]  # all of them, whatever becomes of the first
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
-    return removed
+    return all(removed)
 
 
 def main(cgroup: str) -> int:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, Truth, judged, unix
 from monitor.race.badness import likely_victim
-from monitor.race.forecast import Forecast, Point, forecast
+from monitor.race.forecast import Point
 from monitor.report.incident_reader import IncidentReader
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -31,24 +32,6 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 PATIENCE_S = 30.0
 #: Between two looks at who would be killed, and at how much memory there is.
 _LOOK_S = 0.02
-#: The verdict of a situation that must not be an incident at all.
-NOTHING = "none"
-
-Incident = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What has to come out. ``flags`` are all there may be; ``evicted`` and ``killed`` name pods ("" is a process in no
-    pod) in order; ``domain`` is node, kubepods, or how the path of the cgroup ends.
-    """
-
-    verdict: str
-    flags: frozenset[str] = frozenset()
-    evicted: tuple[str, ...] = ()
-    killed: tuple[str, ...] = ()
-    observed: bool = False
-    domain: str = "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +54,6 @@ class Scenario:
     grows_steadily: bool = False  # worth forecasting: the crossing is not a leap
 
 
-@dataclass(slots=True)
-class Guess:
-    """Who the OOM killer was expected to take, looked at just before."""
-
-    at: float  # Unix time
-    pid: int | None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """One run: every incident it led to, and what is wrong with them ("" if nothing is)."""
-
-    incidents: list[Incident]
-    wrong: str
-    guess: Guess | None = None
-    forecasts: list[tuple[Forecast, int | None]] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> str:
-        """The verdict; several are joined by a plus."""
-        return "+".join(i["verdict"] for i in self.incidents) or NOTHING
-
-    @property
-    def right(self) -> bool:
-        return not self.wrong
-
-
 class Stage:
     """One run of a scenario: what its script uses. Pods get the run's number, so that no two runs share one."""
 
@@ -110,7 +66,9 @@ class Stage:
         self._limit = node.cgroup  # where the OOM killer is expected
         self._stop = threading.Event()
         self._freezers: list[Path] = []
-        self._began = time.time()
+        self.began = time.time()
+        self.failed = ""
+        self.counted: dict[str, float] = {}  # /metrics when its incident was final
 
     # what a script does
 
@@ -128,19 +86,23 @@ class Stage:
         self.hogs.append(hog)
         return hog
 
-    def stranger(self, mib: int, **options: str | int) -> Hog:
+    def stranger(self, mib: int) -> Hog:
         """As `hog`, but in a cgroup of the node that belongs to no pod."""
-        hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options)
+        hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib)
         self.node.children.append(hog)
         self.hogs.append(hog)
         return hog
 
     def filled(self, pod: LabPod, mib: int, **options: str | int) -> Hog:
-        """A hog that has taken its memory."""
-        hog = self.hog(pod, mib, **options)
+        """A hog in the first container that has taken its memory."""
+        hog = self.hog(pod, mib, container="c0", **options)
         hog.go()
         hog.expect("grown")
         return hog
+
+    def score(self, hog: Hog, adj: int) -> None:
+        """Give a process an oom_score_adj of its own."""
+        Path(f"/proc/{hog.pid}/oom_score_adj").write_text(str(adj))
 
     def dies(self, *hogs: Hog) -> None:
         """Wait for their ends by SIGKILL or SIGTERM."""
@@ -269,121 +231,54 @@ class Stage:
         for path in self._freezers:
             path.rmdir()
 
-    def window(self) -> tuple[float, float]:
-        """Unix times between which this run's incidents began; from now on it is over."""
-        return self._began, time.time()
 
-
-def judged(scenario: Scenario, stage: Stage, found: list[Incident]) -> Outcome:
-    """Hold the incidents of a run against the truth."""
-    guess = None
-    killed_at = min((t for i in found if (t := _killed_at(i)) is not None), default=None)
-    if killed_at is not None:
-        guess = next((g for g in reversed(stage.guesses) if g.at < killed_at), None)
-    outcome = Outcome(found, _wrong(scenario.truth, stage, found), guess)
-    if scenario.grows_steadily and found:
-        outcome.forecasts = _forecasts(scenario, stage)
-    return outcome
-
-
-def _killed_at(incident: Incident) -> float | None:
-    """Unix time at which the first victim was marked."""
-    from datetime import datetime
-
-    began = datetime.fromisoformat(incident["start"]).timestamp()
-    mark = next((s for s in incident["steps"] if s["what"] == "oom"), None)
-    return None if mark is None else began + float(mark["t_ms"]) / 1000
-
-
-def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
-    if truth.verdict == NOTHING or len(found) != 1:
-        want = 0 if truth.verdict == NOTHING else 1
-        said = "; ".join(str(i["summary"]) for i in found)
-        return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {said}"
-    i = found[0]
-    suffix = f"-{stage.run}"
-    names = {f"{pod.namespace}/{pod.name}": name for name, pod in stage.pods.items()}
-    killed = tuple(dict.fromkeys(names.get(v["pod"], v["pod"] or "").removesuffix(suffix) for v in i["oom_victims"]))
-    seen = {
-        "verdict": i["verdict"],
-        "flags": sorted(i["flags"]),
-        "evicted": tuple(names.get(e["pod"], e["pod"]) for e in i["evicted"]),
-        "killed": killed,
-        "observed": i["observed"],
-    }
-    want_all = {
-        "verdict": truth.verdict,
-        "flags": sorted(truth.flags),
-        "evicted": truth.evicted,
-        "killed": truth.killed,
-        "observed": truth.observed,
-    }
-    wrong = [f"{key} {seen[key]!r} instead of {want_all[key]!r}" for key in seen if seen[key] != want_all[key]]
-    if not i["domain"].endswith(truth.domain):
-        wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
-    return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
-
-
-def _forecasts(scenario: Scenario, stage: Stage) -> list[tuple[Forecast, int | None]]:
-    """What was forecast from each look on, and when the threshold was really crossed."""
-    quantity = next((t for s in scenario.thresholds if (t := _quantity(s)) is not None), None)
-    if quantity is None:
-        return []
-    level = stage.node.memory_bytes - quantity
-    reached = next((ts for ts, used in stage.points if used >= level), None)
-    made = []
-    for n in range(1, len(stage.points) + 1):
-        if reached is not None and stage.points[n - 1][0] >= reached:
-            break
-        one = forecast(stage.points[:n], level)
-        if one is not None and one.rate > MIB:  # before it begins to grow there is nothing to say
-            made.append((one, reached))
-    return made
-
-
-def _quantity(option: str) -> int | None:
-    """The bytes of `memory.available<NMi`."""
-    _, found, text = option.partition("memory.available<")
-    return int(text.removesuffix("Mi")) * MIB if found else None
-
-
-def play(scenario: Scenario, runs: int = 1, on_run: Callable[[int], None] = lambda _: None) -> list[Outcome]:
-    """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where the situation itself
-    did not come about. ``on_run`` hears of each run that is over.
+def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> list[Outcome]:
+    """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where the situation
+    cannot be made here. ``state_dir``: one to keep the incidents and
+    the pins in (the caller unloads them); else there is a temporary one.
     """
     if scenario.needs is not None and not scenario.needs.is_dir():
         raise MonitorError(f"scenario {scenario.name} needs {scenario.needs}", "leave it out with --only")
     done: list[Outcome] = []
     while len(done) < runs:
-        done += _played(scenario, len(done), 1 if scenario.stops else runs, on_run)
+        done += _played(scenario, len(done), 1 if scenario.stops else runs, state_dir)
     return done
 
 
-def _played(scenario: Scenario, first: int, runs: int, on_run: Callable[[int], None]) -> list[Outcome]:
+def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -> list[Outcome]:
     """Runs under one daemon."""
-    stages: list[tuple[Stage, tuple[float, float]]] = []
+    stages: list[Stage] = []
     options = (*scenario.thresholds, *(("--enforce",) if scenario.enforce else ()))
     with LabNode(f"scenario-{scenario.name}", scenario.node_mib * MIB) as node:
         if scenario.prepare is not None:
             scenario.prepare(node)
-        with LabDaemon(node, *options) as daemon:
+        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=state_dir is not None) as daemon:
             for run in range(first, first + runs):
-                with Stage(node, daemon, run) as stage:
-                    scenario.play(stage)
-                stage.calm()
-                if scenario.truth.verdict != NOTHING and not scenario.stops:
-                    stage.over()
-                stages.append((stage, stage.window()))
+                stages.append(stage := Stage(node, daemon, run))
+                try:
+                    _run(scenario, stage)
+                except MonitorError as error:
+                    stage.failed = f"the situation did not come about: {error}"
                 stage.leave()
-                on_run(run)
+            # What was going on is judged and stored at the end at the latest.
             if daemon.process is not None and daemon.process.poll() is None:
                 daemon.stop()
             stored = list(IncidentReader(daemon.state_dir / "incidents.db").all())
-    return [judged(scenario, stage, [i for i in stored if _began_in(i, window)]) for stage, window in stages]
+    incidents: list[list[Incident]] = [[] for _ in stages]
+    for incident in stored:
+        began = unix(incident["start"])
+        at = next((n for n in reversed(range(len(stages))) if stages[n].began <= began + 0.001), None)
+        if at is not None:  # else of an earlier daemon on this state dir
+            incidents[at].append(incident)
+    return [judged(scenario, stage, its) for stage, its in zip(stages, incidents, strict=True)]
 
 
-def _began_in(incident: Incident, window: tuple[float, float]) -> bool:
-    from datetime import datetime
-
-    # An incident's times are in whole milliseconds.
-    return window[0] - 0.001 <= datetime.fromisoformat(incident["start"]).timestamp() <= window[1]
+def _run(scenario: Scenario, stage: Stage) -> None:
+    with stage:
+        scenario.play(stage)
+    stage.calm()
+    if scenario.stops:
+        return
+    if scenario.truth.verdict != NOTHING:
+        stage.over()
+    stage.counted = stage.daemon.metrics()

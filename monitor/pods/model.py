@@ -155,13 +155,15 @@ class PodSource(ABC):
 def pod_message(found: FoundPod, era: Era = CURRENT) -> dict[str, Any]:
     """The ``pod+`` message of docs/architecture.md: sizes in bytes, directories absolute."""
     pod = found.pod
+    request, nanos = divmod(era.request(pod, "memory").nanos, 10**9)
     return {
         "t": "pod+",
         "uid": pod.uid,
         "namespace": pod.namespace,
         "name": pod.name,
         "priority": pod.priority or 0,
-        "request": era.request(pod, "memory").value,
+        "request": request,
+        "request_nanos": nanos,
         "qos": era.qos_class(pod),
         "critical": era.is_critical(pod),
         "grace_s": DEFAULT_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,

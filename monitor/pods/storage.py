@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.disks import NOTHING, Usage, tree_usage
+from monitor.kernel.disks import NOTHING, Disks, Usage, tree_usage
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
@@ -42,6 +42,12 @@ class Roots(NamedTuple):
 
     logs: Path = Path("/var/log/pods")
     pods: Path = Path("/var/lib/kubelet/pods")
+
+    @classmethod
+    def of(cls, disks: Disks) -> Roots:
+        """The kubelet's pods are in its directory, if that is what was given for the node's disk."""
+        below = disks.nodefs / "pods"
+        return cls(pods=below) if below.is_dir() else cls()
 
 
 @dataclass(frozen=True)

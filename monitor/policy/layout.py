@@ -47,6 +47,13 @@ class DiskLayout(NamedTuple):
 SINGLE_DISK = DiskLayout()
 
 
+def disk(signal: str, layout: DiskLayout) -> str:
+    """Which file system a disk signal reads: "nodefs", or "imagefs" where that is another one."""
+    if signal in _NODEFS_SIGNALS or not layout.image_fs or (layout.container_fs and signal in _CONTAINERFS_SIGNALS):
+        return "nodefs"
+    return "imagefs"
+
+
 def measured(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     """The parts of a pod's disk usage that count when pods are ranked for this disk signal."""
     if not layout.image_fs:

@@ -18,9 +18,9 @@ from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import RESOURCE
+from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import EvictionConfig, Outcome, State, all_clear, carried, synchronize
+from monitor.policy.synchronize import EvictionConfig, Outcome, State, carried, synchronize
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import first_victims
 
@@ -123,7 +123,7 @@ def manage(
         if actions:
             reads += 1
             after = reclaim(actions)
-            if after is not None and all_clear(config.later.thresholds, after.observations):
+            if after is not None and _all_clear(config.later.thresholds, after.observations):
                 return ()
         return first_victims(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
 
@@ -144,6 +144,18 @@ def _local_storage(config: ManagerConfig, pods: Sequence[Pod], stats: Mapping[st
         if message is not None and not config.era.is_critical(pod):
             found.append(Eviction(pod, config.era.hard_grace_s, message, {}, False))
     return found
+
+
+def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
+    """Whether no threshold at all is met, min reclaim included and grace ignored.
+
+    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
+    """
+    for threshold in thresholds:
+        seen = observations.get(threshold.signal)
+        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
+            return False
+    return True
 
 
 def _evicted(config: ManagerConfig, outcome: Outcome, pods: Sequence[Pod], summary: Summary) -> Eviction:

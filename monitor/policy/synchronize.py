@@ -24,16 +24,7 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
-__all__ = [
-    "EvictionConfig",
-    "Observation",
-    "Outcome",
-    "State",
-    "all_clear",
-    "condition_times",
-    "first_observed",
-    "synchronize",
-]
+__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "first_observed", "synchronize"]
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
@@ -201,22 +192,13 @@ def synchronize(
     )
 
 
-def all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
-    """Whether no threshold at all is met, min reclaim included and grace ignored.
-
-    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
-    """
-    for threshold in thresholds:
-        seen = observations.get(threshold.signal)
-        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
-            return False
-    return True
-
-
 def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:
-    """Since when each threshold that is met now has been, for reports."""
-    pairs = zip(config.rules, state.first, strict=False)
-    return {rule.threshold: since for rule, since in pairs if since is not None}
+    """Since when each threshold that is met now has been, for reports; of two that are equal, the first."""
+    found: dict[Threshold, int] = {}
+    for rule, since in zip(config.rules, state.first, strict=False):
+        if since is not None:
+            found[rule.threshold] = min(since, found.get(rule.threshold, since))
+    return found
 
 
 def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:

@@ -191,7 +191,21 @@ def _take(state: State, event: Event) -> State:
             return state
         return replace(state, open=(*state.open, opener))
     pairs = zip(state.open, concerned, strict=True)
-    return replace(state, open=tuple([joined(o, event, state.bounds) if its else o for o, its in pairs]))
+    return replace(state, open=tuple([_with(state, o, event) if its else o for o, its in pairs]))
+
+
+def _with(state: State, o: Open, event: Event) -> Open:
+    """The episode with one more event; with a mark comes what is known of its victim already.
+
+    A mark may be told late (its ring is another one, and a reader that was stopped reads one ring after the other), or
+    be traced after its victim left: an end that came before it is not waited for again.
+    """
+    o = joined(o, event, state.bounds)
+    if isinstance(event, Mark):
+        for old in state.recorder:
+            if of_victim(old, event) and old not in o.events:
+                o = joined(o, old, state.bounds, before=True)
+    return o
 
 
 def _recorded(state: State, event: Event) -> tuple[Event, ...]:
@@ -218,7 +232,9 @@ def _opened(state: State, event: Event) -> Open | None:
         made = joined(made, state.ranked, state.bounds)
     made = joined(made, event, state.bounds)
     for old in state.recorder:
-        if old is not event and (concerns(made, old) or of_victim(old, event)):
+        # A signal of some seconds ago was an episode of its own, or part of an eviction that is over.
+        told = isinstance(old, Kill) and old.by_user
+        if old is not event and ((concerns(made, old) and not told) or of_victim(old, event)):
             made = joined(made, old, state.bounds, before=True)
     return made
 

@@ -28,6 +28,8 @@ from monitor.race.events import (
     Signalled,
 )
 
+#: How long before its mark a victim may have left: what lies between is a preemption. No pid is used again so soon.
+EARLY_EXIT_NS = 1_000_000_000
 #: Key of the one episode that node and kubepods have together.
 PRESSURE = ""
 
@@ -84,6 +86,8 @@ def place_of(event: Event) -> tuple[str, str] | None:
 
 def concerns(o: Open, event: Event) -> bool:
     """Whether an event belongs to an episode that is open."""
+    if isinstance(event, Mark) and event.exiting and _was_killed(o, event):
+        return True  # the end of that story, not the beginning of another
     place = place_of(event)
     if place is not None:
         return o.key == place[0]
@@ -105,16 +109,25 @@ def concerns(o: Open, event: Event) -> bool:
     return isinstance(event, Kill) and any(_same_pod(e, event) for e in o.events)
 
 
+def _was_killed(o: Open, mark: Mark) -> bool:
+    """Whether the episode tells of a signal that the marked process was ending by."""
+    return any(isinstance(e, Kill) and e.by_user and e.victim_pid == mark.victim_pid for e in o.events)
+
+
 def _same_pod(event: Event, kill: Kill) -> bool:
     return isinstance(event, Mark | Kill) and kill.pod is not None and event.pod == kill.pod
 
 
 def of_victim(old: Event, event: Event) -> bool:
-    """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark."""
+    """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark.
+
+    A victim may be gone when its mark is traced: one that runs on the killer's CPU as soon as it is killed, or a frozen
+    one that was ending anyway and is let go by the mark.
+    """
     if not isinstance(event, Mark):
         return False
     return (isinstance(old, Kill) and old.victim_pid == event.victim_pid) or (
-        isinstance(old, Exit) and old.pid == event.victim_pid and old.ts_ns >= event.ts_ns
+        isinstance(old, Exit) and old.pid == event.victim_pid and old.ts_ns >= event.ts_ns - EARLY_EXIT_NS
     )
 
 

@@ -15,7 +15,8 @@ class Outlook(Record):
     """What is ahead of one domain or pod.
 
     `threshold`: until the nearest of its thresholds is crossed (working set); None: it has none, or nothing is known.
-    `oom`: until its limit is hit (usage, cache included: the kernel drops cache first, so this is the earliest).
+    `oom`: until its limit is hit by what the kernel cannot drop: usage without page cache. (With it a file copy, which
+    fills every node to its limit, would be an OOM kill in a few seconds again and again.)
     """
 
     name: str
@@ -37,8 +38,8 @@ def outlooks(samples: Iterable[Sample], watched: Iterable[Watched] = (), at_ns: 
     for name in sorted(found):
         own = found[name]
         sets: list[Point] = [(s.ts_ns, s.working_set) for s in own]
-        used: list[Point] = [(s.ts_ns, s.usage) for s in own]
+        held: list[Point] = [(s.ts_ns, max(0, s.usage - s.inactive_file - s.active_file)) for s in own]
         limit = own[-1].limit
         near = forecast(sets, levels[name], at_ns) if name in levels else None
-        made.append(Outlook(name, own[-1].pod, near, forecast(used, limit, at_ns) if limit is not None else None))
+        made.append(Outlook(name, own[-1].pod, near, forecast(held, limit, at_ns) if limit is not None else None))
     return made

@@ -40,6 +40,7 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield from _ahead(races)
     yield from _store(races)
     yield from _alerts(races)
+    yield from _recording(races)
 
 
 def _histograms(name: str, text: str, found: Mapping[str, Histogram]) -> Metric:
@@ -98,3 +99,22 @@ def _alerts(races: Races) -> Iterator[Metric]:
     for receiver, counts in counters.items():
         waiting.add_metric((receiver,), counts["waiting"])
     yield waiting
+
+
+def _recording(races: Races) -> Iterator[Metric]:
+    recorder = races.recorder
+    yield GaugeMetricFamily(
+        "outrace_recording_bytes",
+        "Bytes written to the recording since the side process started; 0 without --record.",
+        recorder.written if recorder is not None else 0,
+    )
+    yield CounterMetricFamily(
+        "outrace_recording_dropped",
+        "Inputs missing in the recording: no room in the channel, in the queue or on the disk.",
+        recorder.dropped if recorder is not None else 0,
+    )
+    yield GaugeMetricFamily(
+        "outrace_recording_failing",
+        "1 while the recording cannot be written.",
+        recorder is not None and recorder.failing,
+    )

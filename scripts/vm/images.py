@@ -1,12 +1,13 @@
 """Guest images for `make test-vm`: a Debian root file system with one kernel, made from Debian packages alone.
 
-An image is one raw disk with an MBR and one ext4 partition, and a kernel beside it. There is no initramfs, boot loader or
-network: Debian's *cloud* kernels have NVMe and ext4 built in, and QEMU loads the kernel itself. Nothing here asks for a mirror
-by name: the address is the one this machine's own apt uses.
+An image is one raw disk with an MBR and one ext4 partition, and a kernel beside it. There is no initramfs, boot loader
+or network: Debian's *cloud* kernels have NVMe and ext4 built in, and QEMU loads the kernel itself. Nothing here asks
+for a mirror by name: the address is the one this machine's own apt uses.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -25,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MIB = 1 << 20
 T = TypeVar("T")
-#: The kernel finds its root by this (`root=PARTUUID=...-01`), because the numbering of NVMe namespaces is a matter of chance
-#: since Linux 6.12 (they are scanned asynchronously).
+#: The kernel finds its root by this (`root=PARTUUID=...-01`), because the numbering of NVMe namespaces is a matter of
+#: chance since Linux 6.12 (they are scanned asynchronously).
 DISK_ID = 0x6F757472  # "outr"
 FIRST_SECTOR = 2048
 #: What a suite's root file system has besides `Essential: yes`. The Python packages are in `python_requirements`.
@@ -94,14 +95,17 @@ TOOLS = {
 }
 
 
-def install_tools(tools: Mapping[str, str] = TOOLS) -> None:
-    """Install the packages of commands that are missing, as `make setup` does; VmError when that cannot be."""
+def install_tools(tools: Mapping[str, str] = TOOLS, files: Mapping[str, str] | None = None) -> None:
+    """Install the packages of missing commands and files, as `make setup` does; VmError when that cannot be."""
     search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = sorted({package for tool, package in tools.items() if shutil.which(tool, path=search) is None})
+    wanted = {package for tool, package in tools.items() if shutil.which(tool, path=search) is None}
+    missing = sorted(wanted | {package for file, package in (files or {}).items() if not Path(file).exists()})
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise VmError(f"missing {', '.join(missing)}: as root, apt-get install --no-install-recommends {' '.join(missing)}")
+        raise VmError(
+            f"missing {', '.join(missing)}: as root, apt-get install --no-install-recommends {' '.join(missing)}"
+        )
     say(f"apt-get install {' '.join(missing)}")
     quiet = ("apt-get", "-qq", "-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300")
     run(*quiet, "update")
@@ -112,8 +116,8 @@ def mirror(label: str) -> str | None:
     """The address from which this machine's apt takes ``label`` ("Debian", "Debian-Security"), or None."""
     template = "$(LABEL)|$(REPO_URI)"
     listed = run("apt-get", "indextargets", "--format", template, "Created-By: Packages")
-    found = dict(reversed(line.split("|", 1)) for line in listed.splitlines() if "|" in line)
-    return next((uri for uri, its in found.items() if its == label), None)
+    targets = (line.partition("|") for line in listed.splitlines())
+    return next((uri for its, _, uri in targets if its == label), None)
 
 
 def sources(family: Family) -> str:
@@ -135,7 +139,7 @@ def sources(family: Family) -> str:
 
 
 def python_requirements(pyproject: Path = ROOT / "pyproject.toml") -> list[str]:
-    """What the project and its tests need of PyPI, from pyproject.toml: suites' own pytest may be older than it asks for."""
+    """What the project and its tests need of PyPI, from pyproject.toml: a suite's own pytest may be too old."""
     project = tomllib.loads(pyproject.read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     return [name for name in wanted if not name.startswith(NOT_IN_GUESTS)]
@@ -147,16 +151,22 @@ def python_requirements(pyproject: Path = ROOT / "pyproject.toml") -> list[str]:
 class Builder:
     """Builds the image of one family below ``cache``."""
 
+    packages: tuple[str, ...] = PACKAGES
+    sources_of_stamp: tuple[str, ...] = ("images.py", "init")
+
     def __init__(self, family: Family, cache: Path) -> None:
         self.family = family
         self.place = cache / family.suite
-        self.work = self.place / "work"
-        self.tree = self.work / "root"
-        self.apt_env = {"APT_CONFIG": str(self.work / "apt.conf")}
+        self._work_in(self.place / "work")
+
+    def _work_in(self, work: Path) -> None:
+        self.work = work
+        self.tree = work / "root"
+        self.apt_env = {"APT_CONFIG": str(work / "apt.conf")}
 
     def stamp(self) -> str:
         """What an image was made from; an image with another stamp is built again."""
-        parts = [(HERE / name).read_bytes() for name in ("images.py", "init")]
+        parts = [(HERE / name).read_bytes() for name in self.sources_of_stamp]
         parts.append("\n".join([self.family.suite, *python_requirements()]).encode())
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -167,6 +177,14 @@ class Builder:
             return None
         image = Image(self.family, self.place / "disk.img", self.place / "vmlinuz", release)
         return image if stamp == self.stamp() and image.disk.exists() and image.vmlinuz.exists() else None
+
+    def get(self, rebuild: bool = False) -> Image:
+        """The image, built when it is not there or made from something else. One builder at a time in a cache."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.place.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            image = None if rebuild else self.cached()
+            return image or self.build()
 
     def build(self) -> Image:
         """Build the image anew: about half a minute of work and 400 MiB of packages."""
@@ -224,7 +242,7 @@ class Builder:
         release = newest[1]
         if not self.family.matches(release.split("+")[0].split("-")[0]):
             raise VmError(
-                f"{self.family.suite} has Linux {release} now, not {self.family.kernel}: change FAMILIES in {HERE.name}/images.py"
+                f"{self.family.suite} has Linux {release} now, not {self.family.kernel}: change FAMILIES in images.py"
             )
         # sid splits the image into the kernel (linux-binary) and its modules.
         known = run("apt-cache", "pkgnames", "linux-", env=self.apt_env).split()
@@ -246,7 +264,7 @@ class Builder:
     def rootfs(self) -> None:
         without = [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale", "info")]
         run(
-            "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", *without,
+            "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(self.packages)}", *without,
             '--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Check-Valid-Until "false"',
             '--aptopt=Acquire::Retries "3"',
             self.family.suite, self.tree, self.work / "sources.list",
@@ -260,8 +278,9 @@ class Builder:
         python = next(path for path in (self.tree / "usr/lib").glob("python3.*") if path.is_dir())
         target = self.tree / f"usr/local/lib/{python.name}/dist-packages"
         run(
-            sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
-            "--no-compile", "--only-binary=:all:", "--python-version", python.name.removeprefix("python"),
+            sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "--root-user-action=ignore", "--no-compile", "--only-binary=:all:",
+            "--python-version", python.name.removeprefix("python"),
             "--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64",
             "--target", target, *python_requirements(),
         )  # fmt: skip
@@ -280,6 +299,9 @@ class Builder:
                 target = f"/usr/src/{link.readlink().name}"
                 link.unlink()
                 link.symlink_to(target)
+        for config in (*unpacked.glob("boot/config-*"), *source.glob("*/config")):
+            (self.tree / "boot").mkdir(exist_ok=True)
+            shutil.copyfile(config, self.tree / f"boot/config-{release}")
         run("chroot", self.tree, "depmod", release)
 
     def image(self) -> None:

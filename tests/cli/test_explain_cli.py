@@ -238,7 +238,10 @@ def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
         assert answer["pod"]["request"]["resource"] == "ephemeral-storage"
         starved = explain(node, "--eviction-hard", "nodefs.available<100Pi")
         assert starved["signal"] == "nodefs.available"
-        assert starved["node"]["cleanup"] == ["DeleteAllUnusedContainers", "DeleteUnusedImages"]
+        assert starved["node"]["cleanup"] == []  # there is no command for it
+        assert starved["node"]["verdict"].endswith("is starved: lab/besteffort would be evicted now")
+        starved = explain(node, "--eviction-hard", "nodefs.available<100Pi", "--reclaim-images", "true")
+        assert starved["node"]["cleanup"] == ["DeleteUnusedImages"]
         assert starved["node"]["verdict"].endswith("unless cleaning up is enough, lab/besteffort would be evicted now")
         pod.manifest.write_text(before)
         annotate(pod, limit="1Mi", outrace_rootfs_c0=str(layer))

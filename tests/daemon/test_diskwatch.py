@@ -512,7 +512,7 @@ def test_a_call_that_hangs_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_kubelet_s_pods_are_found_below_its_directory(bench: Bench, tmp_path: Path) -> None:
-    assert diskwatch._roots(bench.disks) == Roots()
+    assert Roots.of(bench.disks) == Roots()
     (bench.node / "pods").mkdir()
-    assert diskwatch._roots(bench.disks) == Roots(pods=bench.node / "pods")
+    assert Roots.of(bench.disks) == Roots(pods=bench.node / "pods")
     shutil.rmtree(bench.node / "pods")

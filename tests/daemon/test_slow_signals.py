@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,3 +207,67 @@ def test_a_kubelet_would_not_admit_a_pod_under_pressure(node: LabNode, disk: Pat
         node.add_pod("late")
         said = live.message(daemon, "a kubelet would not have admitted this pod now", pod="lab/late")
         assert said["message"] == "The node had condition: [DiskPressure]. "
+
+
+def side_of(daemon: LabDaemon) -> int:
+    (side,) = live.children(daemon.pid)
+    return side
+
+
+def test_a_condition_ends_although_the_side_that_told_of_it_died(node: LabNode, disk: Path, tmp_path: Path) -> None:
+    with_scratch(node, "pod", disk, 30)
+    options = on_disk(disk, "nodefs.available<40Mi", "--eviction-pressure-transition-period", "1s")
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        live.message(daemon, "node conditions changed", conditions=["DiskPressure"])
+        os.kill(side_of(daemon), signal.SIGSTOP)  # it measures nothing any more
+        (disk / "pod" / "file").unlink()
+        os.kill(side_of(daemon), signal.SIGKILL)
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "another side")
+        live.until(lambda: live.metric(daemon, 'node_condition{condition="DiskPressure"}') == 0, "the condition's end")
+
+
+def test_a_clean_up_that_nobody_will_tell_of_is_not_waited_for(node: LabNode, disk: Path, tmp_path: Path) -> None:
+    pod = with_scratch(node, "pod", disk, 30)
+    process = node.start_hog(pod, mib=1)
+    once = tmp_path / "once"
+    # The first one never ends by itself, the second at once.
+    script = tmp_path / "clean"
+    script.write_text(f"#!/bin/sh\n[ -e {once} ] && exit 0\ntouch {once}\necho $$ > {once}\nexec sleep 1000\n")
+    script.chmod(0o755)
+    options = on_disk(disk, "nodefs.available<40Mi", "--enforce", "--reclaim-images", str(script))
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        sleeper = int(live.until(lambda: once.exists() and once.read_text().strip(), "the clean-up"))
+        os.kill(side_of(daemon), signal.SIGKILL)
+        try:
+            live.message(daemon, "evicting", pod=name_of(pod))
+            live.ends(process.pid)
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+
+
+def test_process_ids_have_their_turn_while_a_disk_settles(node: LabNode, disk: Path, tmp_path: Path) -> None:
+    """Nobody frees the disk after the first eviction; that keeps nobody from acting on another signal."""
+    big, other = with_scratch(node, "big", disk, 30), node.add_pod("other")
+    hogs = [node.start_hog(big, mib=1), node.start_hog(other, mib=1)]
+    options = on_disk(disk, "nodefs.available<40Mi,pid.available<99.999%", "--enforce")
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        live.message(daemon, "evicting", signal="nodefs.available", pod=name_of(big))
+        live.message(daemon, "evicting", signal="pid.available", pod=name_of(other))
+        for hog in hogs:
+            live.ends(hog.pid)
+
+
+def test_every_pod_over_its_limit_goes_one_after_the_other(node: LabNode, disk: Path, tmp_path: Path) -> None:
+    pods = [with_scratch(node, f"over{i}", disk, 3, size_limit="1Mi") for i in range(4)]
+    hogs = [node.start_hog(pod, mib=1, ignore_term=1) for pod in pods]
+    options = on_disk(disk, "memory.available<1Mi", "--enforce")
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        for hog in hogs:
+            live.ends(hog.pid)
+        live.until(lambda: len(live.messages(daemon, "evicted")) == 4, "all of them")
+        decisions = live.messages(daemon, "evicting")
+        assert [record["kind"] for record in decisions] == ["limit"] * 4
+        assert {record["given_s"] for record in decisions} == {1}
+        times = [record["decided_ns"] for record in decisions]
+        # A second of grace each, and no measurement (10 s at least, mostly a minute) in between.
+        assert max(b - a for a, b in itertools.pairwise(times)) < 8_000_000_000

@@ -51,9 +51,10 @@ def test_the_limit_of_a_parent_is_hit_by_another_than_the_victim() -> None:
             invoker.do("anon(32)")  # succeeds, because the victim makes room
             assert victim.wait() == -signal.SIGKILL
             records = chain(watch, victim.pid)
-        assert [e.kind for e in records] == ["kill", "mark", "exit"]
-        kill, mark, gone = records
-        assert kill.ts_ns < mark.ts_ns < gone.ts_ns
+        # A victim that is woken on the invoker's CPU takes it away, and may be gone before it is marked.
+        assert sorted(e.kind for e in records) == ["exit", "kill", "mark"]
+        kill, mark, gone = (next(e for e in records if e.kind == kind) for kind in ("kill", "mark", "exit"))
+        assert kill.ts_ns < min(mark.ts_ns, gone.ts_ns)
         for event in records:
             assert (event.victim_pid, event.victim_tid) == (victim.pid, victim.pid)
             assert (event.victim_comm, event.victim_cgroup) == ("a (comm) of 15!", ids[big])
@@ -104,7 +105,7 @@ def test_an_oom_kill_outside_every_watched_cgroup_is_reported_too() -> None:
             puppet.tell("anon(48)")
             assert puppet.wait() == -signal.SIGKILL
             records = chain(watch, puppet.pid)
-        assert [(e.kind, e.domain) for e in records] == [("kill", None), ("mark", None), ("exit", None)]
+        assert sorted((e.kind, e.domain) for e in records) == [("exit", None), ("kill", None), ("mark", None)]
 
 
 def test_a_users_sigkill_only_looks_like_one() -> None:

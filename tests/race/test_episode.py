@@ -159,3 +159,34 @@ def test_samples_are_thinned_out_and_keep_their_span() -> None:
 def test_an_event_that_is_late_by_less_than_the_slack_is_in_its_place() -> None:
     found = episodes(clear(30), crossing(), Tick(ms(100)), Tick(10 * S + ms(0)))
     assert [(e.start_ns, e.end_ns, e.ended) for e in found] == [(ms(0), ms(30), "quiet")]
+
+
+def test_a_victim_that_left_before_it_was_marked_is_not_waited_for() -> None:
+    """It took the CPU from its killer, or was frozen and let go by the mark."""
+    for killed in (kill(2.9), kill(2.9, code=0)):
+        found = spans(killed, died(2.95), mark(3), Tick(ms(2500)))
+        assert found == [("node", 3, "quiet")] if killed.si_code else ("node", 3, "quiet") in found
+
+
+def test_a_mark_told_late_finds_the_end_of_its_victim() -> None:
+    """A reader that was stopped reads one ring after the other: the end came, and time went on, before the mark."""
+    late = (crossing(), clear(1), kill(2.9), died(5), sample(500, 100), mark(3), Tick(ms(2700)), Tick(ms(2800)))
+    state, done = State(), []
+    for event in late:
+        state, over = feed(state, event)
+        done += over
+    assert [(e.domain, e.ended, [type(x) for x in e.events if isinstance(x, Exit)]) for e in done] == [
+        ("node", "quiet", [Exit])
+    ]
+
+
+def test_a_user_kill_of_some_seconds_ago_is_not_told_again() -> None:
+    first, second = episodes(kill(0, "cart", pid=9, code=0), died(1, 9), crossing(5000), clear(5100), End(ms(9000)))
+    assert [type(e) for e in first.events] == [Kill]
+    assert not [e for e in second.events if isinstance(e, Kill)]
+
+
+def test_the_mark_of_a_process_that_a_user_killed_belongs_to_that_story() -> None:
+    found = episodes(kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9), End(ms(9000)))
+    assert [e.domain for e in found] == ["/kubepods/hog/main"]
+    assert [type(e) for e in found[0].events] == [Kill, Mark, Exit]

@@ -1,0 +1,123 @@
+"""`outrace replay`: a recording through the same code, once more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from monitor.cli.output import format_bytes, output_option, print_json, table_lines
+from monitor.daemon import values
+from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
+from monitor.policy.eras import ERAS
+from monitor.policy.signals import IN_BYTES, RESOURCE
+from monitor.race.incident import timestamp
+from monitor.report.recording import Reader
+
+if TYPE_CHECKING:
+    from monitor.replay import Replayed
+
+_GZIP = b"\x1f\x8b"
+
+
+def _map(operator: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Reads `SIGNAL<VALUE,...` as `outrace run` does."""
+    parse = values.text_map(operator)
+
+    def read(_ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param=param) from None
+
+    return read
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--policy", type=click.Choice(ERAS), help="What if this release's policy had decided.")
+@click.option("--eviction-hard", metavar="MAP", callback=_map("<"), help="What if: 'memory.available<200Mi'.")
+@click.option("--eviction-soft", metavar="MAP", callback=_map("<"), help="What if.")
+@click.option("--eviction-soft-grace-period", metavar="MAP", callback=_map("="), help="What if.")
+@click.option("--eviction-minimum-reclaim", metavar="MAP", callback=_map("="), help="What if.")
+@output_option
+def replay(files: tuple[str, ...], output: str, **given: Any) -> int:
+    """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin, and FILE.gz is read too.
+
+    Rotated files are replayed together: outrace replay FILE.1 FILE. Exit code 1 if the recording is damaged, or if
+    anything comes out otherwise than recorded.
+    """
+    from monitor.replay import replay, with_changes
+
+    change = with_changes(**given)
+    with ExitStack() as stack:
+        readers = [Reader(_open(name, stack), name) for name in files]
+        found = replay(readers, change)
+    if output == "json":
+        print_json(found.to_json())
+    else:
+        _print(found)
+    if change is not None:
+        click.echo("what if: the pods go on as they did then, whatever is decided here", err=True)
+    for first, count in found.gaps:
+        click.echo(f"{count} records are missing from number {first} on: what they led to is not known", err=True)
+    for each in found.differences:
+        click.echo(
+            f"outrace: error: {each['what']} of record {each['record']} came out otherwise: recorded "
+            f"{each['recorded']}, replayed {each['replayed']}",
+            err=True,
+        )
+    if found.damage is not None:
+        click.echo(f"outrace: error: {found.damage}; what came before it was replayed", err=True)
+    return EXIT_FAILURE if found.damage is not None or found.different else EXIT_OK
+
+
+def _open(name: str, stack: ExitStack) -> IO[bytes]:
+    if name == "-":
+        return sys.stdin.buffer
+    try:
+        file = stack.enter_context(open(name, "rb"))  # noqa: SIM115 - the stack closes it
+        if file.peek(2)[:2] != _GZIP:
+            return file
+        import gzip
+
+        return cast(IO[bytes], stack.enter_context(gzip.open(file)))
+    except OSError as error:
+        raise MonitorError(f"{name}: {error.strerror}", "name a file that `outrace run --record FILE` wrote") from None
+
+
+def _print(found: Replayed) -> None:
+    """Two tables and a summary."""
+    rows = [
+        (
+            timestamp(one["decided_ns"] + found.realtime_ns),
+            one["id"],
+            one["signal"] or "a limit of its own",
+            one["kind"],
+            _amount(one.get("available"), one["signal"]),
+            _amount(one.get("quantity"), one["signal"]),
+            one["name"],
+            "would evict" if one["observed"] else f"evict ({one['trigger']})",
+        )
+        for one in found.decisions
+    ]
+    for line in table_lines(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows):
+        click.echo(line)
+    click.echo()
+    incidents = [(one["start"], one["verdict"], one["id"], one["summary"]) for one in found.incidents]
+    for line in table_lines(("time", "verdict", "id", "summary"), incidents):
+        click.echo(line)
+    skipped = f", {found.skipped} records before a state they could follow on" if found.skipped else ""
+    click.echo(
+        f"\n{found.passes} passes, {len(found.decisions)} decisions, {found.events} events, "
+        f"{len(found.incidents)} incidents{skipped}"
+    )
+
+
+def _amount(number: int | None, signal: str | None) -> str:
+    if number is None:
+        return "-"
+    return format_bytes(number) if signal and RESOURCE[signal] in IN_BYTES else str(number)

@@ -1,0 +1,159 @@
+"""What the kernel says: the records of the rings, and what becomes of each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monitor.daemon.decide import Decider
+from monitor.daemon.flight import Flight
+from monitor.daemon.gauge import Gauge
+from monitor.daemon.registry import Registry
+from monitor.daemon.stats import SharedStats
+from monitor.daemon.watch import Watch
+from monitor.kernel.domains import Reading
+from monitor.kernel.pins import Pins, Ring, counts
+from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
+
+_OOM_RECORDS = {
+    "mark": "records_oom",
+    "kill": "records_kill",
+    "exit": "records_exit",
+    "reclaim": "records_reclaim",
+}
+_KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
+
+
+class Records:
+    """Reads the rings. ``watches``, by domain index, are the domains with thresholds."""
+
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        decider: Decider,
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.watches: dict[int, Watch] = {}
+        self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._gauge = gauge
+        self._registry = registry
+        self._decider = decider
+        self._stats = stats
+        self._tell = tell
+        self._flight = Flight(tell)
+        self._away = True  # OOM records read before this is cleared happened while no daemon ran
+
+    def open(self, pins: Pins) -> None:
+        """Open the rings, and read what was written while no daemon ran."""
+        self._events = Ring(pins, "events", self._on_event)
+        self._ooms = Ring(pins, "ooms", self._on_oom)
+        self._kills = Ring(pins, "kills", self._on_oom)
+        self._reclaims = Ring(pins, "reclaims", self._on_oom)
+        rings = (self._events, self._ooms, self._kills, self._reclaims)
+        self._by_fd = {ring.fileno(): ring for ring in rings}
+        self._take_over(pins)
+
+    def filenos(self) -> list[int]:
+        """One descriptor for each ring, readable when it has something."""
+        return list(self._by_fd)
+
+    def consume(self, fd: int) -> bool:
+        """Read the ring of this descriptor; False if it is none."""
+        ring = self._by_fd.get(fd)
+        if ring is None:
+            return False
+        ring.consume()
+        return True
+
+    def read_events(self) -> int:
+        """Read the ring of crossings and steps now; how many there were."""
+        return self._events.consume()
+
+    def send_flight(self) -> None:
+        """Tell the side of the steps around what happened, if anything did."""
+        if self.eventful:
+            self.eventful = self._decider.pressed
+            self._flight.send()
+
+    def _take_over(self, pins: Pins) -> None:
+        """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
+        while True:
+            self._events.consume()  # about domains that are no more: nobody is watched yet
+            self._reclaims.consume()
+            self._kills.consume()  # but every kill since then is news
+            self._ooms.consume()
+            written = counts(pins)
+            if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
+                break
+        self._away = False
+        self._decider.moved.clear()
+        for kind in _KINDS:
+            self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
+
+    def _on_event(self, data: bytes) -> None:
+        """One record of the pressure ring."""
+        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
+        if kind == STEP:
+            if self._gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
+                self._flight.note((ts, cgroup_id, usage, inactive, active))
+                if index not in self.watches:
+                    self._decider.step(index, max(0, usage - inactive) * PAGE)
+            self._stats.add("records_step")
+        elif kind in (CROSS, SIGNAL):
+            watch = self.watches.get(index)
+            if watch is not None and watch.cgroup_id == cgroup_id:
+                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
+                if kind == CROSS:
+                    seen_ns = time.monotonic_ns()
+                    self._decider.run_pass(ts)
+                    self._tell_crossing(watch, threshold, reading, ts, seen_ns)
+                else:
+                    self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
+            self._stats.add("records_cross" if kind == CROSS else "records_signal")
+        else:
+            self._stats.add("records_bad")
+        self._stats.add("records")
+
+    def _tell_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
+        """A threshold was crossed; told after what was decided about it."""
+        self.eventful = True
+        threshold = watch.thresholds[which]
+        self._tell(
+            {
+                "t": "cross",
+                "ts_ns": ts_ns,
+                "seen_ns": seen_ns,
+                "domain": watch.name,
+                "signal": threshold.signal,
+                "hard": threshold.hard,
+                "quantity": threshold.quantity(watch.capacity),
+                "capacity": watch.capacity,
+                "usage": reading.usage,
+                "working_set": reading.working_set,
+            }
+        )
+
+    def _on_oom(self, data: bytes) -> None:
+        """One record of the OOM chain."""
+        event = OomEvent.decode(data)
+        self._stats.add("records")
+        self._stats.add(_OOM_RECORDS[event.kind])
+        pod = self._registry.owner_of_cgroup(event.victim_cgroup)
+        if pod is None and event.domain is not None:  # deeper in a pod than its containers
+            pod = self._registry.owner_of_cgroup(self._gauge.table.cgroup_id(event.domain))
+        message: dict[str, Any] = {
+            "t": "oom",
+            **event.as_dict(),
+            "pod": pod.uid if pod else None,
+            "pod_name": pod.title if pod else None,
+            "while_away": self._away,
+        }
+        if event.kind == "mark":
+            self._stats.add("oom_exiting" if event.exiting else "oom_kills")
+            message["order"] = self._registry.leaders()
+            self.eventful = True
+        self._tell(message)

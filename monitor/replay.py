@@ -1,0 +1,323 @@
+"""A recording through the same code as live: `synchronize` decides every pass again, `episode.feed` and `judge` make
+the incidents again. Nothing is looked at but the recording, so the same one gives the same answer every time.
+
+Every pass is compared with what the daemon decided then; a difference is a defect, or another version's policy. With
+another configuration given ("what if"), nothing is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monitor.daemon import choice
+from monitor.daemon.choice import Repeats
+from monitor.daemon.config import RunConfig
+from monitor.daemon.journal import outcome_json, state_json, state_of
+from monitor.daemon.judge import judge
+from monitor.errors import MonitorError
+from monitor.policy.eras import era
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.standing import Standing
+from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.race import episode
+from monitor.race.events import End, event_from_json
+from monitor.race.snapshot import state_from_json
+from monitor.report.recording import Damage, Reader
+
+#: Differences shown; the number of all is given.
+_SHOWN = 20
+#: What a record or a header raises that is not what it should be, although its checksum is right. (A PolicyError and a
+#: RecordError are ValueErrors.)
+_UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came out. `passes` and `events` are those that were used, `skipped` those before the first snapshot or after
+    a gap; `gaps` are records missing in the recording: [first number, how many]. `differences` are passes that were
+    decided otherwise than recorded.
+    """
+
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    passes: int = 0
+    events: int = 0
+    skipped: int = 0
+    gaps: list[list[int]] = field(default_factory=list)
+    different: int = 0
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    damage: Damage | None = None
+    realtime_ns: int = 0  # Unix time less the time of the records
+
+    def differs(self, what: str, number: int, recorded: object, replayed: object) -> None:
+        """Something came out otherwise than recorded."""
+        self.different += 1
+        if len(self.differences) < _SHOWN:
+            self.differences.append({"what": what, "record": number, "recorded": recorded, "replayed": replayed})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "decisions": self.decisions,
+            "incidents": self.incidents,
+            "passes": self.passes,
+            "events": self.events,
+            "skipped": self.skipped,
+            "gaps": self.gaps,
+            "different": self.different,
+            "differences": self.differences,
+            "damage": None if self.damage is None else self.damage.to_json(),
+        }
+
+
+class Passes:
+    """The passes of the policy: the ranking is rebuilt from its changes, everything else follows.
+
+    ``compare`` False: another configuration than the recorded one, so other decisions are no difference.
+    """
+
+    def __init__(self, config: RunConfig, found: Replayed, compare: bool) -> None:
+        self._enforce = config.enforce
+        self._config: EvictionConfig = config.eviction_config()
+        self._key = era(config.policy).memory_key
+        self._found = found
+        self._compare = compare
+        self._standing = Standing(self._key)
+        self._state = State.initial()
+        self._repeats = Repeats()
+        self._id = 0
+        self._number = 0  # of the hot process's last message
+        self._known = False  # a snapshot came, and nothing is missing since
+        self._complete = False  # the ranking is all of it: it began with a whole one, and nothing is missing since
+
+    def take(self, kind: str, value: Mapping[str, Any], number: int) -> None:
+        """One message of the hot process. Raises LookupError, TypeError, ValueError if it is none."""
+        if value["number"] != self._number + 1:
+            self._known = self._complete = False
+        self._number = value["number"]
+        if kind == "ranking":
+            self._rank(value)
+        elif kind == "snapshot":
+            self._begin(value, number)
+        elif not self._known:
+            self._found.skipped += 1
+        elif kind == "pass":
+            self._pass(value, number)
+        elif kind == "limit":
+            self._limit(value, number)
+        else:
+            raise ValueError(f"{kind!r} is no kind of record")
+
+    def _rank(self, value: Mapping[str, Any]) -> None:
+        if value["whole"]:
+            self._standing, self._complete = Standing(self._key), True
+        for *fields, qos in value["put"]:
+            self._standing.put(Candidate(*fields), qos)
+        for uid in value["removed"]:
+            self._standing.remove(uid)
+
+    def _begin(self, value: Mapping[str, Any], number: int) -> None:
+        """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
+        if not self._complete:
+            return
+        state, repeats, last_id = state_of(value["state"]), Repeats(value["told"]), int(value["last_id"])
+        if not self._compare:
+            # The state belongs to the recorded thresholds. The new ones begin anew, and from then on keep their own.
+            if not self._known:
+                self._state, self._repeats, self._id = State.initial(), Repeats(), 0
+            self._known = True
+            return
+        if self._known and (state, last_id) != (self._state, self._id):
+            ours, theirs = [state_json(self._state), self._id], [state_json(state), last_id]
+            self._found.differs("state", number, theirs, ours)
+        self._state, self._repeats, self._id = state, repeats, last_id
+        self._known = True
+
+    def _pass(self, value: Mapping[str, Any], number: int) -> None:
+        observations = {signal: Observation(*seen) for signal, seen in value["observations"].items()}
+        slow = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
+
+        def rank(signal: str) -> Sequence[Candidate]:
+            return self._standing.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
+
+        self._state, outcome = synchronize(self._config, self._state, observations, value["now_ns"], rank)
+        self._found.passes += 1
+        decision = None
+        if outcome.victim is not None and value["may_act"] and not value["busy"] and not value["held"]:
+            crossed_ns = value["crossed_ns"] if choice.of_memory(outcome) else 0
+            facts = choice.facts(outcome, observations)
+            facts["given_s"] = choice.grace_s(outcome)
+            decision = self._act(value, facts, outcome.victim, choice.subject(outcome), crossed_ns)
+        if self._compare:
+            self._check("decision", number, value["decision"], decision)
+            self._check("outcome", number, value["outcome"], outcome_json(outcome))
+            self._check("hurried", number, value["hurried"], self._hurries(value, outcome))
+
+    def _limit(self, value: Mapping[str, Any], number: int) -> None:
+        """A pod over a limit of its own."""
+        namespace, _, name = value["name"].rpartition("/")
+        victim = Candidate(value["pod"], namespace, name, 0, 0, None, False)
+        facts = choice.limit_facts(value["message"])
+        facts["given_s"] = facts["grace_s"]
+        decision = self._act(value, facts, victim, value["pod"], 0)
+        if self._compare:
+            self._check("decision", number, value["decision"], decision)
+
+    def _act(
+        self, value: Mapping[str, Any], facts: dict[str, Any], victim: Candidate, subject: str, crossed_ns: int
+    ) -> dict[str, Any] | None:
+        """The decision that is made, or None if it was told too short a time ago. As `Decider._act`."""
+        decided_ns = value["decided_ns"]
+        if decided_ns is None:  # nobody was decided on then: only with another configuration
+            decided_ns = value["now_ns"]
+        if not self._enforce and not self._repeats.allow(subject, bool(crossed_ns), decided_ns):
+            return None
+        self._id += 1
+        uid, name = victim.uid, f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
+        fired = value["fired"] if self._enforce else None
+        if fired is not None:
+            uid, name = fired
+            facts["given_s"] = 0  # the kernel's trigger sends SIGKILL
+        made = choice.recorded(
+            {
+                "id": self._id,
+                **facts,
+                "pod": uid,
+                "name": name,
+                "observed": not self._enforce,
+                "trigger": "user" if fired is None else "kernel",
+                "crossed_ns": crossed_ns or None,
+                "decided_ns": decided_ns,
+            }
+        )
+        self._found.decisions.append(made)
+        return made
+
+    def _hurries(self, value: Mapping[str, Any], outcome: Outcome) -> bool:
+        return bool(value["busy"] and value["may_act"]) and choice.hurries(outcome)
+
+    def _check(self, what: str, number: int, recorded: object, replayed: object) -> None:
+        """Byte for byte: what reads the same and is not (True, 1, 1.0) is a difference too."""
+        if json.dumps(recorded, sort_keys=True) != json.dumps(replayed, sort_keys=True):
+            self._found.differs(what, number, recorded, replayed)
+
+
+class Races:
+    """The events of races: episodes, and the incidents they are judged to be."""
+
+    def __init__(self, config: RunConfig, head: Mapping[str, Any], found: Replayed) -> None:
+        self._config = config.eviction_config()
+        self._version = int(head["cgroup_version"])
+        self._realtime_ns = found.realtime_ns = int(head["realtime_ns"])
+        self._found = found
+        self._state = episode.State()
+        self._known = head["part"] == 0  # the reducer began here, or its state was read
+        self._last_ns = self._number = 0  # of the last event
+
+    def lose(self) -> None:
+        """Something is missing: go on, until a state says how it really is."""
+        self._resume = True
+
+    _resume = False
+
+    def take(self, value: Mapping[str, Any], number: int) -> None:
+        """One event. Raises RecordError (a ValueError) if it is none."""
+        event = event_from_json(value)
+        self._number = number
+        if not self._known:
+            self._found.skipped += 1
+            return
+        self._last_ns = max(self._last_ns, event.ts_ns)
+        self._found.events += 1
+        self._state, over = episode.feed(self._state, event)
+        self._judge(over)
+
+    def resume(self, value: Mapping[str, Any], number: int) -> None:
+        """The reducer's state at this moment."""
+        state = state_from_json(value)
+        if self._known and not self._resume and state != self._state:
+            self._found.differs("state of the races", number, None, None)
+        self._state, self._known, self._resume = state, True, False
+
+    def end(self) -> None:
+        """The recording is over, with a last word of the daemon or without."""
+        if self._state.open or self._state.waiting:
+            self._judge(episode.feed(self._state, End(self._last_ns))[1])
+
+    def _judge(self, over: Iterable[episode.Episode]) -> None:
+        for one in over:
+            try:
+                incident = judge(one, self._config, self._version, self._realtime_ns)
+            except Exception as error:  # noqa: BLE001 - as live: a defect in judging must not cost the next its verdict
+                problem = f"an episode in {one.domain} could not be judged: {type(error).__name__}: {error}"
+                self._found.differs("incident", self._number, None, problem)
+            else:
+                self._found.incidents.append(incident.to_json())
+
+
+def replay(readers: Sequence[Reader], change: Callable[[RunConfig], RunConfig] | None = None) -> Replayed:
+    """Replay the files of one recording, in any order. ``change``: to another configuration than the recorded one.
+
+    Raises MonitorError if they do not belong together or cannot be used at all; a damage is in the answer.
+    """
+    found = Replayed()
+    ordered = sorted((r for r in readers if r.header is not None), key=lambda r: _part(r.header))
+    broken = next((r.damage for r in readers if r.header is None), None)
+    if not ordered:
+        found.damage = broken
+        return found
+    head = ordered[0].header
+    assert head is not None
+    if len({str((r.header or {}).get("session")) for r in ordered}) > 1:
+        raise MonitorError("these files are of different runs of the monitor", "replay each run for itself")
+    try:
+        config = RunConfig.from_json(json.dumps(head["config"]))
+        if change is not None:
+            config = change(config)
+        passes, races = Passes(config, found, change is None), Races(config, head, found)
+    except _UNUSABLE as error:
+        what = "what is asked for cannot be replayed" if change is not None else "the recording's header cannot be used"
+        raise MonitorError(f"{what}: {error}") from None
+    following: int | None = None
+    for reader in ordered:
+        following = _file(reader, passes, races, found, following)
+        found.damage = found.damage or reader.damage
+        if reader.damage is not None:
+            break
+    found.damage = found.damage or broken
+    races.end()
+    return found
+
+
+def _part(head: Mapping[str, Any] | None) -> int:
+    part = (head or {}).get("part")
+    return part if isinstance(part, int) else 0
+
+
+def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, following: int | None) -> int | None:
+    """The records of one file; the number that has to come next."""
+    for record in reader.records():
+        number, kind, value = record["n"], record["k"], record["v"]
+        if following is not None and number != following:
+            found.gaps.append([following, number - following])
+            races.lose()
+        following = number + 1
+        try:
+            if kind == "event":
+                races.take(value, number)
+            elif kind == "state":
+                races.resume(value, number)
+            else:
+                passes.take(kind, value, number)
+        except _UNUSABLE as error:
+            reader.spoilt(f"a record of kind {kind!r} cannot be used: {type(error).__name__}: {error}"[:300])
+    return following
+
+
+def with_changes(**given: Any) -> Callable[[RunConfig], RunConfig] | None:
+    """A change of the recorded configuration to these values; None if there are none."""
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return (lambda config: replace(config, **wanted)) if wanted else None

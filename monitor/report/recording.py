@@ -1,0 +1,309 @@
+"""The file of a recording: written by the daemon block by block, read up to the first damage.
+
+    OUTRACE-RECORDING 1\\n                     what it is and the version of its format
+    block, block, ...
+
+A block is a head (`_HEAD`: mark, bytes compressed, bytes plain, number of its first record, CRC-32 of the rest of the
+head and the body) and a body: lines of JSON, compressed by zlib, each block for itself, so that what was written before
+a crash or a damage can be read. The first block of every file holds one line, the header. All others hold records,
+numbered without a gap over all files of a recording: where a number is missing, so is a record.
+
+Files rotate by size: FILE is the newest, FILE.1 the one before it. Nothing is ever overwritten that is not an older
+recording, and the oldest of these only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from monitor.errors import MonitorError
+
+VERSION = 1
+MAGIC = b"OUTRACE-RECORDING "
+#: Size at which a file is rotated, and how many are kept: 256 MiB, days of a quiet node.
+FILE_BYTES, FILES = 64 << 20, 4
+#: A block is written when it holds this much, or when it is told to (each second): JSON shrinks to a tenth.
+BLOCK_BYTES = 128 << 10
+#: No block is larger: more is damage, and not to be unpacked. (The largest record is a state of the reducer.)
+_MOST_BYTES = 64 << 20
+_MARK = b"\xf5REC"
+_HEAD = struct.Struct("<4sIIQI")
+_FIRST_LINE = 32  # bytes, far more than it has
+
+
+class Writer:
+    """Writes records into FILE and its rotated forerunners; from one thread.
+
+    ``header`` is made part of every file's header. ``on_new()`` is called when a file was begun after the first one.
+    A write that fails raises OSError; what was to be written is lost and counted in `lost`, and the next tries again.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        on_new: Callable[[], None] = lambda: None,
+        file_bytes: int = FILE_BYTES,
+        files: int = FILES,
+    ) -> None:
+        self._path = path
+        self._header = header
+        self._on_new = on_new
+        self._file_bytes = file_bytes
+        self._files = files
+        self._fd = -1
+        self._size = 0  # of the present file, up to the end of its last good block
+        self._part = 0  # of the next file
+        self._lines: list[bytes] = []
+        self._plain = 0  # bytes in them
+        self._first = 0  # number of the first of them
+        self.written = 0  # bytes, over all files
+        self.lost = 0  # records that could not be written
+
+    def add(self, number: int, line: bytes) -> None:
+        """Take a record; a block that is full is written. Raises OSError."""
+        if not self._lines:
+            self._first = number
+        self._lines.append(line)
+        self._plain += len(line) + 1
+        if self._plain >= BLOCK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added. Raises OSError."""
+        if not self._lines:
+            return
+        lines, first = self._lines, self._first
+        self._lines, self._plain = [], 0
+        try:
+            block = _block(first, lines)
+            if self._fd >= 0 and self._size + len(block) > self._file_bytes:
+                os.close(self._fd)
+                self._fd = -1
+            if self._fd < 0:
+                self._begin(first)
+            self._append(block)
+        except OSError:
+            self.lost += len(lines)
+            raise
+
+    def close(self) -> None:
+        """Write what is left and close the file. Raises OSError."""
+        try:
+            self.flush()
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _begin(self, first: int) -> None:
+        """Begin a new file; the old ones move up, the oldest goes."""
+        self._make_room()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o640)
+        self._size = 0
+        header = json.dumps({**self._header, "part": self._part, "first": first}, separators=(",", ":")).encode()
+        try:
+            self._append(MAGIC + f"{VERSION}\n".encode() + _block(first, [header]))
+        except OSError:
+            os.close(self._fd)
+            self._fd = -1
+            self._path.unlink(missing_ok=True)  # an empty file helps nobody, and costs an old one its place
+            raise
+        self._part += 1
+        if self._part > 1:
+            self._on_new()
+
+    def _make_room(self) -> None:
+        """Rename FILE.2 to FILE.3 and so on, so that FILE is free."""
+        if not os.path.lexists(self._path):
+            return
+        names = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._files))]
+        taken = next((i for i, name in enumerate(names) if not os.path.lexists(name)), len(names) - 1)
+        for name in names[: taken + 1]:
+            _check_replaceable(name)
+        for i in range(taken, 0, -1):
+            os.rename(names[i - 1], names[i])
+
+    def _append(self, data: bytes) -> None:
+        """All of it, or none."""
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            try:
+                os.ftruncate(self._fd, self._size)  # half a block would be read as damage
+                os.lseek(self._fd, self._size, os.SEEK_SET)
+            except OSError:
+                os.close(self._fd)
+                self._fd = -1  # then the next block begins a new file
+            raise
+        self._size += len(data)
+        self.written += len(data)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raises OSError if there is something else than a recording: it is not ours to move or to remove."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file: name another one with --record", str(path))
+    if not status.st_size:
+        return  # a mktemp of somebody
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            why = "holds something else than a recording: name another file with --record"
+            raise OSError(errno.EEXIST, why, str(path))
+
+
+def _block(first: int, lines: list[bytes]) -> bytes:
+    plain = b"\n".join(lines) + b"\n"
+    body = zlib.compress(plain, 6)
+    head = _HEAD.pack(_MARK, len(body), len(plain), first, 0)[:-4]
+    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where a recording cannot be read any more: the byte in the file, and the number of the first record lost."""
+
+    file: str
+    offset: int
+    record: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: damaged at byte {self.offset}, record {self.record}: {self.problem}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "offset": self.offset, "record": self.record, "problem": self.problem}
+
+
+class Reader:
+    """One file of a recording: its ``header`` (None if that much is damaged), then its records in order.
+
+    `damage` says after the last record why there are no more; None at an undamaged end. Raises MonitorError if the file
+    is no recording, or one of a newer format.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._offset = 0  # of the block being read
+        self._length = 0  # of it
+        self._next = 0  # number of the next record
+        self.damage: Damage | None = None
+        self.header: dict[str, Any] | None = None
+        self._check_first_line()
+        for line in self._lines():
+            if isinstance(line, dict):
+                self.header = line
+                self._next = int(line["first"]) if isinstance(line.get("first"), int) else 0
+            break
+        if self.header is None and self.damage is None:
+            self.spoilt("it ends before its header")
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The records: each an object with its number `n`, its kind `k` and what it says, `v`. Ends at the first
+        damage.
+        """
+        if self._is_spoilt():
+            return
+        for line in self._lines():
+            shape = {"n": int, "k": str, "v": dict}
+            if not isinstance(line, dict) or any(type(line.get(key)) is not kind for key, kind in shape.items()):
+                self.spoilt("a record has not the form of one")
+                return
+            yield line
+            self._next = line["n"] + 1
+
+    def spoilt(self, problem: str) -> None:
+        """The record being read cannot be used, and so nothing after it is. What was found first stays."""
+        self.damage = self.damage or Damage(self._name, self._offset, self._next, problem)
+
+    def _check_first_line(self) -> None:
+        line = b""
+        while len(line) < _FIRST_LINE and not line.endswith(b"\n"):
+            char = self._read(1)
+            if not char:
+                break
+            line += char
+        version = line[len(MAGIC) : -1]
+        if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
+            raise MonitorError(f"{self._name}: no recording", "name a file that `outrace run --record FILE` wrote")
+        if int(version) > VERSION:
+            raise MonitorError(
+                f"{self._name}: recorded in format {int(version)}, and this outrace reads up to {VERSION}",
+                "replay it with the version that recorded it",
+            )
+        self._offset = len(line)
+
+    def _lines(self) -> Iterator[Any]:
+        """The lines of JSON of the blocks from here on."""
+        while (plain := self._next_block()) is not None:
+            for line in plain.splitlines():
+                if self._is_spoilt():  # so says who used the line before
+                    return
+                try:
+                    made = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    self.spoilt(f"a record is no JSON: {error}")
+                    return
+                yield made
+            if self._is_spoilt():
+                return
+
+    def _is_spoilt(self) -> bool:
+        return self.damage is not None
+
+    def _next_block(self) -> bytes | None:
+        """The body of the next block; None at the end, or at a damage."""
+        self._offset += self._length
+        self._length = 0
+        head = self._read(_HEAD.size)
+        if not head:
+            return None
+        if len(head) < _HEAD.size:
+            self.spoilt("it ends within the head of a block")
+            return None
+        mark, size, plain_size, _, crc = _HEAD.unpack(head)
+        if mark != _MARK or max(size, plain_size) > _MOST_BYTES:
+            self.spoilt("no block begins here")
+            return None
+        body = self._read(size)
+        if len(body) < size:
+            self.spoilt(f"it ends within a block, after {len(body)} of its {size} bytes")
+            return None
+        if zlib.crc32(body, zlib.crc32(head[:-4])) != crc:
+            self.spoilt("a block does not have the checksum it was written with")
+            return None
+        self._length = _HEAD.size + size
+        try:
+            plain = zlib.decompressobj().decompress(body, plain_size + 1)
+        except zlib.error as error:
+            self.spoilt(f"a block cannot be unpacked: {error}")
+            return None
+        if len(plain) != plain_size:
+            self.spoilt("a block has another size than it says")
+            return None
+        return plain
+
+    def _read(self, size: int) -> bytes:
+        """Up to ``size`` bytes; fewer at the end, also where a compressed file was cut off."""
+        try:
+            return self._file.read(size)
+        except (EOFError, OSError, zlib.error) as error:
+            self.spoilt(f"it cannot be read on: {error}")
+            return b""

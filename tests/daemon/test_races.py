@@ -1,0 +1,137 @@
+"""The side's part in races, on the live kernel: names, forecasts, the kernel's likely victim, a damaged store."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.places import Place, Places
+from monitor.kernel import cgroupfs
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, LabNode
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
+
+pytestmark = pytest.mark.kernel
+HARD = ("--eviction-hard", "memory.available<16Mi")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-races", 128 * MIB) as made:
+        yield made
+
+
+def final(daemon: LabDaemon, since: int = 0) -> Record:
+    """The verdict on the next episode, when it is over."""
+    return live.message(daemon, "incident", since, final=True)
+
+
+def stored(daemon: LabDaemon, incident: Record) -> Record:
+    shown = live.outrace("incidents", "show", incident["id"], "--state-dir", str(daemon.state_dir), "-o", "json")
+    assert shown.returncode == 0, shown.stderr
+    found: Record = json.loads(shown.stdout)
+    return found
+
+
+def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("deep", "Burstable", request=8 * MIB, limit=32 * MIB)
+    below = cgroupfs.make(cgroupfs.make(pod.containers["c0"] / "a") / "b")
+    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon, live.Puppet(below) as puppet:
+        puppet.tell("anon(64)")
+        assert puppet.answer() == ""
+        found = stored(daemon, final(daemon))
+        assert found["verdict"] == "own_limit"
+        (victim,) = found["oom_victims"]
+        assert victim["pod"] == "lab/deep"
+        assert found["invoker"]["pod"] == "lab/deep"
+        assert {step["source"] for step in found["steps"] if step["what"] == "checked"} <= {
+            "kmsg",
+            "memory.oom_control",
+            "memory.events",
+        }
+        assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
+
+
+def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("leak")
+    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
+        hog = node.start_hog(pod, mib=200, rate=10)
+        hog.go()
+        name = 'forecast_threshold_seconds{domain="node",signal="memory.available"}'
+        ahead = live.until(lambda: 0 < live.metric(daemon, name) < 60 and live.metric(daemon, name), "a forecast")
+        assert isinstance(ahead, float)
+        live.message(daemon, "would evict")
+        hog.process.kill()
+        hog.process.wait()
+        assert live.metric(daemon, "forecast_error_seconds_count") == 1
+        assert live.metric(daemon, "forecast_error_seconds_sum") < 10
+
+
+def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
+    large, small = node.add_pod("large"), node.add_pod("small")
+    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
+        live.filled(node, large, 60)
+        assert live.metric(daemon, "victim_mismatch") == 0
+        protected = live.filled(node, small, 10)
+        Path(f"/proc/{protected.pid}/oom_score_adj").write_text("1000")
+        live.until(lambda: live.metric(daemon, "victim_mismatch") == 1, "the mismatch")
+
+
+@pytest.mark.parametrize("damage", [b"garbage" * 1000, b""])
+def test_a_damaged_store_stops_nobody(node: LabNode, tmp_path: Path, damage: bytes) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o750)
+    (state / "incidents.db").write_bytes(damage)
+    pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
+    with live.daemon(node, *HARD, state_dir=state) as daemon:
+        node.start_hog(pod, mib=64).go()
+        assert stored(daemon, final(daemon))["verdict"] == "own_limit"
+        live.until(lambda: live.metric(daemon, "incidents_stored") == 1, "stored")
+        assert live.metric(daemon, "incident_store_failing") == 0
+
+
+def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
+    with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
+        (side,) = live.children(daemon.pid)
+        os.kill(side, 9)
+        live.until(lambda: live.children(daemon.pid) not in ([], [side]), "another side")
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
+        node.start_hog(pod, mib=64).go()
+        assert final(daemon)["verdict"] == "own_limit"
+
+
+def test_places_tell_what_a_cgroup_is() -> None:
+    hierarchy = cgroupfs.detect()
+    with live.cgroup("places") as top:
+        node = cgroupfs.make(top / "node")
+        slice_ = cgroupfs.make(node / "kubepods")
+        middle = cgroupfs.make(slice_ / "burstable")
+        pod, other = cgroupfs.make(middle / "podx"), cgroupfs.make(top / "other")
+        container = cgroupfs.make(pod / "c")
+        ids = {path: cgroupfs.cgroup_id(path) for path in (top, node, slice_, middle, pod, other, container)}
+        made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
+        found = FoundPod(made, pod, {"c": container}, (ids[pod], ids[container]))
+        places = Places(hierarchy, node)
+        places.update({"u": found}, slice_)
+        name = f"/{top.name}"
+        assert places.place(ids[node]) == Place(f"{name}/node", "node")
+        assert places.place(ids[slice_]) == Place(f"{name}/node/kubepods", "kubepods")
+        assert places.place(ids[middle]).kind == "outside"  # a class of pods: neither node nor kubepods nor a pod
+        assert places.place(ids[top]).kind == "outside"
+        assert places.place(ids[pod]) == Place(f"{name}/node/kubepods/burstable/podx", "pod", "u", "ns/x")
+        assert places.place(ids[container]).kind == "container"
+        assert places.place(12345, "u").kind == "container"  # somewhere inside that pod
+        assert places.place(ids[other]) == Place(f"#{ids[other]}", "outside")
+        assert set(places.ids()) == {ids[node], ids[slice_], ids[pod]}
+        places.update({}, slice_)  # a kill is told after its pod went
+        assert places.place(ids[container]).name == "ns/x"

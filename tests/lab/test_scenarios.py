@@ -1,0 +1,93 @@
+"""Every scenario once, on the real kernel: the final incident, the counters and `incidents show` tell the truth."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.cli.main import main
+from monitor.errors import ConfigError
+from monitor.kernel import loader, mounts
+from monitor.lab.scenarios import SCENARIOS, named
+from monitor.lab.stage import Scenario, play
+from monitor.lab.truth import NOTHING, Outcome
+from monitor.race.incident import FLAGS, VERDICTS
+
+#: At once: most of a scenario is waiting for things to be quiet.
+JOBS = 3
+#: What cannot be made in a memory cgroup of this machine without harm to it, or not on cgroup v1.
+NOT_HERE = {"global", "group_kill"}
+
+Played = tuple[Outcome, Path]
+
+
+def test_there_is_one_for_every_verdict_and_flag() -> None:
+    assert {s.truth.verdict for s in SCENARIOS} == {*VERDICTS, NOTHING}
+    assert {flag for s in SCENARIOS for flag in s.truth.flags} == {*FLAGS} - NOT_HERE
+    assert len({s.name for s in SCENARIOS}) == len(SCENARIOS) >= 18
+
+
+def test_one_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"--only hogg: there is no such scenario; name one of evicted-hard, "):
+        named(("own-limit", "hogg"))
+
+
+def obstacle(scenario: Scenario) -> str:
+    return f"{scenario.needs} is not there" if scenario.needs is not None and not scenario.needs.is_dir() else ""
+
+
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Played]]]:
+    """Those that were asked for, already on their way."""
+    mounts.ensure()
+    asked = {item.callspec.params["scenario"].name for item in request.session.items if "scenario" in _params(item)}
+    state_dirs: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    every = [tmp_path_factory.mktemp("state", numbered=True) for _ in range(JOBS)]
+    for directory in every:
+        directory.chmod(0o750)
+        state_dirs.put(directory)
+
+    def one(scenario: Scenario) -> Played:
+        state_dir = state_dirs.get()
+        try:
+            return play(scenario, state_dir=state_dir)[0], state_dir
+        finally:
+            state_dirs.put(state_dir)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        yield {s.name: pool.submit(one, s) for s in SCENARIOS if s.name in asked and not obstacle(s)}
+    for directory in every:
+        loader.unload(loader.instance_directory(directory))
+
+
+def _params(item: pytest.Item) -> dict[str, object]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys: pytest.CaptureFixture[str]) -> None:
+    if obstacle(scenario):
+        pytest.skip(obstacle(scenario))
+    outcome, state_dir = played[scenario.name].result(10 * live.TIMEOUT_S)
+    assert outcome.wrong == ""
+    assert outcome.verdict == scenario.truth.verdict
+    if not scenario.stops:  # the daemon that could be asked is gone
+        counted = {v: outcome.metrics[f'outrace_race_total{{verdict="{v}"}}'] for v in VERDICTS}
+        assert counted == {v: float(v == scenario.truth.verdict) for v in VERDICTS}
+    for incident in outcome.incidents:
+        assert main(["incidents", "show", incident["id"], "--state-dir", str(state_dir)]) == 0
+        shown = capsys.readouterr().out
+        assert incident["summary"].split(";")[0][:60] in " ".join(shown.split())
+        for name in (*scenario.truth.evicted, *(name for name in scenario.truth.killed if name)):
+            assert f"lab/{name}-0" in shown

@@ -1,0 +1,59 @@
+"""Everyday load for a moment: nothing to say about it. (For an hour: `outrace bench soak`.)"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from monitor.cli.bench_soak import soak
+from monitor.errors import ConfigError
+from monitor.lab.soak import Receiver, Watched
+
+
+def test_no_such_load() -> None:
+    result = CliRunner().invoke(soak, ["--load", "copy,fish"])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith("--load copy,fish: 'fish' is no kind of load; name some of copy, build, ")
+
+
+def test_the_receiver_counts_by_path() -> None:
+    with Receiver() as receiver:
+        for path in ("node", "machine"):
+            body = json.dumps({"name": path}).encode()
+            with urllib.request.urlopen(receiver.url(path), body, timeout=10) as answer:
+                assert answer.status == 200
+    assert receiver.alerts == [("/node", {"name": "node"}), ("/machine", {"name": "machine"})]
+
+
+@pytest.mark.parametrize("said", [{"decisions": 1}, {"lost": {"x": 1}}, {"alerts": [{}]}, {"incidents": [{}]}])
+def test_anything_said_is_not_quiet(said: dict[str, object]) -> None:
+    assert Watched("node", foreign_incidents=3, foreign_alerts=3).quiet
+    assert not Watched("node", **said).quiet  # type: ignore[arg-type]
+
+
+@pytest.mark.kernel
+def test_twenty_seconds(tmp_path: Path) -> None:
+    result = CliRunner().invoke(soak, ["--minutes", "0.33", "--directory", str(tmp_path), "-o", "json"])
+    made = json.loads(result.stdout)
+    assert result.exit_code == 0, made
+    assert made["clean"] is True
+    assert [row["name"] for row in made["results"]] == ["node", "machine"]
+    for row in made["results"]:
+        assert (row["incidents"], row["alerts"], row["decisions"], row["lost"]) == (0, {}, 0, {}), row
+        assert row["rss_bytes"] > 0
+    for what in (
+        "pods_made_and_removed",
+        "files_copied",
+        "files_made",
+        "processes",
+        "breaths",
+        "tmpfs_files",
+        "stopped_by_sigterm",
+    ):
+        assert made["load"][what] > 0, what
+    assert made["load"]["bytes_through_cache"] > 512 << 20, "more than the node holds"
+    assert list(tmp_path.iterdir()) == []

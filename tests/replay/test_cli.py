@@ -1,0 +1,85 @@
+"""`outrace replay` as it is called: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from monitor.daemon.config import RunConfig
+from monitor.lab.node import MIB
+from monitor.report.recording import MAGIC
+from tests import live
+from tests.replay.test_passes import BEGIN, SCRIPT, lived
+
+#: Both are met; of two hard ones for memory the allocatable copy stands first.
+SIGNAL = "allocatableMemory.available"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A recording of one decision."""
+    lived(RunConfig(), [*BEGIN, *SCRIPT], tmp_path).recording(tmp_path / "rec")
+    return tmp_path / "rec"
+
+
+def test_as_a_table(path: Path) -> None:
+    done = live.outrace("replay", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["TIME", "ID", "SIGNAL", "KIND", "AVAILABLE", "THRESHOLD", "POD", "WHAT"]
+    assert lines[1].split()[1:] == ["1", SIGNAL, "hard", "90.0Mi", "100.0Mi", "ns/p1", "would", "evict"]
+    assert lines[-1] == "4 passes, 1 decisions, 0 events, 0 incidents"
+
+
+def test_as_json(path: Path) -> None:
+    done = live.outrace("replay", str(path), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["damage"] is None
+    assert found["passes"] == 4
+    [one] = found["decisions"]
+    assert (one["pod"], one["available"], one["quantity"]) == ("uid-1", 90 * MIB, 100 * MIB)
+
+
+def test_what_if(path: Path) -> None:
+    done = live.outrace("replay", str(path), "--eviction-hard", "memory.available<50Mi", "-o", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["decisions"] == []
+    assert done.stderr == "what if: the pods go on as they did then, whatever is decided here\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--eviction-hard", "memory.available"), "Invalid value for '--eviction-hard'"),
+        (("--policy", "kubelet-2.0"), "Invalid value for '--policy'"),
+    ],
+)
+def test_wrong_options(path: Path, options: tuple[str, ...], says: str) -> None:
+    done = live.outrace("replay", str(path), *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_a_what_if_that_cannot_be(path: Path) -> None:
+    done = live.outrace("replay", str(path), "--eviction-soft", "memory.available<200Mi")
+    live.one_line(done, 1, "what is asked for cannot be replayed", "grace period")
+
+
+def test_damage_is_said_after_what_could_be_had(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+    done = live.outrace("replay", str(path))
+    assert done.returncode == 1
+    assert "passes" in done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"outrace: error: {path}: damaged at byte ")
+    assert line.endswith("; what came before it was replayed")
+    found = json.loads(live.outrace("replay", str(path), "-o", "json").stdout)
+    assert f"byte {found['damage']['offset']}, record {found['damage']['record']}" in line
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    path.write_bytes(MAGIC + b"2\n" + path.read_bytes())
+    live.one_line(live.outrace("replay", str(path)), 1, f"{path}: recorded in format 2, and this outrace reads up to 1")

@@ -1,0 +1,243 @@
+"""Real races, recorded by a real daemon: the replay says what the daemon said, byte for byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.daemon import choice
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, LabNode
+from tests import live
+from tests.daemon.test_slow_signals import on_disk, with_scratch
+from tests.filesystems import Mounts
+
+pytestmark = pytest.mark.kernel
+
+HARD = ("--eviction-hard", "memory.available<48Mi")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-replay", 128 * MIB) as made:
+        yield made
+
+
+def replay(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return live.outrace("replay", *map(str, arguments))
+
+
+def replayed(path: Path) -> dict[str, Any]:
+    """What two replays say: the same, without complaint."""
+    first, second = replay(path, "-o", "json"), replay(path, "-o", "json")
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout == second.stdout
+    found: dict[str, Any] = json.loads(first.stdout)
+    assert (found["differences"], found["gaps"], found["damage"], found["skipped"]) == ([], [], None, 0)
+    return found
+
+
+def decided(daemon: LabDaemon) -> list[str]:
+    """The daemon's decisions as its log has them, in the form of a replay."""
+    records = [r for r in daemon.log if r.get("msg") in ("evicting", "would evict")]
+
+    def told(record: Record) -> dict[str, Any]:
+        return choice.recorded(record | {"name": record["pod"], "pod": record["uid"]})
+
+    return [json.dumps(told(record), sort_keys=True) for record in records]
+
+
+def stored(state: Path) -> list[str]:
+    """The lines of `incidents export`: all incidents with everything, oldest first."""
+    done = live.outrace("incidents", "export", "-", "--state-dir", str(state))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:
+    """Daemon and replay agree."""
+    found = replayed(path)
+    ours = [json.dumps(one, sort_keys=True) for one in found["decisions"]]
+    theirs = [json.loads(one) for one in decided(daemon)]
+    for one in theirs:  # `message` of a log line is what the pod is told; of a decision, the limit it is over
+        if one["signal"] is not None:
+            one.pop("message", None)
+    assert [json.loads(one) for one in ours] == theirs
+    incidents = [json.dumps(one, ensure_ascii=True) for one in found["incidents"]]
+    assert sorted(incidents) == sorted(stored(daemon.state_dir))
+    return found
+
+
+def of_node(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Incidents of the lab node. (Others on this machine may run out of memory too: that is seen and recorded.)"""
+    return [one for one in found["incidents"] if one["domain"] == "node"]
+
+
+def lost(daemon: LabDaemon) -> float:
+    return live.metric(daemon, "recording_dropped_total")
+
+
+@pytest.mark.parametrize("trigger", ["user", "kernel"])
+def test_an_eviction(node: LabNode, tmp_path: Path, trigger: str) -> None:
+    path, pod = tmp_path / "rec", node.add_pod("hog")
+    node.add_pod("other")
+    options = (*HARD, "--enforce", "--trigger", trigger, "--record", str(path))
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        hog = node.start_hog(pod, mib=90, rate=400)
+        hog.go()
+        hog.wait()
+        live.message(daemon, "evicted")
+        live.message(daemon, "incident", final=True)
+        assert lost(daemon) == 0
+        live.ended(daemon)
+        found = check(daemon, path)
+    assert [(one["name"], one["observed"]) for one in found["decisions"]] == [("lab/hog", False)]
+    assert [one["verdict"] for one in of_node(found)] == ["eviction_won"]
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> None:
+    path, pod = tmp_path / "rec", node.add_pod("hog")
+    with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
+        hog = node.start_hog(pod, mib=400)
+        hog.go()
+        hog.wait()
+        live.message(daemon, "incident", final=True)
+        live.ended(daemon)
+        found = check(daemon, path)
+    assert {one["observed"] for one in found["decisions"]} == {True}
+    incident = of_node(found)[0]
+    assert incident["observed"]
+    assert [victim["pod"] for victim in incident["oom_victims"]] == ["lab/hog"]
+
+    table = replay(path)
+    assert table.returncode == 0
+    assert "would evict" in table.stdout
+    assert incident["summary"] in table.stdout
+    what_if = replay(path, "--eviction-hard", "memory.available<1Mi", "-o", "json")
+    assert "what if" in what_if.stderr
+    assert what_if.returncode == 0
+    packed = tmp_path / "rec.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert json.loads(replay(packed, "-o", "json").stdout) == found
+    piped = subprocess.run(
+        [sys.executable, "-c", live.CLI, "replay", "-", "-o", "json"],
+        input=path.read_bytes(),
+        capture_output=True,
+        env=live.environment(),
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(piped.stdout) == found
+
+    # Damaged: what came before it is still told, and where.
+    data = path.read_bytes()
+    (tmp_path / "cut").write_bytes(data[:-1])
+    cut = replay(tmp_path / "cut", "-o", "json")
+    assert cut.returncode == 1
+    damage = json.loads(cut.stdout)["damage"]
+    assert damage["problem"].startswith("it ends within a block")
+    assert f"damaged at byte {damage['offset']}, record {damage['record']}: it ends within" in cut.stderr
+
+
+def test_a_container_at_its_own_limit(node: LabNode, tmp_path: Path) -> None:
+    path = tmp_path / "rec"
+    pod = node.add_pod("small", qos="Burstable", request=8 * MIB, limit=24 * MIB)
+    with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
+        hog = node.start_hog(pod, mib=60)
+        hog.go()
+        hog.wait()
+        live.message(daemon, "incident", final=True)
+        live.ended(daemon)
+        found = check(daemon, path)
+    mine = [one for one in found["incidents"] if node.cgroup.name in one["domain"]]
+    assert [one["verdict"] for one in mine] == ["own_limit"]
+    assert found["decisions"] == []
+
+
+def test_process_ids_and_a_pod_over_a_limit_of_its_own(node: LabNode, tmp_path: Path) -> None:
+    path = tmp_path / "rec"
+    with Mounts() as mounts:
+        disk = mounts.tmpfs("disk", 64 * MIB)
+        over, many = with_scratch(node, "over", disk, 3, size_limit="2Mi"), node.add_pod("many")
+        hogs = [node.start_hog(pod, mib=1) for pod in (over, many)]
+        options = on_disk(disk, "pid.available<99.999%", "--enforce", "--record", str(path))
+        with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+            live.message(daemon, "evicting", kind="limit")
+            live.message(daemon, "evicting", signal="pid.available")
+            for hog in hogs:
+                hog.wait()
+            live.ended(daemon)
+            found = check(daemon, path)
+    assert {one["domain"] for one in found["decisions"] if one["signal"]} == {"pid"}
+    assert [one["name"] for one in found["decisions"] if one["kind"] == "limit"] == ["lab/over"]
+
+
+def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: Path) -> None:
+    """First the side (a new one records into a new file, the old one is kept), then everything at once."""
+    path, pod = tmp_path / "rec", node.add_pod("hog")
+    options = (*HARD, "--enforce", "--record", str(path))
+    with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+        side = live.children(daemon.pid)
+        hog = node.start_hog(pod, mib=90, rate=400)
+        hog.go()
+        hog.wait()
+        live.message(daemon, "incident", final=True)
+        before = live.metric(daemon, "recording_bytes")
+        live.until(lambda: path.stat().st_size >= before > 0, "a flush")
+        for pid in side:
+            os.kill(pid, signal.SIGKILL)
+        live.until(lambda: path.with_name("rec.1").exists(), "a new file of the new side")
+        old = replay(path.with_name("rec.1"), "-o", "json")
+        assert json.loads(old.stdout)["decisions"][0]["name"] == "lab/hog"
+        assert old.returncode == (0 if json.loads(old.stdout)["damage"] is None else 1)
+        live.until(
+            lambda: json.loads(replay(path, "-o", "json").stdout or "{}").get("passes"), "passes in the new file"
+        )
+        sides = live.children(daemon.pid)
+        daemon.process.kill()  # type: ignore[union-attr]
+        daemon.process.wait()  # type: ignore[union-attr]
+        for pid in sides:
+            live.ends(pid)
+    found = json.loads(replay(path, "-o", "json").stdout)
+    assert found["passes"] > 0
+    assert found["differences"] == []
+
+
+def test_a_full_disk_stops_nothing(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("hog")
+    with Mounts() as mounts:
+        disk = mounts.tmpfs("small", 4096)
+        (disk / "ballast").write_bytes(bytes(4096))
+        options = (*HARD, "--enforce", "--record", str(disk / "rec"))
+        with live.daemon(node, *options, state_dir=tmp_path / "state") as daemon:
+            live.message(daemon, "the recording cannot be written; trying again", problem="No space left on device")
+            hog = node.start_hog(pod, mib=90, rate=400)
+            hog.go()
+            hog.wait()
+            live.message(daemon, "evicted")
+            assert live.metric(daemon, "recording_failing") == 1
+            assert lost(daemon) > 0
+            live.ended(daemon)
+
+
+def test_what_is_no_recording_is_said_and_kept(node: LabNode, tmp_path: Path) -> None:
+    path = tmp_path / "thesis"
+    path.write_text("important")
+    with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:
+        record = live.message(daemon, "the recording cannot be written; trying again")
+        assert record["problem"].startswith("holds something else than a recording")
+        live.ended(daemon)
+    assert path.read_text() == "important"
+    live.one_line(replay(path), 1, f"{path}: no recording", "outrace run --record FILE")
+    live.one_line(replay(tmp_path / "nothing"), 1, "nothing: No such file or directory")
+    live.one_line(replay(tmp_path), 1, "Is a directory")

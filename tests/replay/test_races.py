@@ -1,0 +1,210 @@
+"""Events of races through a recording: the reducer ends where it ended live, also from a state in the middle."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.daemon.config import RunConfig
+from monitor.daemon.judge import judge
+from monitor.daemon.recorder import CONFIG_FIELDS, Recorder, header
+from monitor.errors import MonitorError
+from monitor.race import episode
+from monitor.race.episode import State
+from monitor.race.events import End, Event
+from monitor.race.joining import Open
+from monitor.race.snapshot import state_from_json, state_to_json
+from monitor.replay import Replayed, replay
+from monitor.report.log import Log
+from monitor.report.recording import Reader
+from tests.filesystems import Mounts
+from tests.race.strategies import streams
+
+REALTIME_NS = 1_700_000_000_000_000_000
+CONFIG = RunConfig(eviction_hard={"memory.available": "100Mi"})
+TIMEOUT_S = 30.0
+
+
+def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 << 26) -> list[str]:
+    """The incidents of a stream, and its recording, as the side makes them (`RecordedChronicle`)."""
+    recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True, file_bytes)
+    state, found = State(), []
+    for number, event in enumerate(events):
+        recorder.event(event)
+        state, over = episode.feed(state, event)
+        found += over
+        if number in states or recorder.state_wanted:
+            recorder.state(state)
+    recorder.close(TIMEOUT_S)
+    assert recorder.dropped == 0
+    return [json.dumps(judge(one, CONFIG.eviction_config(), 1, REALTIME_NS).to_json()) for one in found]
+
+
+def replayed(*paths: Path) -> Replayed:
+    return replay([Reader(io.BytesIO(path.read_bytes()), path.name) for path in paths])
+
+
+def ended(events: list[Event]) -> list[Event]:
+    return [*events, End(max((event.ts_ns for event in events), default=0))]
+
+
+@given(streams(), st.sets(st.integers(0, 40)))
+@settings(max_examples=150, deadline=None)
+def test_incidents_come_out_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], states: set[int]
+) -> None:
+    path = tmp_path_factory.mktemp("law") / "rec"
+    wanted = live(ended(events), path, states)
+    found = replayed(path)
+    assert [json.dumps(one) for one in found.incidents] == wanted
+    assert (found.events, found.skipped, found.differences, found.damage) == (len(events) + 1, 0, [], None)
+    assert json.dumps(replayed(path).to_json()) == json.dumps(found.to_json())
+
+
+@given(streams())
+@settings(max_examples=150, deadline=None)
+def test_a_state_is_the_same_after_its_json(events: list[Event]) -> None:
+    state = State()
+    for event in events:
+        state, _ = episode.feed(state, event)
+        assert state_from_json(json.loads(json.dumps(state_to_json(state)))) == state
+
+
+def test_a_state_is_written_with_all_its_fields() -> None:
+    """One that is new in the reducer and not in the snapshot would be lost in silence."""
+    written = state_to_json(State(open=(Open("", "node", 1, 2),)))
+    assert list(written) == [field.name for field in fields(State)]
+    assert list(written["open"][0]) == [field.name for field in fields(Open)]
+
+
+@given(streams(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_rotated_file_stands_alone(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
+) -> None:
+    """From the state in it on, everything is as it was; with the files before it, all is."""
+    events = ended(events)
+    split = data.draw(st.integers(0, len(events) - 1))
+    path = tmp_path_factory.mktemp("law") / "rec"
+    recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True)
+    state = State()
+    incidents: list[tuple[int, str]] = []
+    for number, event in enumerate(events):
+        if number == split:
+            recorder._worker.submit(recorder._writer.flush)
+            recorder._worker.submit(lambda: setattr(recorder._writer, "_file_bytes", 0))  # the next block is too much
+        recorder.event(event)
+        state, over = episode.feed(state, event)
+        if number == split:
+            recorder.state(state)
+        made = [judge(one, CONFIG.eviction_config(), 1, REALTIME_NS).to_json() for one in over]
+        incidents += [(number, json.dumps(one)) for one in made]
+    recorder.close(TIMEOUT_S)
+    alone = replayed(path)
+    assert [json.dumps(one) for one in alone.incidents] == [one for number, one in incidents if number > split]
+    assert alone.skipped == (1 if split else 0)
+    if split:
+        both = replayed(path, path.with_name("rec.1"))  # in any order
+        assert [json.dumps(one) for one in both.incidents] == [one for _, one in incidents]
+        assert (both.skipped, both.gaps, both.differences) == (0, [], [])
+
+
+def test_files_of_different_runs_are_refused(tmp_path: Path) -> None:
+    live([End(1)], tmp_path / "rec", set())
+    live([End(1)], tmp_path / "rec", set())
+    with pytest.raises(MonitorError, match="of different runs of the monitor; replay each run for itself"):
+        replayed(tmp_path / "rec", tmp_path / "rec.1")
+
+
+def test_a_missing_file_in_the_middle_is_a_gap(tmp_path: Path) -> None:
+    events = [End(i) for i in range(30)]
+    recorder = Recorder(tmp_path / "rec", header(CONFIG, 1, 0), Log(), lambda: True, file_bytes=0)
+    for event in events:
+        recorder.event(event)
+        recorder._worker.submit(recorder._writer.flush)
+    recorder.close(TIMEOUT_S)
+    found = replayed(tmp_path / "rec.3", tmp_path / "rec", tmp_path / "rec.1")
+    assert found.gaps == [[27, 1]]
+
+
+def test_the_header_holds_no_secrets() -> None:
+    secret = RunConfig(alertmanagers=("http://u:pw@a",), webhooks=("http://hook/token",), state_dir="/secret")
+    assert not {"alertmanagers", "webhooks", "state_dir"} & set(CONFIG_FIELDS)
+    text = json.dumps(header(secret, 2, 0))
+    assert "pw" not in text
+    assert "token" not in text
+
+
+def test_a_full_disk_is_said_once_and_recording_goes_on_when_there_is_room(capfd: pytest.CaptureFixture[str]) -> None:
+    with Mounts() as mounts:
+        disk = mounts.tmpfs("small", 64 << 10)
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(64 << 10))
+        recorder = Recorder(disk / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
+        for i in range(3):
+            recorder.event(End(i))
+            recorder._worker.submit(lambda: recorder._attempt(recorder._writer.flush))
+        tried = threading.Event()
+        recorder._worker.submit(tried.set)
+        assert tried.wait(TIMEOUT_S)
+        assert recorder.failing
+        assert recorder.dropped == 3
+        ballast.unlink()
+        recorder.event(End(3))
+        recorder.close(TIMEOUT_S)
+        assert not recorder.failing
+        found = replayed(disk / "rec")
+        assert found.damage is None
+        assert recorder.state_wanted  # what follows shall be understood without what is missing
+    said = capfd.readouterr().err
+    assert said.count("the recording cannot be written; trying again") == 1
+    assert "No space left on device" in said
+    assert said.count("the recording is written again") == 1
+
+
+def test_a_queue_that_overflows_is_counted_and_a_snapshot_asked_for(tmp_path: Path) -> None:
+    asked = []
+    recorder = Recorder(tmp_path / "rec", header(CONFIG, 1, 0), Log(), lambda: bool(asked.append(1)) or True)
+    recorder.turn()
+    assert len(asked) == 1  # at the beginning
+    gate = threading.Event()
+    recorder._worker.submit(gate.wait)
+    sent = 0
+    while not recorder.dropped:
+        recorder.event(End(sent))
+        sent += 1
+    gate.set()
+    recorder.turn()
+    assert len(asked) == 2
+    recorder.close(TIMEOUT_S)
+    assert replayed(tmp_path / "rec").events == sent - 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": None},
+        {"config": []},
+        {"config": {"unknown": 1}},
+        {"config": {"policy": "kubelet-9.9"}},
+        {"config": {"eviction_hard": 5}},
+        {"config": {"eviction_hard": {"memory.available": "much"}}},
+        {"cgroup_version": "two"},
+        {"realtime_ns": None},
+        {"realtime_ns": 1e400},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_one_line(tmp_path: Path, change: dict[str, object]) -> None:
+    recorder = Recorder(tmp_path / "rec", {**header(CONFIG, 1, 0), **change}, Log(), lambda: True)
+    recorder.event(End(1))
+    recorder.close(TIMEOUT_S)
+    with pytest.raises(MonitorError, match="the recording's header cannot be used: ") as caught:
+        replayed(tmp_path / "rec")
+    assert "\n" not in str(caught.value)

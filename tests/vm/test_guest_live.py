@@ -1,0 +1,112 @@
+"""What becomes of a real QEMU that hangs, fails, or is interrupted; and of a whole guest where an image is there."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts/vm"
+sys.path.insert(0, str(SCRIPTS))
+
+import guest  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
+import images  # noqa: E402
+import matrix  # noqa: E402
+
+TIMEOUT_S = 60.0
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("qemu-system-x86_64") is None,
+    reason="no qemu-system-x86_64: make test-vm installs it (apt-get install qemu-system-x86)",
+)
+
+# A machine with no disk and no kernel: its firmware finds nothing to boot, for ever.
+WATCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import guest
+with guest.stopping():
+    try:
+        guest.watch([*guest.machine("tcg", 32, 1), "-qmp", "unix:" + sys.argv[2]], 600, print)
+    except (KeyboardInterrupt, guest.Stopped) as error:
+        print(type(error).__name__)
+"""
+
+
+def test_a_guest_that_hangs_is_killed_at_its_deadline() -> None:
+    why, seconds = guest.watch(guest.machine("tcg", 32, 1), 1.0, lambda line: None)
+    assert why == "hung: no end within its deadline of 1 s"
+    assert seconds >= 1.0
+
+
+def test_a_qemu_that_cannot_start_says_why_on_the_console() -> None:
+    lines: list[str] = []
+    why, _ = guest.watch([*guest.machine("tcg", 32, 1), "-kernel", "/nowhere"], TIMEOUT_S, lines.append)
+    assert why == "QEMU ended with exit code 1"
+    assert any("/nowhere" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stopped"), (signal.SIGKILL, "")]
+)
+def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str) -> None:
+    address = tmp_path / "qmp"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(TIMEOUT_S)
+    listener.bind(str(address))
+    listener.listen()
+    runner = subprocess.Popen([sys.executable, "-c", WATCH, SCRIPTS, address], stdout=subprocess.PIPE, text=True)
+    try:
+        connection = listener.accept()[0]  # QEMU calls when it is up; the socket tells its pid
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        qemu = os.pidfd_open(struct.unpack("3i", credentials)[0])
+        runner.send_signal(number)
+        assert select.select([qemu], [], [], TIMEOUT_S)[0], "QEMU is still there"
+        os.close(qemu)
+        connection.close()
+        assert runner.wait(TIMEOUT_S) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+        assert runner.stdout is not None
+        assert runner.stdout.read().strip() == says
+    finally:
+        listener.close()
+        runner.kill()
+        runner.wait()
+        assert runner.stdout is not None
+        runner.stdout.close()
+
+
+def built(kernel: str = "6.1") -> images.Image:
+    image = images.Builder(images.choose([kernel])[0], matrix.CACHE).cached()
+    if image is None:
+        pytest.skip(f"no guest image of Linux {kernel}: make test-vm builds it")
+    return image
+
+
+@pytest.mark.slow
+def test_a_guest_runs_the_command_and_hands_back_files_and_exit_code(tmp_path: Path) -> None:
+    lines: list[str] = []
+    command = "uname -r >/out/release\nls monitor/_bpf/wire.h\nexit 7\n"
+    outcome = guest.boot(built(), command, guest.Options(memory_mib=512), tmp_path, lines.append)
+    assert (outcome.code, outcome.why) == (7, "")
+    assert (tmp_path / "release").read_text().strip() == built().release
+    assert "monitor/_bpf/wire.h" in lines
+    assert "guest: up after" in (tmp_path / "console.log").read_text()
+    assert not list(built().disk.parent.glob("run-*"))
+
+
+@pytest.mark.slow
+def test_a_guest_that_dies_has_no_exit_code_and_its_console_is_kept(tmp_path: Path) -> None:
+    command = "echo before the end\necho c >/proc/sysrq-trigger\n"
+    outcome = guest.boot(built(), command, guest.Options(memory_mib=512), tmp_path, lambda line: None)
+    assert outcome.code is None
+    assert outcome.why == "died: it stopped before it handed back a result"
+    assert any("sysrq triggered crash" in line.lower() for line in outcome.console)

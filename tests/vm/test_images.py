@@ -1,0 +1,196 @@
+"""The parts of `make test-vm` that need no guest: boot records, what goes in and comes out, choices, the matrix."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts/vm"
+sys.path.insert(0, str(SCRIPTS))
+
+import guest  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
+import images  # noqa: E402
+import matrix  # noqa: E402
+
+JUNIT = """<?xml version="1.0"?><testsuites>
+<testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
+
+
+@given(st.integers(1, 2**32 - 1))
+def test_the_boot_record_has_one_linux_partition_with_the_disk_id_the_kernel_is_given(sectors: int) -> None:
+    record = images.mbr(sectors)
+    assert len(record) == 512
+    assert record[510:] == b"\x55\xaa"
+    assert struct.unpack_from("<I", record, 440)[0] == images.DISK_ID
+    assert record[450] == 0x83
+    assert struct.unpack_from("<II", record, 454) == (images.FIRST_SECTOR, sectors)
+    assert not any(record[462:510])
+
+
+@pytest.mark.skipif(shutil.which("sfdisk") is None, reason="no sfdisk: apt-get install fdisk")
+def test_sfdisk_reads_the_boot_record_alike(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with open(disk, "wb") as file:
+        file.write(images.mbr(4096))
+        file.truncate((images.FIRST_SECTOR + 4096) * 512)
+    dump = subprocess.run(["sfdisk", "--dump", disk], capture_output=True, text=True, check=True).stdout
+    assert f"label-id: 0x{images.DISK_ID:08x}" in dump
+    assert "start=        2048, size=        4096, type=83" in dump
+
+
+@pytest.mark.parametrize(
+    ("names", "kernels"),
+    [
+        ([], ["6.1", "6.12", "7.2"]),
+        (["7.2", "6.1"], ["6.1", "7.2"]),
+        (["trixie"], ["6.12"]),
+        (["6.1,sid"], ["6.1", "7.2"]),
+    ],
+)
+def test_guests_are_called_by_kernel_or_suite(names: list[str], kernels: list[str]) -> None:
+    assert [family.kernel for family in images.choose(names)] == kernels
+
+
+def test_an_unknown_guest_is_one_line_that_lists_the_known() -> None:
+    with pytest.raises(
+        images.VmError, match=r"^no guest '5\.10': there are 6\.1 \(bookworm\), 6\.12 \(trixie\), 7\.2 \(sid\)$"
+    ):
+        images.choose(["5.10"])
+
+
+def test_a_family_is_told_from_one_whose_number_begins_alike() -> None:
+    six_one = images.choose(["6.1"])[0]
+    assert six_one.matches("6.1.0")
+    assert not six_one.matches("6.12.1")
+
+
+def test_guests_get_what_the_project_needs_and_no_tools() -> None:
+    wanted = " ".join(images.python_requirements())
+    for name in ("click", "psutil", "pyroute2", "pytest>=8", "hypothesis"):
+        assert name in wanted
+    for name in ("mypy", "ruff", "types-"):
+        assert name not in wanted
+
+
+def test_what_a_failed_command_said_is_in_the_error() -> None:
+    with pytest.raises(images.VmError, match=r"^`ls /nowhere` failed with exit code 2: .*No such file"):
+        images.run("ls", "/nowhere")
+
+
+def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:
+    builder = images.Builder(images.choose(["6.1"])[0], tmp_path)
+    builder.place.mkdir()
+    for name in ("disk.img", "vmlinuz"):
+        (builder.place / name).touch()
+    assert builder.cached() is None
+    (builder.place / "stamp").write_text(f"{builder.stamp()} 6.1.0-1-cloud-amd64\n")
+    image = builder.cached()
+    assert image is not None
+    assert image.release == "6.1.0-1-cloud-amd64"
+    (builder.place / "stamp").write_text(f"{'0' * 64} 6.1.0-1-cloud-amd64\n")
+    assert builder.cached() is None
+
+
+# -- in and out --------------------------------------------------------------------------------------------------------
+
+
+def test_the_guest_gets_the_files_of_the_tree_links_as_links_and_nothing_built(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    for name in ("monitor/a.py", "bpf/b.c", ".venv/bin/python", "monitor/__pycache__/a.pyc"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "monitor/_bpf").symlink_to("../bpf")
+    packed = tmp_path / "project.tar"
+    guest.pack(packed, "echo hello\n", root)
+    assert packed.stat().st_size % images.MIB == 0
+    with tarfile.open(packed) as tar:
+        members = {member.name: member for member in tar}
+        command = tar.extractfile("command")
+        assert command is not None
+        assert command.read() == b"echo hello\n"
+    assert set(members) == {"command", "project/monitor/a.py", "project/bpf/b.c", "project/monitor/_bpf"}
+    assert members["project/monitor/_bpf"].linkname == "../bpf"
+
+
+def test_files_not_yet_in_git_go_along_and_ignored_ones_do_not(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "new.py").touch()
+    (tmp_path / "old.log").touch()
+    assert guest.project_files(tmp_path) == [Path(".gitignore"), Path("new.py")]
+
+
+def raw_tar(path: Path, files: dict[str, str], size: int = images.MIB) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    with open(path, "r+b") as file:
+        file.truncate(size)
+    return path
+
+
+def test_results_come_out_with_the_exit_code(tmp_path: Path) -> None:
+    raw = raw_tar(tmp_path / "raw", {"./exit-code": "3\n", "./junit.xml": "<x/>"})
+    assert guest.unpack(raw, tmp_path / "results") == 3
+    assert (tmp_path / "results/junit.xml").read_text() == "<x/>"
+
+
+def test_a_guest_that_wrote_nothing_has_no_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(images.MIB))
+    assert guest.unpack(tmp_path / "raw", tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/escaped", "a/../../escaped"])
+def test_a_guest_cannot_write_outside_its_results(tmp_path: Path, name: str) -> None:
+    raw = raw_tar(tmp_path / "raw", {name: "x", "exit-code": "0"})
+    assert guest.unpack(raw, tmp_path / "results") == 0
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["exit-code"]
+    assert not list(tmp_path.glob("escaped"))
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+
+@given(st.tuples(*[st.integers(0, 1000)] * 4))
+def test_every_test_is_counted_once(numbers: tuple[int, int, int, int]) -> None:
+    passed, failures, errors, skipped = numbers
+    text = JUNIT.format(tests=sum(numbers), failures=failures, errors=errors, skipped=skipped)
+    assert matrix.counts_of(text) == (passed, failures + errors, skipped)
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return matrix.parser().parse_args(arguments)
+
+
+def test_what_follows_the_dashes_goes_to_pytest_word_by_word() -> None:
+    command = matrix.guest_command(options("--kernel", "6.1", "--", "tests/kernel", "-k", "oom and not slow"))
+    assert command.endswith("--require-kernel tests/kernel -k 'oom and not slow'\n")
+
+
+def test_v1_is_refused_where_distributions_dropped_it(tmp_path: Path) -> None:
+    image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
+    with pytest.raises(images.VmError, match="--cgroup v1 is for"):
+        guest.check(guest.Options(cgroup="v1"), image)
+
+
+def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("outrace: error: test-vm: no guest '4.4': there are ")
+    assert done.stderr.count("\n") == 1
