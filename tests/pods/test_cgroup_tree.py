@@ -220,6 +220,7 @@ def test_pods_made_of_cgroups(root: Path) -> None:
         "name": UID,
         "priority": 0,
         "request": 96 << 20,
+        "request_nanos": 0,
         "qos": "Guaranteed",
         "critical": False,
         "grace_s": 30,

@@ -137,6 +137,7 @@ def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods
         "name": "web",
         "priority": 7,
         "request": 64 << 20,
+        "request_nanos": 0,
         "qos": "Burstable",
         "critical": False,
         "grace_s": 30,

@@ -167,10 +167,10 @@ def test_the_machine_against_the_scripts_sources() -> None:
     stat = f"{hierarchy.root}/memory.stat"
     if hierarchy.version == 1:
         usage = f"cat {hierarchy.root}/memory.usage_in_bytes"
-        inactive = f'awk \'$1 == "total_inactive_file" {{printf "%d", $2}}\' {stat}'
+        inactive = f'awk \'$1 == "total_inactive_file" {{printf "%.0f", $2}}\' {stat}'
     else:
-        usage = f'awk \'$1 == "anon" || $1 == "file" {{s += $2}} END {{printf "%d", s}}\' {stat}'
-        inactive = f'awk \'$1 == "inactive_file" {{printf "%d", $2}}\' {stat}'
+        usage = f'awk \'$1 == "anon" || $1 == "file" {{s += $2}} END {{printf "%.0f", s}}\' {stat}'
+        inactive = f'awk \'$1 == "inactive_file" {{printf "%.0f", $2}}\' {stat}'
 
     def look() -> list[int]:
         return [int(subprocess.run(["sh", "-c", s], check=True, capture_output=True).stdout) for s in (usage, inactive)]
