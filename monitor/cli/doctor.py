@@ -14,7 +14,7 @@ import click
 
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import headers, mounts
+from monitor.kernel import headers, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
@@ -123,6 +123,17 @@ def _btf() -> list[Check]:
         checks.append(
             Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", required=True)
         )
+    generations = meminfo.multi_gen_lru()
+    checks.append(
+        Check(
+            "page-cache-lists",
+            not generations,
+            "multi-gen LRU is on: page cache cannot be told apart, all of it counts as working set"
+            if generations
+            else "active and inactive lists",
+            "echo 0 > /sys/kernel/mm/lru_gen/enabled" if generations else "",
+        )
+    )
     return checks
 
 

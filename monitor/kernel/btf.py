@@ -212,11 +212,18 @@ class Btf:
         return self._describe(self._walk(struct_name, path).type)
 
     def array_length(self, struct_name: str, path: str) -> int:
-        """Number of elements of an array member (0 for a flexible one); BtfError if it is not an array."""
+        """Number of elements of an array member (0 for a flexible one); BtfError if it is not an array.
+
+        Of an array of arrays all of them: the same member may be written either way (lru_zone_size in 6.18 and 7.2).
+        """
         number = self._strip(self._walk(struct_name, path).type)
         if self._kind(number) != _ARRAY:
             raise BtfError(f"struct {struct_name} member {path} is {self._describe(number)}, not an array")
-        return self._words[self._starts[number] + 5]
+        elements = 1
+        while self._kind(number) == _ARRAY:
+            elements *= self._words[self._starts[number] + 5]
+            number = self._strip(self._words[self._starts[number] + 3])
+        return elements
 
     def enum(self, member: str) -> int | None:
         """Value of the enumerator ``member`` in whichever enum has it (the first); None if this kernel has none."""

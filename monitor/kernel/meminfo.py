@@ -41,3 +41,14 @@ def read(path: str | Path = MEMINFO) -> dict[str, int]:
 def mem_total(path: str | Path = MEMINFO) -> int:
     """The machine's memory in bytes, which is what the kubelet calls its capacity."""
     return read(path)["MemTotal"]
+
+
+def multi_gen_lru(path: Path = Path("/sys/kernel/mm/lru_gen/enabled")) -> bool:
+    """Whether the kernel keeps page cache in generations instead of an active and an inactive list.
+
+    It then leaves the list sizes that the BPF programs read at 0 (mm/vmscan.c, lru_gen_update_size).
+    """
+    try:
+        return bool(int(path.read_text(), 16) & 1)
+    except (OSError, ValueError):
+        return False

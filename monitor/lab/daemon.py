@@ -157,7 +157,8 @@ class LabDaemon:
             with urllib.request.urlopen(self.address + path, timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
         except OSError as error:
             return 0, str(error)
 

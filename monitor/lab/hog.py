@@ -10,7 +10,7 @@ comes upon become active; pin=1: kept in pipes nobody reads, as by a server whos
 inactive and cannot be reclaimed) or shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
 forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
-after the other; ignore_term=1; cpu=N to stay on one CPU; parent=PID.
+after the other; ignore_term=1; cpu=N to stay on one CPU; nice=N; parent=PID.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ DEFAULTS = {
     "murders": "0",
     "ignore_term": "0",
     "cpu": "",
+    "nice": "0",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
     "parent": "0",
 }
@@ -192,6 +193,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options["cpu"]:
         os.sched_setaffinity(0, {int(options["cpu"])})
+    os.setpriority(os.PRIO_PROCESS, 0, int(options["nice"]))
     memory = Memory(options)
     if options["cgroup"]:
         # Joined last: what the interpreter needed stays charged where it was, and the pod starts near zero.

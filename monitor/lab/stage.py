@@ -233,9 +233,9 @@ class Stage:
 
 
 def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> list[Outcome]:
-    """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where the situation
-    cannot be made here. ``state_dir``: one to keep the incidents and
-    the pins in (the caller unloads them); else there is a temporary one.
+    """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where this machine cannot.
+
+    ``state_dir``: one to keep the incidents and the pins in (the caller unloads them); else there is a temporary one.
     """
     if scenario.needs is not None and not scenario.needs.is_dir():
         raise MonitorError(f"scenario {scenario.name} needs {scenario.needs}", "leave it out with --only")

@@ -59,9 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--kernel", action="append", default=[], metavar="K", help="6.1, 6.12, 7.2 or a suite; more with commas"
     )
-    made.add_argument(
-        "--cgroup", choices=("v1", "v2"), default="v2", help="hierarchy of the guest (v1: only 6.1 and 6.12)"
-    )
+    made.add_argument("--cgroup", choices=("v1", "v2"), default="v2", help="hierarchy of the guest (v1: only 6.1)")
     made.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory of a guest (default 1024)")
     made.add_argument("--cpus", type=int, default=2, help="CPUs of a guest (default 2)")
     made.add_argument(
