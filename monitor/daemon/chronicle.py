@@ -6,13 +6,11 @@ Only tells apart and names; what an episode was is judged elsewhere (`monitor.da
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from monitor.daemon.places import Place, Places
-from monitor.kernel import cgroupfs
-from monitor.kernel.kmsg import Constraint, Killed
+from monitor.daemon.witness import Witness
 from monitor.kernel.wire import PAGE
 from monitor.policy.ranking import Candidate
 from monitor.race import episode
@@ -20,7 +18,6 @@ from monitor.race.episode import Episode, State
 from monitor.race.events import (
     SIGKILL,
     SIGTERM,
-    Checked,
     Clear,
     Crossing,
     Decided,
@@ -41,10 +38,6 @@ from monitor.race.events import (
 )
 from monitor.report.view import View
 
-#: A kill is looked for in the kernel's log for this long.
-WITNESS_NS = 1_000_000_000
-#: The victim's cgroup is asked for its own count after this long.
-COUNTED_NS = 100_000_000
 #: The flight recorder's own beat: while a threshold may be near, and otherwise.
 SAMPLE_NEAR_NS, SAMPLE_FAR_NS = 1_000_000_000, 10_000_000_000
 #: While an episode is open the reducer hears of the time this often.
@@ -77,15 +70,11 @@ class Chronicle:
         self._view = view
         self._on_episode = on_episode
         self._on_event = on_event
-        self._has_log = has_log
         self._state = State()
         self._places = Places(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
-        self._awaited: dict[int, int] = {}  # pid of a victim -> time of its mark; the log has not told of it yet
-        self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log told of its end; no mark was heard of yet
-        self._uncounted: dict[int, tuple[int, str]] = {}  # pid of a victim -> time of its mark, its cgroup
-        self._marks: Counter[str] = Counter()  # by cgroup
+        self.witness = Witness(view.hierarchy, has_log, self._feed)
         self._lost: dict[str, int] = {}
         self._lost_ns = time.monotonic_ns()
         self._sampled_ns = self._ticked_ns = 0
@@ -147,8 +136,7 @@ class Chronicle:
             self._sampled_ns = now
             self._sample(now)
         self._look_for_losses(now)
-        self._ask_the_counter(now)
-        self._give_up_on_the_log(now)
+        self.witness.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
             self._feed(Tick(now))
@@ -347,11 +335,7 @@ class Chronicle:
             )
         )
         if not message["exiting"]:
-            if self._has_log:
-                self._awaited[message["victim_pid"]] = message["ts_ns"]
-                self._match(message["victim_pid"])
-            self._marks[victim.path] += 1
-            self._uncounted[message["victim_pid"]] = (message["ts_ns"], victim.path)
+            self.witness.marked(message["victim_pid"], message["ts_ns"], message["victim_cgroup"], victim.path)
 
     def _is_group(self, victim: Place) -> bool | None:
         """Whether the victim's cgroup is killed as a whole; None where it is gone."""
@@ -365,42 +349,6 @@ class Chronicle:
 
     def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
         self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))
-
-    # what the kernel's log says
-
-    def witness(self, lines: list[Killed | Constraint]) -> None:
-        """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
-        now = time.monotonic_ns()
-        for line in lines:
-            if isinstance(line, Killed):
-                self._logged[line.pid] = (now, line.text[:200])
-                self._match(line.pid)
-
-    def _match(self, pid: int) -> None:
-        """The mark and the log's line about one kill agree, if both are there."""
-        if pid in self._awaited and pid in self._logged:
-            del self._awaited[pid]
-            at, text = self._logged.pop(pid)
-            self._feed(Checked(at, "kmsg", pid, True, text))
-
-    def _ask_the_counter(self, now_ns: int) -> None:
-        """Whether the victim's own cgroup counted the kill, a moment after it."""
-        for pid, (since, path) in list(self._uncounted.items()):
-            if now_ns - since < COUNTED_NS:
-                continue
-            del self._uncounted[pid]
-            counted = cgroupfs.oom_kills(self._view.hierarchy, self._view.hierarchy.root / path.lstrip("/"))
-            if counted is not None:  # else it is gone
-                source = "memory.oom_control" if self._view.hierarchy.version == 1 else "memory.events"
-                detail = f"{path} counts {counted} OOM kills, {self._marks[path]} were seen"
-                self._feed(Checked(now_ns, source, pid, counted >= self._marks[path], detail))
-
-    def _give_up_on_the_log(self, now_ns: int) -> None:
-        for pid, since in list(self._awaited.items()):
-            if now_ns - since > WITNESS_NS:
-                del self._awaited[pid]
-                self._feed(Checked(now_ns, "kmsg", pid, False, "the kernel's log has no line about this kill"))
-        self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= WITNESS_NS}
 
     # what is looked at now and then
 

@@ -81,7 +81,7 @@ class Races:
         """The kernel's log has something. One that fails is not read any more."""
         assert self._kmsg is not None
         try:
-            self.chronicle.witness(self._kmsg.read())
+            self.chronicle.witness.read(self._kmsg.read())
         except MonitorError as error:
             self._log.error(str(error))
             self._kmsg.close()

@@ -133,8 +133,8 @@ def unpack(raw: Path, results: Path) -> int | None:
 def acceleration(name: str) -> list[str]:
     if name == "kvm":
         return ["-accel", "kvm", "-cpu", "host"]
-    # All emulated CPUs in one thread. With a thread each, a CPU may run stale code while another one patches the kernel's
-    # (static keys, tracepoints, kprobes), which ends in "Oops: int3": 1 boot of 8 of Linux 7.2 with QEMU 7.2.
+    # All emulated CPUs in one thread. With a thread each, a CPU may run stale code while another one patches the
+    # kernel's (static keys, tracepoints, kprobes), which ends in "Oops: int3": 1 boot of 8 of Linux 7.2.
     return ["-accel", "tcg,thread=single", "-cpu", "max"]
 
 
