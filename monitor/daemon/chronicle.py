@@ -11,6 +11,7 @@ from typing import Any
 
 from monitor.daemon.places import Place, Places
 from monitor.daemon.witness import Witness
+from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.policy.ranking import Candidate
 from monitor.race import episode
@@ -80,6 +81,7 @@ class Chronicle:
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
+        self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
         self._samples: list[Sample] = []  # of the last minute, for forecasts
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "cross": self._on_cross,
@@ -357,11 +359,19 @@ class Chronicle:
         table = self._view.table
         if table is None:
             return
+        before, self._still = self._still, {}
         for at in self._places.ids():
             reading = table.read(at)
-            if reading is not None:
-                place = self._places.place(at)
-                self._feed_sample(now_ns, place, reading.usage, reading.inactive_file, reading.active_file, None)
+            if reading is None:
+                continue
+            place = self._places.place(at)
+            # A pod that stands still is written down now and then: 110 of them would cost 5 ms of CPU in every second.
+            last, since_ns = before.get(at, (None, 0))
+            if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
+                self._still[at] = (reading, since_ns)
+                continue
+            self._still[at] = (reading, now_ns)
+            self._feed_sample(now_ns, place, reading.usage, reading.inactive_file, reading.active_file, None)
 
     def _feed_sample(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int, limit: int | None) -> None:
         if place.kind == "container":

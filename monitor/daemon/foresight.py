@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from monitor.kernel import cgroupfs
 from monitor.policy.eras import era
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY
@@ -30,6 +32,10 @@ _WINDOW_NS = 30_000_000_000
 _GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
 #: As long as in the alerting rules: pods change places in both orders while they work.
 _DISAGREES_NS = 60_000_000_000
+#: A last sample older than this is of a cgroup that stands still.
+_STILL_NS = 1_500_000_000
+#: Pods whose limit is remembered.
+_MOST_LIMITS = 1000
 #: Who the kernel would kill is looked at this often while a threshold may be near.
 _VICTIM_NS = 5_000_000_000
 
@@ -46,12 +52,13 @@ class Foresight:
     ) -> None:
         self.outlooks: Mapping[str, Outlook] = {}
         self.mismatch: Mapping[str, Any] | None = None
-        self._view = view
+        self.view = view
         self._tally = tally
         self._facts = facts
         self._changed = changed
         self._made: dict[str, Forecast] = {}  # domain -> the forecast to be held against its next crossing
         self._victims_ns = 0
+        self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
         self._grows_ns: dict[str, int] = {}  # domain -> since when an OOM kill has been near
         self._disagrees_ns: int | None = None  # since when kernel and policy would take different pods
         self._wake = threading.Event()
@@ -111,28 +118,71 @@ class Foresight:
             self._wake.clear()
             now = time.monotonic_ns()
             samples, watched = self._facts()
-            recent = sorted((s for s in samples if s.ts_ns >= now - _WINDOW_NS), key=lambda s: s.ts_ns)
-            limits = {w.domain: w.limit for w in watched}
-            self.outlooks = {o.name: o for o in outlooks([_limited(s, limits) for s in recent], watched, now)}
+            self.outlooks = {o.name: o for o in outlooks(self._growing(samples, watched, now), watched, now)}
             for name in ("node", "kubepods"):
                 outlook = self.outlooks.get(name)
                 if outlook is not None and outlook.threshold is not None and (outlook.threshold.in_ns or 0) > 0:
                     self._made.setdefault(name, outlook.threshold)
                     if now - self._made[name].at_ns > _WINDOW_NS:
                         self._made[name] = outlook.threshold
-            if self._view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
+            if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
                 self._victims_ns = now
                 self.mismatch = self._compare()
-            elif not self._view.stats.get("armed"):
+            elif not self.view.stats.get("armed"):
                 self.mismatch = None
             self._note_alarms(now)
             self._changed()
+
+    def _growing(self, samples: Sequence[Sample], watched: Sequence[Watched], now_ns: int) -> list[Sample]:
+        """The last samples of the domains, and of the pods with a limit that grew, in order of time.
+
+        A cgroup that stands still is written down only now and then: its last sample holds for this moment too.
+        """
+        limits: dict[str, int | None] = {w.domain: w.limit for w in watched}
+        found: dict[str, list[Sample]] = {}
+        for sample in sorted((s for s in samples if s.ts_ns >= now_ns - _WINDOW_NS), key=lambda s: s.ts_ns):
+            found.setdefault(sample.domain, []).append(sample)
+        kept: list[Sample] = []
+        for name, own in found.items():
+            last = own[-1]
+            if last.pod is not None:
+                limit = self._limit(last.pod, now_ns)
+                if limit is None or last.usage <= own[0].usage:
+                    continue
+                limits[name] = limit
+            if now_ns - last.ts_ns > _STILL_NS:
+                own.append(replace(last, ts_ns=now_ns))
+            kept += [replace(sample, limit=limits.get(name)) for sample in own]
+        return sorted(kept, key=lambda s: s.ts_ns)
+
+    def _limit(self, uid: str, now_ns: int) -> int | None:
+        """The pod's own limit; None if it has none. Looked up now and then."""
+        known = self._limits.get(uid)
+        if known is not None and now_ns - known[0] < _WINDOW_NS:
+            return known[1]
+        found = self.view.pods.get(uid)
+        try:
+            limit = None if found is None else cgroupfs.limit(found.cgroup)
+        except cgroupfs.CgroupGone:
+            limit = None
+        if len(self._limits) > _MOST_LIMITS:
+            self._limits.clear()
+        self._limits[uid] = (now_ns, limit)
+        return limit
+
+    def pods(self) -> dict[str, float]:
+        """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""
+        found = {}
+        for outlook in self.outlooks.values():
+            if outlook.pod is not None and outlook.oom is not None and outlook.oom.in_ns is not None:
+                found[outlook.pod] = outlook.oom.in_ns / 1e9
+        return found
 
     def _compare(self) -> Mapping[str, Any] | None:
         """The kernel's likely victim where it is another pod than the policy's first."""
         from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 
-        view = self._view
+        view = self.view
         pods = view.pods
         owners = {path: uid for uid, found in pods.items() for path in (found.cgroup, *found.containers.values())}
 
@@ -155,27 +205,10 @@ class Foresight:
     def _order(self) -> list[Candidate]:
         """The policy's order by the figures of this moment."""
         stats = {}
-        for uid, found in self._view.pods.items():
-            reading = self._view.memory(found.cgroup)
+        for uid, found in self.view.pods.items():
+            reading = self.view.memory(found.cgroup)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
-        ranker = era(self._view.config.policy).ranker
-        pods = [found.pod for found in self._view.pods.values()]
+        ranker = era(self.view.config.policy).ranker
+        pods = [found.pod for found in self.view.pods.values()]
         return [one.candidate for one in rank_pods(MEMORY, pods, stats, ranker=ranker)]
-
-
-def _limited(sample: Sample, limits: Mapping[str, int | None]) -> Sample:
-    """The sample with its domain's limit, which the flight recorder does not know."""
-    limit = limits.get(sample.domain)
-    if limit is None:
-        return sample
-    return Sample(
-        sample.ts_ns,
-        sample.domain,
-        sample.pod,
-        sample.usage,
-        sample.working_set,
-        sample.inactive_file,
-        sample.active_file,
-        limit,
-    )

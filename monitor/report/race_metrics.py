@@ -67,6 +67,16 @@ def _ahead(races: Races) -> Iterator[Metric]:
     oom = GaugeMetricFamily("outrace_forecast_oom_seconds", "... until the domain's limit is hit.", labels=("domain",))
     for domain, seconds in races.foresight.seconds("oom").items():
         oom.add_metric((domain,), inf if seconds is None else seconds)
+    pods = GaugeMetricFamily(
+        "outrace_pod_forecast_oom_seconds",
+        "Until a pod hits its own limit, of those that grow towards one.",
+        labels=("namespace", "pod"),
+    )
+    known = races.foresight.view.pods
+    for uid, seconds in races.foresight.pods().items():
+        if uid in known:
+            pods.add_metric((known[uid].pod.namespace, known[uid].pod.name), seconds)
+    yield pods
     error = races.tally.forecast_error
     yield from (threshold, oom)
     yield HistogramMetricFamily(
