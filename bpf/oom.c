@@ -130,7 +130,8 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
 
   u32 tgid = e.victim_tgid;
   struct killed *k = killed.lookup(&tgid);
-  if (!k || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
+  // Somebody else's SIGKILL a moment ago makes it one that was exiting anyway, also if the sender is who allocates now.
+  if (!k || k->si_code != 128 || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
   find_limit(&e, 8);  // the smallest order that can OOM
   // By now there may be room again: what each CPU had charged ahead (64 pages) was given back while memory was sought.

@@ -258,11 +258,17 @@ class Chronicle:
             self._feed_sample(ts, self._places.place(cgroup), usage, inactive, active, None)
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
-        if message["while_away"]:
-            return  # nobody saw what led to it; it was logged and counted
+        kind, pod = message["kind"], message["pod"]
+        if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
+            self._places.locate(message["victim_cgroup"])
+            if message["oom_cgroup"]:
+                self._places.locate(message["oom_cgroup"])
         if not self._is_of_the_node(message):
             return
-        kind, pod = message["kind"], message["pod"]
+        if message["while_away"] and kind == "mark":
+            # No daemon ran: what led to it, and what was decided, nobody saw.
+            for what in ("cross", "decision"):
+                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
         victim = self._places.place(message["victim_cgroup"], pod)
         if kind == "reclaim":
             limit = self._places.place(message["oom_cgroup"]) if message["oom_cgroup"] else None

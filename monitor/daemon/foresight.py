@@ -52,6 +52,7 @@ class Foresight:
     ) -> None:
         self.outlooks: Mapping[str, Outlook] = {}
         self.mismatch: Mapping[str, Any] | None = None
+        self.problem = ""  # why the last look failed; "" when it did not
         self.view = view
         self._tally = tally
         self._facts = facts
@@ -116,22 +117,28 @@ class Foresight:
         while True:
             self._wake.wait()
             self._wake.clear()
-            now = time.monotonic_ns()
-            samples, watched = self._facts()
-            self.outlooks = {o.name: o for o in outlooks(self._growing(samples, watched, now), watched, now)}
-            for name in ("node", "kubepods"):
-                outlook = self.outlooks.get(name)
-                if outlook is not None and outlook.threshold is not None and (outlook.threshold.in_ns or 0) > 0:
-                    self._made.setdefault(name, outlook.threshold)
-                    if now - self._made[name].at_ns > _WINDOW_NS:
-                        self._made[name] = outlook.threshold
-            if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
-                self._victims_ns = now
-                self.mismatch = self._compare()
-            elif not self.view.stats.get("armed"):
-                self.mismatch = None
-            self._note_alarms(now)
+            try:
+                self._look(time.monotonic_ns())
+                self.problem = ""
+            except Exception as error:  # noqa: BLE001 - one odd look at /proc must not end all forecasts
+                self.problem = f"{type(error).__name__}: {error}"
             self._changed()
+
+    def _look(self, now: int) -> None:
+        samples, watched = self._facts()
+        self.outlooks = {o.name: o for o in outlooks(self._growing(samples, watched, now), watched, now)}
+        for name in ("node", "kubepods"):
+            outlook = self.outlooks.get(name)
+            if outlook is not None and outlook.threshold is not None and (outlook.threshold.in_ns or 0) > 0:
+                self._made.setdefault(name, outlook.threshold)
+                if now - self._made[name].at_ns > _WINDOW_NS:
+                    self._made[name] = outlook.threshold
+        if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
+            self._victims_ns = now
+            self.mismatch = self._compare()
+        elif not self.view.stats.get("armed"):
+            self.mismatch = None
+        self._note_alarms(now)
 
     def _growing(self, samples: Sequence[Sample], watched: Sequence[Watched], now_ns: int) -> list[Sample]:
         """The last samples of the domains, and of the pods with a limit that grew, in order of time.

@@ -33,6 +33,7 @@ class Places:
         self._kubepods: Path | None = None
         self._pods: Mapping[str, FoundPod] = {}
         self._places: dict[int, Place] = {}
+        self._strangers: set[int] = set()  # ids of cgroups that are not below the node
 
     def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> None:
         """Take in the pods; cheap when they are those of the last time."""
@@ -77,15 +78,31 @@ class Places:
         known = self._places.get(cgroup_id)
         if known is not None:
             return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
+        if cgroup_id in self._strangers:
+            return False  # looked for before: ids are not used again
         for path in (self._node, *cgroupfs.descendants(self._node)):
             try:
                 found = cgroupfs.cgroup_id(path) == cgroup_id
             except cgroupfs.CgroupGone:
                 continue
             if found:
-                self._put(cgroup_id, Place(self._name(path), "outside"))
+                self._put(cgroup_id, self._within(path))
                 return True
+        if len(self._strangers) >= self.KEPT:
+            self._strangers.clear()
+        self._strangers.add(cgroup_id)
         return False
+
+    def _within(self, path: Path) -> Place:
+        """What a cgroup is that nobody named: part of the pod it lies in, or of none."""
+        for above in path.parents:
+            try:
+                known = self._places.get(cgroupfs.cgroup_id(above))
+            except cgroupfs.CgroupGone:
+                continue
+            if known is not None and known.pod is not None:
+                return Place(self._name(path), "container", known.pod, known.name)
+        return Place(self._name(path), "outside")
 
     def _is_below(self, place: Place) -> bool:
         return place.path == self._name(self._node) or place.path.startswith(f"{self._name(self._node)}/")

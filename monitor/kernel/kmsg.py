@@ -19,6 +19,8 @@ _CONSTRAINT = re.compile(
 )
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
 _RECORD = 8192
+#: Records read at once: what floods the log must not hold up who reads it.
+_MOST = 500
 
 
 class Killed(NamedTuple):
@@ -80,9 +82,9 @@ class Kmsg:
         return self._fd
 
     def read(self) -> list[Killed | Constraint]:
-        """What was written since the last time about OOM kills."""
+        """What was written since the last time about OOM kills; of a flood the first part, the rest the next time."""
         found: list[Killed | Constraint] = []
-        while True:
+        for _ in range(_MOST):
             try:
                 record = os.read(self._fd, _RECORD)
             except BlockingIOError:
@@ -97,6 +99,7 @@ class Kmsg:
             line = parse(record)
             if line is not None:
                 found.append(line)
+        return found
 
     def close(self) -> None:
         os.close(self._fd)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.daemon.places import Place, Places
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroupfs, loader
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.pods.model import FoundPod
@@ -135,3 +135,25 @@ def test_places_tell_what_a_cgroup_is() -> None:
         assert set(places.ids()) == {ids[node], ids[slice_], ids[pod]}
         places.update({}, slice_)  # a kill is told after its pod went
         assert places.place(ids[container]).name == "ns/x"
+
+
+def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path) -> None:
+    """Nobody saw what led to it; at whose limit it was, and who died, is known."""
+    pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
+    state = tmp_path / "state"
+    try:
+        with LabDaemon(node, *HARD, state_dir=state, keep_pins=True):
+            pass
+        hog = node.start_hog(pod, mib=64)
+        hog.go()
+        hog.process.wait()
+        big = node.start_hog(node.add_pod("big"), mib=400)
+        big.go()
+        big.process.wait()
+        with LabDaemon(node, *HARD, state_dir=state, keep_pins=True) as daemon:
+            limit = live.message(daemon, "incident", final=True, verdict="own_limit")
+            assert stored(daemon, limit)["oom_victims"][0]["pod"] == "lab/hog"
+            race = live.message(daemon, "incident", final=True, verdict="undetermined")
+            assert stored(daemon, race)["oom_victims"][0]["pod"] == "lab/big"
+    finally:
+        loader.unload(loader.instance_directory(state))
