@@ -122,7 +122,7 @@ MUTATIONS = (
     Mutation("a hard eviction gets one second", "synchronize.py", "HARD_GRACE_S = 1\n", "HARD_GRACE_S = 0\n"),
     Mutation(
         "a clean-up must clear min reclaim as well",
-        "synchronize.py",
+        "manager.py",
         "seen.capacity, with_reclaim=True):",
         "seen.capacity, with_reclaim=False):",
     ),
