@@ -252,7 +252,6 @@ class Decider:
         signal, of_memory = facts["signal"], choice.of_memory(outcome)
         if of_memory:
             facts["usage"] = readings[facts["domain"]].usage
-            facts["order"] = self._registry.leaders()
         else:
             crossed_ns = 0  # the crossing was of memory, and over when it was looked at
             facts["usage"] = facts["capacity"] - facts["available"]
@@ -305,6 +304,7 @@ class Decider:
             "working_set": table.working_set(entry.index),
             "request": entry.request,
             "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
+            "order": self._registry.leaders(),
             "realtime": time.time(),
         }
         if self._enforce:

@@ -107,7 +107,7 @@ class News:
     def _on_decision(self, message: Mapping[str, Any]) -> None:
         self.view.decisions[message["signal"] or LOCAL_STORAGE] += 1
         found = self.view.pods.get(message["pod"])
-        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name")}
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name", "order")}
         fields["uid"] = message["pod"]
         if found is None:
             self.log.error("decided on a pod unknown here", **fields)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from monitor.policy.standing import Standing
 
 #: How many pods of the order an incident is told of (some 100 bytes each).
 _LEADERS = 64
+#: A candidate as a tuple. (dataclasses.astuple copies deeply: 5 us each, 0.3 ms for all of these.)
+_fields = attrgetter(*(one.name for one in fields(Candidate)))
 
 
 @dataclass(slots=True)
@@ -187,7 +190,7 @@ class Registry:
 
     def leaders(self) -> list[tuple[Any, ...]]:
         """The first of the order as they are told to the side: the fields of their candidates."""
-        return [astuple(candidate) for candidate in self.order()[:_LEADERS]]
+        return [_fields(candidate) for candidate in self.order()[:_LEADERS]]
 
     def first(self) -> PodEntry | None:
         """The pod that would be evicted now."""
