@@ -80,6 +80,7 @@ class Chronicle:
         self._lost_ns = time.monotonic_ns()
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
+        self._judged_ns: int | None = None  # what came before this was judged
         self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
         self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
         self._samples: list[Sample] = []  # of the last minute, for forecasts
@@ -144,7 +145,8 @@ class Chronicle:
             self._feed(Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
             self._urgent_ns = None
-            for one in episode.ongoing(self._state):
+            since, self._judged_ns = self._judged_ns, self._state.latest_ns
+            for one in episode.ongoing(self._state, since):  # those in which anything happened since
                 self._on_episode(one, False)
         return sampled
 
@@ -346,14 +348,17 @@ class Chronicle:
             self.witness.marked(message["victim_pid"], message["ts_ns"], message["victim_cgroup"], victim.path)
 
     def _is_group(self, victim: Place) -> bool | None:
-        """Whether the victim's cgroup is killed as a whole; None where it is gone."""
+        """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
         if self._view.hierarchy.version == 1:
             return False
-        try:
-            path = self._view.hierarchy.root / victim.path.lstrip("/") / "memory.oom.group"
-            return path.read_text().strip() == "1"
-        except OSError:
-            return None
+        path, found = self._view.hierarchy.root / victim.path.lstrip("/"), None
+        while path != self._view.hierarchy.root:
+            try:
+                found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
+            except OSError:
+                pass  # gone; what it lay in may be there
+            path = path.parent
+        return found
 
     def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
         self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))

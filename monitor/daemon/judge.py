@@ -5,11 +5,12 @@ In a thread of its own: judging takes milliseconds, the store may wait for a dis
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
@@ -25,8 +26,11 @@ from monitor.report.worker import Worker
 if TYPE_CHECKING:
     from monitor.race.counterfactual import Counterfactual
 
-#: Episodes waiting to be judged; each is at most some hundred kilobytes.
-_QUEUE = 64
+T = TypeVar("T")
+
+#: Episodes waiting to be judged, and incidents waiting to be stored. The reducer has at most 32 episodes open
+#: (`Bounds.open`), so these are several times all that can be going on, judged for the last time at one moment.
+_QUEUE = 256
 #: Pause between two tries to store an incident.
 _RETRY_S = 5.0
 #: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
@@ -57,6 +61,49 @@ def kubelets_answer(found: Episode, config: EvictionConfig, cgroup_version: int)
     return tuple([counterfactual(seen, config, mode) for mode in modes])
 
 
+class Latest(Generic[T]):
+    """What waits, by key: a newer version takes the place of the one that waits. For several threads.
+
+    Of a key that was never taken the first version goes before all that was heard of already. Where there is no room,
+    the oldest version that is not final goes (another one will come), and only among finals the oldest; both are
+    counted in ``dropped``.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.dropped = 0
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, tuple[T, bool]] = {}
+        self._known: set[Hashable] = set()  # taken, and not over
+
+    def put(self, key: Hashable, value: T, final: bool) -> bool:
+        """False if something was dropped that nothing newer replaces: a final."""
+        with self._lock:
+            old = self._waiting.get(key)
+            if old is not None and old[1] and not final:
+                return True  # nothing comes after the last word
+            self._waiting[key] = (value, final)
+            if len(self._waiting) <= self._most:
+                return True
+            self.dropped += 1
+            provisional = next((k for k, (_, is_final) in self._waiting.items() if not is_final), None)
+            self._waiting.pop(next(iter(self._waiting)) if provisional is None else provisional)
+            return provisional is not None
+
+    def take(self) -> tuple[T, bool] | None:
+        """The next one and whether it is final; None if nothing waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            key = next((k for k in self._waiting if k not in self._known), next(iter(self._waiting)))
+            value, final = self._waiting.pop(key)
+            if final:
+                self._known.discard(key)
+            elif len(self._known) < self._most:  # an episode whose domain changed never comes with its last word
+                self._known.add(key)
+            return value, final
+
+
 class Judge:
     """Judges episodes one after the other. ``on_incident`` hears of each, from the thread that judged it."""
 
@@ -74,6 +121,10 @@ class Judge:
         self._tally = tally
         self._on_incident = on_incident
         self.store = IncidentStore(Path(config.state_dir) / "incidents.db", log=log)
+        self._episodes: Latest[Episode] = Latest(_QUEUE)
+        self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
+        self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
+        # Their jobs only say that something waits: one too many finds nothing, and one without room would be that.
         self._worker = Worker("judge", _QUEUE)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was logged with
@@ -82,8 +133,9 @@ class Judge:
 
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is still going on is judged again when it is over."""
-        if not self._worker.submit(lambda: self._judge(found, final)):
-            self._log.error("too many episodes at once: one is not judged", domain=found.domain)
+        if not self._episodes.put((found.domain, found.start_ns), found, final):
+            self._log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
+        self._worker.submit(self._judge_next)
 
     def close(self, timeout_s: float) -> None:
         """Finish what is queued, for a moment."""
@@ -92,8 +144,23 @@ class Judge:
 
     @property
     def dropped(self) -> int:
-        """Episodes and incidents that found no room in a queue."""
-        return self._worker.dropped + self._files.dropped
+        """Versions of episodes and of incidents that found no room in a queue."""
+        return self._episodes.dropped + self._incidents.dropped
+
+    def _judge_next(self) -> None:
+        waiting = self._episodes.take()
+        if waiting is not None:
+            self._judge(*waiting)
+
+    def _store_next(self) -> None:
+        """Store one incident. One that the disk refuses is tried again."""
+        if self._unstored is None:
+            waiting = self._incidents.take()
+            if waiting is None:
+                return
+            self._unstored = waiting[0]
+        self.store.record(self._unstored)
+        self._unstored = None
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
@@ -116,7 +183,8 @@ class Judge:
         if final:
             self._told.pop(incident.id, None)
             self._counted.pop(incident.id, None)
-        self._files.submit(lambda: self.store.record(made))
+        self._incidents.put(incident.id, made, final)
+        self._files.submit(self._store_next)
         try:
             self._on_incident(made)
         except MonitorError as error:

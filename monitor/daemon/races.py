@@ -53,6 +53,7 @@ class Races:
         self.chronicle = self._chronicle()
         self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
         self._alerts_ns = 0
+        self._foresight_told = ""
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
 
@@ -114,6 +115,10 @@ class Races:
             self.recorder.turn()
         if self.chronicle.turn():
             self.foresight.look()
+        if self.foresight.problem != self._foresight_told:
+            self._foresight_told = self.foresight.problem
+            if self._foresight_told:
+                self._log.error("nothing can be said of what is ahead", problem=self._foresight_told)
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now

@@ -139,6 +139,11 @@ def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[s
     if margin_bytes is None:
         return ["A larger evictionMinimumReclaim evicts the next pod at once: how much was lacking is not known."]
     wanted = quantity(basis.decision.min_reclaim - margin_bytes)
+    if basis.decision.observed:
+        return [
+            f"What outrace would have evicted was {size(-margin_bytes)} too little for this growth: "
+            f"evictionMinimumReclaim {_signal(f)}={wanted} has the next pod evicted at once."
+        ]
     return [
         f"{size(-margin_bytes)} were allocated again after the pod was gone: evictionMinimumReclaim "
         f"{_signal(f)}={wanted} would have had the next pod evicted at once."

@@ -9,8 +9,10 @@ ahead of it, and events of one time are taken in an order of their own. Which ri
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from monitor.race.codec import Record
 from monitor.race.events import (
@@ -23,6 +25,7 @@ from monitor.race.events import (
     End,
     Event,
     Exit,
+    Gone,
     Kill,
     Lost,
     Mark,
@@ -32,11 +35,14 @@ from monitor.race.events import (
     Tick,
     Watched,
     event_from_json,
-    event_key,
+    in_order,
+    moment,
 )
-from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, of_victim, place_of
+from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, of_victim, place_of, too_long
 
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
+
+_time = attrgetter("ts_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,9 @@ class Episode:
     """What happened, sorted by time. `start_ns` is its first sign (a crossing, a mark, a kill); samples and reclaim of
     the time before are among the events.
 
-    `ended`: "quiet", "record stops", "crowded" (too many at once) or "open" (still going on). `dropped`: events beyond
-    the bounds.
+    `ended`: "quiet" (of kills in a place of their own that do not stop: cut between two of them, see
+    `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim was not gone) or "open"
+    (still going on). `dropped`: events beyond the bounds.
     """
 
     domain: str
@@ -99,7 +106,7 @@ class State:
     """What the reducer remembers between two events."""
 
     bounds: Bounds = DEFAULT_BOUNDS
-    waiting: tuple[Event, ...] = ()
+    waiting: tuple[Event, ...] = ()  # by time
     latest_ns: int = 0  # the newest time seen
     recorder: tuple[Event, ...] = ()  # the flight recorder: samples, reclaim, kills and exits before anything began
     watched: tuple[Watched, ...] = ()
@@ -115,22 +122,27 @@ def feed(state: State, event: Event) -> tuple[State, tuple[Episode, ...]]:
         return State(state.bounds, watched=state.watched, ranked=state.ranked), tuple(done)
     latest = max(state.latest_ns, event.ts_ns)
     horizon = latest - state.bounds.slack_ns
-    waiting = (*state.waiting, event)
+    at = bisect_right(state.waiting, event.ts_ns, key=_time)
+    waiting = (*state.waiting[:at], event, *state.waiting[at:])
     if len(waiting) > state.bounds.samples:
         horizon = latest  # more than anybody wants to remember: the order among these few ms has to do
-    ready = [e for e in waiting if e.ts_ns <= horizon]
-    later = tuple([e for e in waiting if e.ts_ns > horizon]) if ready else waiting
-    state = replace(state, waiting=later, latest_ns=latest)
-    if not ready:
+    due = bisect_right(waiting, horizon, key=_time)
+    state = replace(state, waiting=waiting[due:], latest_ns=latest)
+    if not due:
         return state, ()
-    state, done = _take_all(state, ready)
+    state, done = _take_all(state, waiting[:due])
     return state, tuple(done)
 
 
-def ongoing(state: State) -> tuple[Episode, ...]:
-    """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait."""
+def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
+    """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait.
+
+    ``since_ns``: `State.latest_ns` when this was last asked; only episodes in which somebody was killed or gone since
+    then. (One at that very moment may come twice, none is left out.)
+    """
     state, done = _take_all(state, state.waiting)
-    return (*done, *[_finished(state, o, OPEN, max(state.latest_ns, o.last_ns)) for o in state.open])
+    touched = [o for o in state.open if since_ns is None or o.touched_ns >= since_ns]
+    return (*done, *[_finished(state, o, OPEN, max(state.latest_ns, o.last_ns)) for o in touched])
 
 
 def fold(events: Iterable[Event], bounds: Bounds | None = None) -> list[Episode]:
@@ -146,8 +158,8 @@ def fold(events: Iterable[Event], bounds: Bounds | None = None) -> list[Episode]
 
 def _take_all(state: State, events: Iterable[Event]) -> tuple[State, list[Episode]]:
     done: list[Episode] = []
-    for event in sorted(events, key=event_key):
-        state, over = _expire(state, event.ts_ns)
+    for event in in_order(events):
+        state, over = _expire(state, event)
         done += over
         state = _take(state, event)
         while len(state.open) > state.bounds.open:
@@ -157,17 +169,24 @@ def _take_all(state: State, events: Iterable[Event]) -> tuple[State, list[Episod
     return state, done
 
 
-def _expire(state: State, now_ns: int) -> tuple[State, list[Episode]]:
-    """End what was quiet long enough before ``now_ns``."""
-    over = [o for o in state.open if _is_over(o, now_ns, state.bounds)]
-    if not over:
-        return state, []
-    done = [_finished(state, o, QUIET, o.last_ns) for o in over]
-    return replace(state, open=tuple([o for o in state.open if o not in over])), done
+def _expire(state: State, event: Event) -> tuple[State, list[Episode]]:
+    """End what was quiet long enough before ``event``, and what is too long for it."""
+    done, kept = [], []
+    for o in state.open:
+        if _is_over(o, event.ts_ns, state.bounds):
+            done.append(_finished(state, o, QUIET, o.last_ns))
+        elif too_long(o, event, state.bounds):
+            done.append(_finished(state, o, CROWDED if o.pids else QUIET, o.last_ns))
+        else:
+            kept.append(o)
+    return (replace(state, open=tuple(kept)) if done else state), done
 
 
 def _is_over(o: Open, now_ns: int, bounds: Bounds) -> bool:
-    if o.met or now_ns - o.last_ns < bounds.settle_ns:
+    if now_ns - o.last_ns < bounds.settle_ns:
+        return False
+    # A soft threshold may be met for hours after the hard pressure: a kill then is another story.
+    if any(hard for _, _, hard in o.met) or (o.met and not o.hard):
         return False
     return all(until <= now_ns for _, until in (*o.pids, *o.pods))
 
@@ -181,7 +200,10 @@ def _take(state: State, event: Event) -> State:
         return replace(state, watched=tuple(sorted([*others, event], key=lambda w: (w.domain, w.signal, w.hard))))
     if isinstance(event, Ranked):
         state = replace(state, ranked=event)
-        return replace(state, open=tuple([joined(o, event, state.bounds) for o in state.open]))
+        # One that has a ranking gets another when that counts: with a decision or a mark (`_with`).
+        return replace(
+            state, open=tuple([o if o.ranked_ns is not None else joined(o, event, state.bounds) for o in state.open])
+        )
     if isinstance(event, Sample | Reclaim | Lost | Kill | Exit | Checked):
         state = replace(state, recorder=_recorded(state, event))
     concerned = [concerns(o, event) for o in state.open]
@@ -200,7 +222,12 @@ def _with(state: State, o: Open, event: Event) -> Open:
     A mark may be told late (its ring is another one, and a reader that was stopped reads one ring after the other), or
     be traced after its victim left: an end that came before it is not waited for again.
     """
+    ranked = state.ranked
+    if ranked is not None and isinstance(event, Mark | Decided) and o.ranked_ns != ranked.ts_ns:
+        o = joined(o, ranked, state.bounds)
     o = joined(o, event, state.bounds)
+    if isinstance(event, Mark | Kill | Gone):
+        o = replace(o, touched_ns=state.latest_ns)
     if isinstance(event, Mark):
         for old in state.recorder:
             if of_victim(old, event) and old not in o.events:
@@ -210,11 +237,10 @@ def _with(state: State, o: Open, event: Event) -> Open:
 
 def _recorded(state: State, event: Event) -> tuple[Event, ...]:
     """The flight recorder with one more event: only the last `before_ns`, and only so many."""
-    kept = (*state.recorder, event)
-    since = event.ts_ns - state.bounds.before_ns
-    if kept[0].ts_ns < since:
-        kept = tuple([e for e in kept if e.ts_ns >= since])
-    return kept[-state.bounds.samples :]
+    since, first = event.ts_ns - state.bounds.before_ns, max(0, len(state.recorder) + 1 - state.bounds.samples)
+    while first < len(state.recorder) and state.recorder[first].ts_ns < since:
+        first += 1
+    return (*state.recorder[first:], event)
 
 
 def _opened(state: State, event: Event) -> Open | None:
@@ -227,7 +253,7 @@ def _opened(state: State, event: Event) -> Open | None:
         key = domain = event.memcg
     else:
         return None
-    made = Open(key, domain, event.ts_ns, event.ts_ns)
+    made = Open(key, domain, event.ts_ns, event.ts_ns, touched_ns=state.latest_ns)
     if state.ranked is not None:
         made = joined(made, state.ranked, state.bounds)
     made = joined(made, event, state.bounds)
@@ -241,7 +267,8 @@ def _opened(state: State, event: Event) -> Open | None:
 
 def _finished(state: State, o: Open, ended: str, end_ns: int) -> Episode:
     """An episode for others to read. Its domain is the one where the OOM killer came, else where it began."""
-    events = tuple(sorted((*o.events, *o.samples), key=event_key))
+    # Each was taken in order already, also of one time; only what was recorded before stands behind what it led to.
+    events = tuple(sorted((*o.events, *o.samples), key=moment))
     domain = o.domain
     if o.key == PRESSURE:
         mark = next((e for e in events if isinstance(e, Mark) and not e.exiting and e.scope in RACE_SCOPES), None)

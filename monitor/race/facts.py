@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monitor.policy.ranking import Candidate
 from monitor.race.episode import Episode
@@ -11,6 +11,7 @@ from monitor.race.events import (
     KUBELET,
     RACE_SCOPES,
     SIGKILL,
+    Checked,
     Clear,
     Crossing,
     Decided,
@@ -33,19 +34,25 @@ EXIT_NS = 1_000_000
 EXIT_BYTES_PER_S = 7_000_000_000
 #: The kubelet's runtime layer never gives a pod less than 2 s between SIGTERM and SIGKILL.
 KUBELET_MIN_GRACE_S = 2
-#: Marks by one invoking thread this close together are one OOM kill of a group.
-GROUP_NS = 2_000_000
+#: Marks by one invoking thread this close together are one OOM kill of a group: the kernel goes through it in one go.
+GROUP_NS = 10_000_000
+#: The witness of a kill that is not the victim's own counter (memory.events, memory.oom_control).
+KMSG = "kmsg"
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded)."""
+    """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
+
+    `again_ns`: when the same was last decided anew, while it went on.
+    """
 
     decision: Decided
     signalled_ns: int | None = None
     killed_ns: int | None = None
     gone_ns: int | None = None
     freed: int | None = None
+    again_ns: int | None = None
 
     @property
     def grace_ns(self) -> int:
@@ -77,12 +84,14 @@ class Facts:
 
     `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
     met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes)
-    of the domain. `rate`: its growth in bytes/s then, None if not known or not growing.
+    of the domain. `rate`: its growth in bytes/s then, None if not known or not growing. `exiting`: marks that killed
+    nobody; `denied`: those of them that both witnesses, the victim's counter and the kernel's log, deny.
     """
 
     episode: Episode
     kills: tuple[Mark, ...]
     exiting: tuple[Mark, ...]
+    denied: tuple[Mark, ...]
     user_kills: tuple[Kill, ...]
     evictions: tuple[Eviction, ...]
     crossing: Crossing | None
@@ -111,6 +120,33 @@ class Facts:
         return available_at(self.episode, self.kills[0], self.threshold) if self.kills else None
 
     @property
+    def standing(self) -> tuple[Eviction, ...]:
+        """The evictions that the first kill is judged by: decided before it, for a threshold of the domain that ran
+        out, and not settled by that threshold's having cleared since.
+        """
+        kill = self.kill_ns
+        if kill is None:
+            return ()
+        domain = domain_of(self.kills[0])
+        mine = [e for e in self.evictions if e.decision.ts_ns <= kill and e.decision.domain == domain]
+        return tuple([e for e in mine if not self._is_past(e, kill)])
+
+    def _is_past(self, e: Eviction, kill_ns: int) -> bool:
+        """Whether the threshold cleared between a decision and the kill. A pod that was still dying at the kill is of
+        the present whatever happened meanwhile.
+        """
+        d = e.decision
+        cleared = [
+            c.ts_ns
+            for c in self.episode.events
+            if isinstance(c, Clear) and (c.domain, c.signal, c.hard) == (d.domain, d.signal, d.hard)
+        ]
+        last = max([ts for ts in cleared if ts <= kill_ns], default=None)
+        if last is None or max(d.ts_ns, e.again_ns or 0) > last:
+            return False
+        return d.observed or not (kill_ns < (e.forced_ns if e.done_ns is None else e.done_ns))
+
+    @property
     def headroom(self) -> int | None:
         """The least bytes there were between the domain's usage and its limit since the crossing; never negative."""
         if self.limit is None or self.crossed_ns is None:
@@ -123,12 +159,16 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event tells it."""
     events = episode.events
     marks = [e for e in events if isinstance(e, Mark)]
-    kills = _first_of_each([m for m in marks if not m.exiting])
+    unproven = _denied(events)
+    kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
     killed = {m.victim_pid for m in kills}
-    exiting = [m for m in _first_of_each([m for m in marks if m.exiting]) if m.victim_pid not in killed]
+    exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
     evictions = _evictions(events)
     at = kills[0].ts_ns if kills else None
-    crossing, crossed_ns = _crossing(events, at if at is not None else _first_decision(evictions, episode.end_ns))
+    # What another domain had crossed is no part of a race that was run for this one.
+    raced = domain_of(kills[0]) if kills and kills[0].scope in RACE_SCOPES else None
+    moment = at if at is not None else _first_decision(evictions, episode.end_ns)
+    crossing, crossed_ns = _crossing(events, moment, raced)
     usage = tuple(_usage(events, episode.domain))
     threshold = _threshold(episode, crossing)
     if kills and crossed_ns is None and threshold is not None and kills[0].scope in RACE_SCOPES:
@@ -139,7 +179,8 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         episode=episode,
         kills=tuple(kills),
         exiting=tuple(exiting),
-        user_kills=tuple(_user_kills(events)),
+        denied=tuple([m for m in exiting if m.victim_pid in unproven]),
+        user_kills=tuple(_user_kills(events, unproven)),
         evictions=tuple(evictions),
         crossing=crossing,
         crossed_ns=crossed_ns,
@@ -147,7 +188,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         usage=usage,
         limit=_limit(kills, threshold, crossing),
         threshold=threshold,
-        rate=growth(usage, at if at is not None else _first_decision(evictions, episode.end_ns)),
+        rate=growth(usage, moment),
         lost=tuple([e for e in events if isinstance(e, Lost) and e.count > 0]),
         order=_order(events, at, order),
     )
@@ -161,14 +202,34 @@ def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
     return list(found.values())
 
 
+def _denied(events: Iterable[Event]) -> frozenset[int]:
+    """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nobody confirms."""
+    said: dict[int, set[tuple[bool, bool]]] = {}
+    for event in events:
+        if isinstance(event, Checked) and event.victim_pid is not None:
+            said.setdefault(event.victim_pid, set()).add((event.source == KMSG, event.agrees))
+    return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
+
+
 def _evictions(events: Iterable[Event]) -> list[Eviction]:
-    """Every eviction with what became of it; a pod decided on again while it goes is the same eviction."""
+    """Every eviction with what became of it; a pod decided on again while it goes is the same eviction. One only
+    thought of goes until its threshold is clear.
+    """
     found: list[Eviction] = []
+    over: set[int] = set()  # of those, the ones only thought of whose threshold cleared
     for event in events:
         if isinstance(event, Decided):
-            open_one = any(_is_of(e, event.pod, event.by) and e.decision.observed == event.observed for e in found)
-            if not open_one:
+            for i, e in enumerate(found):
+                if i not in over and _is_of(e, event.pod, event.by) and e.decision.observed == event.observed:
+                    found[i] = replace(e, again_ns=event.ts_ns)
+                    break
+            else:
                 found.append(Eviction(event))
+        elif isinstance(event, Clear):
+            for i, e in enumerate(found):
+                d = e.decision
+                if d.observed and (d.domain, d.signal, d.hard) == (event.domain, event.signal, event.hard):
+                    over.add(i)
         elif isinstance(event, Signalled | Gone):
             for i, e in enumerate(found):
                 if _is_of(e, event.pod, event.by) and not e.decision.observed:
@@ -183,10 +244,10 @@ def _is_of(eviction: Eviction, pod: str, by: str) -> bool:
 
 def _advanced(e: Eviction, event: Signalled | Gone) -> Eviction:
     if isinstance(event, Gone):
-        return Eviction(e.decision, e.signalled_ns, e.killed_ns, event.ts_ns, event.freed)
+        return replace(e, gone_ns=event.ts_ns, freed=event.freed)
     first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
     forced = event.ts_ns if event.signal == SIGKILL and e.killed_ns is None else e.killed_ns
-    return Eviction(e.decision, first, forced, e.gone_ns, e.freed)
+    return replace(e, signalled_ns=first, killed_ns=forced)
 
 
 def _first_decision(evictions: Sequence[Eviction], default: int) -> int:
@@ -208,13 +269,14 @@ def _met(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, bool], 
     return met
 
 
-def _crossing(events: Sequence[Event], at_ns: int) -> tuple[Crossing | None, int | None]:
-    """What had been crossed at ``at_ns`` and was not clear again, and when."""
-    met = _met(events, at_ns) or _met(events, at_ns + 1)
+def _crossing(events: Sequence[Event], at_ns: int, domain: str | None) -> tuple[Crossing | None, int | None]:
+    """What had been crossed at ``at_ns`` and was not clear again, and when; of one domain, or (None) of any."""
+    mine = [e for e in events if domain is None or getattr(e, "domain", domain) == domain]
+    met = _met(mine, at_ns) or _met(mine, at_ns + 1)
     for hard in (True, False):
-        mine = {key: value for key, value in met.items() if key[2] == hard}
-        found = [c for c in mine.values() if isinstance(c, Crossing)]
-        times = [c if isinstance(c, int) else c.ts_ns for c in mine.values()]
+        these = {key: value for key, value in met.items() if key[2] == hard}
+        found = [c for c in these.values() if isinstance(c, Crossing)]
+        times = [c if isinstance(c, int) else c.ts_ns for c in these.values()]
         if times:
             return (min(found, key=lambda c: c.ts_ns) if found else None), min(times)
     return None, None
@@ -259,14 +321,18 @@ def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing 
     return crossing.capacity if crossing is not None else None
 
 
-def _user_kills(events: Sequence[Event]) -> list[Kill]:
+def _user_kills(events: Sequence[Event], denied: frozenset[int]) -> list[Kill]:
     """SIGKILLs to pods by neither the kernel nor an eviction, nor in the wake of an OOM kill in the same pod."""
     # When a kubelet decided is known to the second at best, so its kills may seem to come first.
     leaving: set[str | None] = {e.pod for e in events if isinstance(e, Decided) and e.by == KUBELET and not e.observed}
     found = []
     for event in events:
-        if (isinstance(event, Decided) and not event.observed) or (isinstance(event, Mark) and not event.exiting):
-            leaving.add(event.pod)
+        if isinstance(event, Decided):
+            if not event.observed:
+                leaving.add(event.pod)
+        elif isinstance(event, Mark):
+            if not event.exiting and event.victim_pid not in denied:
+                leaving.add(event.pod)
         elif isinstance(event, Kill) and event.by_user and event.pod not in leaving:
             found.append(event)
     return found

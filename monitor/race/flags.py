@@ -46,14 +46,26 @@ def collateral(f: Facts) -> list[Mark]:
 
 
 def is_group_kill(f: Facts) -> bool:
-    """Several processes killed at once: said by the mark, or by marks of one thread within 2 ms in one cgroup."""
+    """Several processes killed at once: marks of one thread within 10 ms, in one cgroup that is not known to die one by
+    one, or, where one of them is known to die as a whole, below one cgroup: memory.oom.group may be set on an ancestor.
+    """
     for k, mark in enumerate(f.kills):
         for other in f.kills[k + 1 :]:
-            together = other.invoker_tid == mark.invoker_tid and other.ts_ns - mark.ts_ns <= GROUP_NS
-            known_not = mark.group is False or other.group is False
-            if together and other.memcg == mark.memcg and not known_not:
+            if other.invoker_tid != mark.invoker_tid or other.ts_ns - mark.ts_ns > GROUP_NS:
+                continue
+            told = {mark.group, other.group}
+            if True in told and _top(mark.memcg) == _top(other.memcg):
+                return True
+            if False not in told and other.memcg == mark.memcg:
                 return True
     return False
+
+
+def _top(path: str) -> str:
+    """The first directory of a cgroup's path: two that have it in common lie below one cgroup, and not just the root,
+    which cannot be killed as a whole.
+    """
+    return path.strip("/").partition("/")[0]
 
 
 def over_eviction(f: Facts) -> tuple[Eviction, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from monitor.race.codec import Record
 from monitor.race.events import (
@@ -33,6 +34,8 @@ EARLY_EXIT_NS = 1_000_000_000
 #: Key of the one episode that node and kubepods have together.
 PRESSURE = ""
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds(Record):
@@ -42,6 +45,8 @@ class Bounds(Record):
     victim died. `slack_ns`: how far the rings may be apart. `before_ns`: how much of the flight recorder an episode
     takes along. `victim_ns`: a victim that did not die in this time (plus its grace) is not waited for: it is the 30 s
     a kubelet waits. `events`, `samples`: most kept of an episode, the first half and the latest half of what comes.
+    `longest_ns`: kills in a place of their own that do not stop are told of in episodes of this length: a container
+    that is killed again as soon as it is back would be one that never ends.
     """
 
     settle_ns: int = 2_000_000_000
@@ -51,6 +56,7 @@ class Bounds(Record):
     events: int = 1024
     samples: int = 2048
     open: int = 32
+    longest_ns: int = 60_000_000_000
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -58,7 +64,11 @@ DEFAULT_BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An episode going on."""
+    """An episode going on.
+
+    What is asked of every event that comes is kept beside the events: looking through a thousand of them, in each of 30
+    episodes, took longer than the events were apart.
+    """
 
     key: str
     domain: str
@@ -70,6 +80,13 @@ class Open:
     pids: tuple[tuple[int, int], ...] = ()  # victims awaited: pid, until when
     pods: tuple[tuple[str, int], ...] = ()  # pods being evicted: uid, until when
     dropped: int = 0
+    hard: bool = False  # a hard threshold was crossed
+    ranked_ns: int | None = None  # time of the last ranking it has
+    touched_ns: int = 0  # how far the stream was when somebody was last killed or gone here
+    marked: tuple[int, ...] = ()  # pids with a mark
+    marked_pods: tuple[str, ...] = ()
+    killed: tuple[int, ...] = ()  # pids that a user's signal was for
+    killed_pods: tuple[str, ...] = ()  # of any kill or mark
 
 
 def place_of(event: Event) -> tuple[str, str] | None:
@@ -86,36 +103,42 @@ def place_of(event: Event) -> tuple[str, str] | None:
 
 def concerns(o: Open, event: Event) -> bool:
     """Whether an event belongs to an episode that is open."""
-    if isinstance(event, Mark) and event.exiting and _was_killed(o, event):
+    if isinstance(event, Sample):  # most events by far
+        return o.key == PRESSURE or o.domain == event.domain or (event.pod is not None and event.pod in o.marked_pods)
+    if isinstance(event, Mark) and event.exiting and event.victim_pid in o.killed:
         return True  # the end of that story, not the beginning of another
     place = place_of(event)
     if place is not None:
         return o.key == place[0]
     if isinstance(event, Lost):
         return True
-    if isinstance(event, Kill) and event.by_user:
+    if isinstance(event, Kill):
         # What a runtime kills after an OOM in a container belongs there; anything in a pod is of interest in pressure.
-        return o.key == PRESSURE or o.key == event.memcg or any(_same_pod(e, event) for e in o.events)
+        same_pod = event.pod is not None and event.pod in o.killed_pods
+        return o.key == PRESSURE or same_pod or (event.by_user and o.key == event.memcg)
     if isinstance(event, Exit):
         return any(pid == event.pid for pid, _ in o.pids)
     if isinstance(event, Checked):
-        return any(isinstance(e, Mark) and e.victim_pid == event.victim_pid for e in o.events)
+        return event.victim_pid in o.marked
     if o.key == PRESSURE:
-        return True  # samples, reclaim, kills by the kernel, signals and ends of evicted pods
-    if isinstance(event, Sample):
-        return o.domain == event.domain or any(isinstance(e, Mark) and e.pod == event.pod for e in o.events)
-    if isinstance(event, Reclaim):
-        return o.domain == event.memcg
-    return isinstance(event, Kill) and any(_same_pod(e, event) for e in o.events)
+        return True  # reclaim, signals and ends of evicted pods
+    return isinstance(event, Reclaim) and o.domain == event.memcg
 
 
-def _was_killed(o: Open, mark: Mark) -> bool:
-    """Whether the episode tells of a signal that the marked process was ending by."""
-    return any(isinstance(e, Kill) and e.by_user and e.victim_pid == mark.victim_pid for e in o.events)
+def too_long(o: Open, event: Event, bounds: Bounds) -> bool:
+    """Whether kills that do not stop are to be told of in another episode from this event on.
 
-
-def _same_pod(event: Event, kill: Kill) -> bool:
-    return isinstance(event, Mark | Kill) and kill.pod is not None and event.pod == kill.pod
+    It is cut where the next kill begins a story of its own, so that what follows upon a kill (an exit, what the runtime
+    kills then) stays with it; where none does, once no victim could be waited for any more.
+    """
+    age_ns = event.ts_ns - o.start_ns
+    if o.key == PRESSURE or o.met or o.pods or age_ns < bounds.longest_ns:
+        return False
+    if isinstance(event, Mark):
+        begins = not event.exiting
+    else:
+        begins = isinstance(event, Kill) and event.by_user and not o.marked
+    return (begins and concerns(o, event)) or age_ns >= bounds.longest_ns + bounds.victim_ns
 
 
 def of_victim(old: Event, event: Event) -> bool:
@@ -142,21 +165,54 @@ def joined(o: Open, event: Event, bounds: Bounds, before: bool = False) -> Open:
         return replace(o, samples=samples)
     if isinstance(event, Exit):
         o = replace(o, pids=tuple([p for p in o.pids if p[0] != event.pid]))
-    if len(o.events) < bounds.events:
-        o = replace(o, events=(*o.events, event))
-    else:
+    events, dropped = (*o.events, event), o.dropped
+    if len(events) > bounds.events:
         half = bounds.events // 2
-        o = replace(o, events=(*o.events[:half], *o.events[half + 1 :], event), dropped=o.dropped + 1)
-    if before or isinstance(event, Ranked | Reclaim | Lost | Seen | Checked):
+        events, dropped = (*o.events[:half], *o.events[half + 1 :], event), o.dropped + 1
+    o = _indexed(replace(o, events=events, dropped=dropped), event, bounds)
+    if before or not _lasts(o, event):
         return o
-    o = _tracked(o, event, bounds)
-    return replace(o, last_ns=max(o.last_ns, event.ts_ns))
+    return replace(_tracked(o, event, bounds), last_ns=max(o.last_ns, event.ts_ns))
+
+
+def _lasts(o: Open, event: Event) -> bool:
+    """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
+    if isinstance(event, Ranked | Reclaim | Lost | Seen | Checked):
+        return False
+    if isinstance(event, Clear):  # may be said again and again
+        return (event.domain, event.signal, event.hard) in o.met
+    if isinstance(event, Kill) and not event.ours:
+        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not.
+        return event.by_user and o.key != PRESSURE
+    if o.key == PRESSURE and isinstance(event, Signalled | Gone):
+        return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk
+    return True
+
+
+def _indexed(o: Open, event: Event, bounds: Bounds) -> Open:
+    """The episode, with what is to be found quickly of an event it has just got."""
+    if isinstance(event, Ranked):
+        return replace(o, ranked_ns=event.ts_ns)
+    if not isinstance(event, Mark | Kill):
+        return o
+    most = bounds.events
+    pods = (event.pod,) if event.pod is not None else ()
+    o = replace(o, killed_pods=_with(o.killed_pods, pods, most))
+    if isinstance(event, Mark):
+        return replace(
+            o, marked=_with(o.marked, (event.victim_pid,), most), marked_pods=_with(o.marked_pods, pods, most)
+        )
+    return replace(o, killed=_with(o.killed, (event.victim_pid,), most)) if event.by_user else o
+
+
+def _with(known: tuple[T, ...], new: tuple[T, ...], most: int) -> tuple[T, ...]:
+    return (*known, *[one for one in new if one not in known])[-most:]
 
 
 def _tracked(o: Open, event: Event, bounds: Bounds) -> Open:
     """What has to end before the episode does."""
     if isinstance(event, Crossing):
-        return replace(o, met=o.met | {(event.domain, event.signal, event.hard)})
+        return replace(o, hard=o.hard or event.hard, met=o.met | {(event.domain, event.signal, event.hard)})
     if isinstance(event, Clear):
         return replace(o, met=o.met - {(event.domain, event.signal, event.hard)})
     if isinstance(event, Mark):

@@ -6,7 +6,8 @@ Each function is one verdict; docs/verdicts.md says the same in words. None wher
 from __future__ import annotations
 
 from monitor.race import incident as i
-from monitor.race.facts import EXIT_NS, Eviction, Facts
+from monitor.race.events import Sample
+from monitor.race.facts import EXIT_NS, GROUP_NS, Eviction, Facts
 
 Margins = tuple[int | None, float | None]
 
@@ -22,7 +23,7 @@ def margins(f: Facts, verdict: str, basis: Eviction | None) -> Margins:
     if verdict == i.OOM_DURING_GRACE and basis is not None:
         return _during_grace(f, basis)
     if verdict == i.OOM_AFTER_EVICTION and basis is not None:
-        return _after_eviction(f, basis)
+        return _not_enough(f, basis) if basis.decision.observed else _after_eviction(f, basis)
     if verdict == i.RELIEVED:
         return f.headroom, None
     return None, None
@@ -49,12 +50,65 @@ def _won(f: Facts, basis: Eviction) -> Margins:
 
 
 def _would_have_won(f: Facts, basis: Eviction) -> Margins:
-    """Observed. Time: from the moment the pod would have been gone to the kill. Bytes: what was allocated meanwhile."""
+    """Observed. Time: from the moment the pod would have been gone to the kill. Bytes: `balance`."""
     done, kill = basis.done_ns, f.kill_ns
     if done is None or kill is None:
         return None, None
-    spare = kill - done
-    return (round(f.rate * spare / 1e9) if f.rate is not None else None), _ms(spare)
+    return balance(f), _ms(kill - done)
+
+
+def _not_enough(f: Facts, basis: Eviction) -> Margins:
+    """Observed, in time but too little. Time: from the end of the pod, had it been, to the kill. Bytes: `balance`."""
+    done, kill = basis.done_ns, f.kill_ns
+    if done is None or kill is None:
+        return None, None
+    return min(0, balance(f) or 0), _ms(done - kill)
+
+
+def thought_in_time(f: Facts) -> list[Eviction]:
+    """The evictions only thought of whose pods would have been gone when the first victim was marked."""
+    kill = f.kill_ns or 0
+    return [e for e in f.standing if e.decision.observed and e.done_ns is not None and e.done_ns <= kill]
+
+
+def balance(f: Facts) -> int | None:
+    """Bytes that the pods of `thought_in_time` held when the OOM killer came, less what memory had grown by since the
+    first of those decisions. None: not known.
+
+    At the kill all the room there was at the decision has been used up, so the eviction has to make up for the growth
+    and not just for the last page: with less, memory would have stood worse than when it was decided, and growing.
+    """
+    gone = thought_in_time(f)
+    grown = _grown(f, gone[0]) if gone else None
+    if grown is None:
+        return None
+    sizes = [held(f, e) for e in gone]
+    found = sum([n for n in sizes if n is not None]) - grown
+    return found if found > 0 or None not in sizes else None
+
+
+def held(f: Facts, e: Eviction) -> int | None:
+    """Bytes a pod held when the first victim was marked, as far as was seen: at the decision, or since, or by what of
+    it was killed. None: not known.
+    """
+    kill, d = f.kill_ns or 0, e.decision
+    own = [s for s in f.episode.events if isinstance(s, Sample) and s.pod == d.pod and s.container is None]
+    seen = [s.working_set for s in own if d.ts_ns <= s.ts_ns <= kill][-1:]
+    killed = [m.rss for m in f.kills if m.pod == d.pod and m.ts_ns - kill <= GROUP_NS]
+    known = [n for n in (d.working_set, *seen, sum(killed) if killed else None) if n is not None]
+    return max(known, default=None)
+
+
+def _grown(f: Facts, e: Eviction) -> int | None:
+    """Bytes by which the domain's usage grew from a decision to the first mark."""
+    kill, d = f.kills[0], e.decision
+    if d.usage is not None and kill.oom_usage is not None:
+        return max(0, kill.oom_usage - d.usage)
+    later = [(ts, used) for ts, used in f.usage if d.ts_ns < ts <= kill.ts_ns]
+    if f.rate is None and (d.usage is None or not later):
+        return None
+    since, used = later[-1] if later and d.usage is not None else (d.ts_ns, d.usage or 0)
+    return max(0, round(used - (d.usage or 0) + (f.rate or 0.0) * (kill.ts_ns - since) / 1e9))
 
 
 def _unseen(f: Facts) -> Margins:

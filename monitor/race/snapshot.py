@@ -32,6 +32,13 @@ def state_to_json(state: State) -> dict[str, Any]:
                 "pids": [list(pair) for pair in one.pids],
                 "pods": [list(pair) for pair in one.pods],
                 "dropped": one.dropped,
+                "hard": one.hard,
+                "ranked_ns": one.ranked_ns,
+                "touched_ns": one.touched_ns,
+                "marked": list(one.marked),
+                "marked_pods": list(one.marked_pods),
+                "killed": list(one.killed),
+                "killed_pods": list(one.killed_pods),
             }
             for one in state.open
         ],
@@ -63,6 +70,13 @@ def state_from_json(data: Mapping[str, Any]) -> State:
                     pids=tuple([(pid, until) for pid, until in one["pids"]]),
                     pods=tuple([(uid, until) for uid, until in one["pods"]]),
                     dropped=one["dropped"],
+                    hard=one["hard"],
+                    ranked_ns=one["ranked_ns"],
+                    touched_ns=one["touched_ns"],
+                    marked=tuple(one["marked"]),
+                    marked_pods=tuple(one["marked_pods"]),
+                    killed=tuple(one["killed"]),
+                    killed_pods=tuple(one["killed_pods"]),
                 )
                 for one in data["open"]
             ]

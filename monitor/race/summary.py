@@ -6,6 +6,7 @@ from monitor.race import incident as i
 from monitor.race.events import KUBELET, KUBEPODS, Mark
 from monitor.race.facts import Eviction, Facts
 from monitor.race.flags import collateral, wrong_victim
+from monitor.race.margins import held, thought_in_time
 from monitor.race.words import listed, size, span
 
 
@@ -104,6 +105,15 @@ def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms
 
 def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     assert basis is not None
+    if basis.decision.observed:
+        gone = thought_in_time(f)
+        sizes = sum([held(f, e) or 0 for e in gone])
+        short = f", {size(-margin_bytes)} less than memory grew by" if margin_bytes else ", no more than memory grew by"
+        names = listed(list(dict.fromkeys(e.decision.pod_name for e in gone)))
+        return (
+            f"OOM killer won: outrace would have evicted {names} in time, but that was {size(sizes)}{short} until it "
+            f"took {killed(f)}"
+        )
     gave = f", which gave back {size(basis.freed)}" if basis.freed is not None else ""
     later = f"{span(-margin_ms * 1e6)} later" if margin_ms is not None else "later"
     return f"OOM killer won: {_by(basis)} evicted {basis.decision.pod_name}{gave}, but {later} it took {killed(f)}"
@@ -119,14 +129,21 @@ def _relieved(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin
     if f.crossed_ns is None:
         if f.user_kills:
             return "No OOM kill: it only looks like one"
+        if f.denied:
+            return "No OOM kill: it was announced, but neither witness confirms it"
         return "No OOM kill: the OOM killer found a victim that was ending already"
     if basis is not None:
-        return f"Relieved: memory came back and nobody died; outrace would have evicted {basis.decision.pod_name}"
+        what = "without an OOM kill" if f.user_kills or f.exiting else "and nobody died"
+        return f"Relieved: memory came back {what}; outrace would have evicted {basis.decision.pod_name}"
     room = f", {size(margin_bytes)} before the limit" if margin_bytes is not None else ""
     return f"Relieved: memory came back without an eviction or an OOM kill{room}"
 
 
 def _undetermined(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+    if f.kills:
+        pods = list(dict.fromkeys(_who(m) for m in f.kills))
+        others = f" of {listed(pods)}" if len(pods) > 1 else ""
+        return f"Undetermined: the OOM killer took {killed(f)}{others}, but this is not known"
     return "Undetermined, because this is not known"
 
 
@@ -157,10 +174,18 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     if f.user_kills:
         kill = f.user_kills[0]
         sender = f"{kill.sender_comm or 'a process'} (pid {kill.sender_pid})"
-        found.append(f"{kill.pod_name} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}")
-    if f.exiting:
-        mark = f.exiting[0]
-        found.append(f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but ending already")
+        others = f", and {len(f.user_kills) - 1} more SIGKILLs" if len(f.user_kills) > 1 else ""
+        who = kill.pod_name or kill.pod
+        found.append(f"{who} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}{others}")
+    if f.denied:
+        mark = f.denied[0]
+        found.append(
+            f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but both the kernel's log and the counter of its "
+            "cgroup deny a kill"
+        )
+    ending = [m for m in f.exiting if m not in f.denied]
+    if ending:
+        found.append(f"{ending[0].victim_comm} (pid {ending[0].victim_pid}) was marked, but ending already")
     if i.OVER_EVICTION in flags:
         found.append("an eviction was not needed")
     return found

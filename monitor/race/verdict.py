@@ -13,13 +13,18 @@ from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.episode import OPEN, QUIET, Episode
-from monitor.race.events import Mark
+from monitor.race.events import KUBEPODS, NODE, Mark
 from monitor.race.facts import Eviction, Facts, facts
 from monitor.race.flags import flags
+from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
-from monitor.race.margins import margins
+from monitor.race.margins import balance, margins, thought_in_time
 from monitor.race.steps import steps
 from monitor.race.summary import summary
+from monitor.race.words import listed
+
+#: Of a path in an incident's id; a longer name of a single directory is kept.
+_ID_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,16 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
 
 
 def _id(start: str, domain: str) -> str:
-    """Unique on a machine: the time of the start and the domain."""
+    """Unique on a machine: the time of the start, and the place. Node and kubepods have their episode in common, and
+    which of them it is about may be learned after the first alert: the id has to be the same then.
+    """
     digits = "".join(c for c in start if c.isdigit())
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in domain).strip("-")
-    return f"{digits[:8]}-{digits[8:14]}.{digits[14:]}-{name[-64:] or 'root'}"
+    names = [part for part in (NODE if domain == KUBEPODS else domain).split("/") if part]
+    # Of a long path the end, whole names: what is cut in the middle can be found nowhere.
+    while len(names) > 1 and len("-".join(names)) > _ID_CHARS:
+        del names[0]
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(names)).strip("-")
+    return f"{digits[:8]}-{digits[8:14]}.{digits[14:]}-{name or 'root'}"
 
 
 def rule(f: Facts) -> Ruling:
@@ -86,18 +97,34 @@ def _rule(f: Facts) -> Ruling:
     if not f.race:
         return Ruling(i.OWN_LIMIT)
     kill_ns = f.kills[0].ts_ns
-    before = [e for e in f.evictions if e.decision.ts_ns <= kill_ns]
+    before = f.standing
     # An eviction that was carried out decides, also a kubelet's; one only thought of counts where there is no other.
     done = [e for e in before if not e.decision.observed]
     if done:
         under_way = [e for e in done if e.done_ns is None or e.done_ns > kill_ns]
         return Ruling(i.OOM_DURING_GRACE, under_way[-1]) if under_way else Ruling(i.OOM_AFTER_EVICTION, done[-1])
     if before:
-        in_time = [e for e in before if e.done_ns is not None and e.done_ns <= kill_ns]
-        return Ruling(i.EVICTION_WON, in_time[0]) if in_time else Ruling(i.OOM_DURING_GRACE, before[0])
+        return _only_thought(f, before)
     if f.crossed_ns is not None and f.crossed_ns <= kill_ns:
-        return Ruling(i.OOM_BEFORE_DECISION, f.evictions[0] if f.evictions else None)
+        domain = domain_of(f.kills[0])
+        later = [e for e in f.evictions if e.decision.ts_ns > kill_ns and e.decision.domain == domain]
+        return Ruling(i.OOM_BEFORE_DECISION, later[0] if later else None)
     return Ruling(i.OOM_UNSEEN)
+
+
+def _only_thought(f: Facts, before: Sequence[Eviction]) -> Ruling:
+    """Somebody was killed, and outrace only thought. It won if pods that held enough would have been gone by then."""
+    in_time = thought_in_time(f)
+    if not in_time:
+        return Ruling(i.OOM_DURING_GRACE, before[0])
+    spare = balance(f)
+    if spare is None:
+        names = listed([e.decision.pod_name for e in in_time])
+        return Ruling(i.UNDETERMINED, in_time[0], (f"whether what {names} held would have been enough",))
+    if spare > 0:
+        return Ruling(i.EVICTION_WON, in_time[0])
+    under_way = [e for e in before if e not in in_time]
+    return Ruling(i.OOM_DURING_GRACE, under_way[-1]) if under_way else Ruling(i.OOM_AFTER_EVICTION, in_time[-1])
 
 
 def _nobody_killed(f: Facts) -> Ruling:

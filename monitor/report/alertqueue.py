@@ -24,6 +24,9 @@ RESOLVED = "resolved"
 #: Changes that wait for one receiver, and alerts that are firing, at most. A change takes about 1 KiB.
 MAX_WAITING = 1000
 MAX_ACTIVE = 1000
+#: An alert that is over by itself is extended by this many seconds at least: an incident is judged again up to 7 times
+#: a second, and each time would be a line in the journal.
+EXTEND_S = 10.0
 #: Operations not yet written down; when more pile up (a disk that hangs), one snapshot replaces them all.
 MAX_OPERATIONS = 4000
 
@@ -94,7 +97,8 @@ class Outbox:
         """Raise an alert; False if the receiver need not hear of it again.
 
         One that is firing already and lasts is only brought up to date (annotations, and an end announced by `end` is
-        taken back). One that is a point in time fires again when it starts at another moment: another kill.
+        taken back). One that is over by itself goes on where it now ends later (by `EXTEND_S` at least), and fires
+        again when it starts at another moment: another kill.
         """
         key = alert.fingerprint
         entry = self._active.get(key)
@@ -110,6 +114,11 @@ class Outbox:
                 self._note({"end": key, "at": None})
             return False
         elif alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
+            # The same trouble, of which more is known: while it goes on, so does the alert.
+            known = entry.ends_at if entry.hold_s is not None else None
+            if known is not None and alert.ends_at >= known + EXTEND_S:
+                self._extend(entry, alert)
+                self._note({"extend": alert.to_json()})
             return False
         else:
             entry = _Active(alert, _hold_s(alert), alert.ends_at, None, entry.occurrences + 1)
@@ -196,6 +205,9 @@ class Outbox:
             self._active.popitem(last=False)
             self.dropped += 1
 
+    def _extend(self, entry: _Active, alert: Alert) -> None:
+        entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
+
     def _settle(self, key: str, due: float) -> None:
         self._resolve(key, due, self._seq + 1)
         self._note({"resolved": key, "at": due, "seq": self._seq})
@@ -278,6 +290,10 @@ class Outbox:
             alert = Alert.from_json(operation["fire"])
             entry = _Active(alert, _hold_s(alert), alert.ends_at, None, int(operation["n"]))
             self._raise(alert.fingerprint, entry, int(operation["seq"]))
+        elif "extend" in operation:
+            alert = Alert.from_json(operation["extend"])
+            if alert.fingerprint in self._active:
+                self._extend(self._active[alert.fingerprint], alert)
         elif "end" in operation:
             entry_or_none = self._active.get(operation["end"])
             if entry_or_none is not None:

@@ -45,6 +45,7 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
         ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["already_exiting"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "oom_victims": [], "flags": ["lost_events"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(alerts.OOM_KILL, "warning")]),
+        ({**OOM_DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(alerts.OOM_KILL, "critical")]),
         # Only observed: outrace would have won, and somebody died.
         (
             {**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]},

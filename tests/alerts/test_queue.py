@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from monitor.report import alertqueue
 from monitor.report.alertjournal import COMPACT_BYTES, Journal, decode, encode, journal_path
-from monitor.report.alertqueue import FIRING, RESOLVED, Outbox
+from monitor.report.alertqueue import EXTEND_S, FIRING, RESOLVED, Outbox
 from monitor.report.alerts import HOLD_S, Alert
 from monitor.report.alertsend import AlertSender
 from tests.alerts.services import LogLines
@@ -53,6 +53,33 @@ def test_fires_once_and_resolves_once(every: bool) -> None:
     assert told(outbox, 110) == [(RESOLVED, "P")]
     assert told(outbox, 999) == []
     assert not outbox.firing
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_an_event_that_goes_on_is_extended(every: bool) -> None:
+    """Kills that do not stop: the incident began when it began and ends later each time it is judged."""
+    outbox = Outbox(every)
+    assert outbox.fire(event(at=100, hold=330))
+    assert told(outbox, 101) == [(FIRING, "E")]
+    for more in range(10, 1000, 10):
+        assert not outbox.fire(event(at=100, hold=330 + more))
+        assert told(outbox, 100 + more) == []
+    assert not outbox.fire(event(at=100, hold=400))  # what was known earlier and comes late
+    again = Outbox(every)
+    for operation in outbox.take_operations():
+        again.replay(decode(encode(operation)[:-1]))
+    for one in (outbox, again):
+        assert one.active()[0].ends_at == 100 + 330 + 990
+        assert told(one, 1419) == []
+        assert told(one, 1422) == [(RESOLVED, "E")]
+
+
+def test_an_event_is_not_extended_for_a_few_seconds() -> None:
+    outbox = Outbox(every=True)
+    outbox.fire(event(at=100, hold=330))
+    outbox.take_operations()
+    outbox.fire(event(at=100, hold=330 + EXTEND_S - 1))
+    assert outbox.take_operations() == []
 
 
 @pytest.mark.parametrize("every", [True, False])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from monitor.race.episode import Bounds, State, feed, ongoing
-from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Reclaim, Sample, Seen, Tick
+from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
+from monitor.race.verdict import verdict
 from tests.race.builders import (
     PODS,
     S,
@@ -190,3 +191,102 @@ def test_the_mark_of_a_process_that_a_user_killed_belongs_to_that_story() -> Non
     found = episodes(kill(0, pid=9, code=0), mark(1000, pid=9, exiting=True), died(1001, 9), End(ms(9000)))
     assert [e.domain for e in found] == ["/kubepods/hog/main"]
     assert [type(e) for e in found[0].events] == [Kill, Mark, Exit]
+
+
+SOFT = {"hard": False}
+
+
+def test_kills_by_others_do_not_prolong_pressure() -> None:
+    """Neither a user's in any pod nor the kernel's anywhere; outrace's own and a victim's mark do."""
+    others = [kill(t, "cart", pid=t, code=0) for t in range(500, 9000, 500)]
+    others += [kill(t, None, pid=t, memcg="/elsewhere") for t in range(600, 9000, 500)]
+    others += [gone(t, "cart") for t in range(700, 9000, 500)]  # evicted for a disk
+    found = spans(crossing(), clear(100), *others, Tick(ms(20_000)))
+    assert found[0] == ("node", 100, "quiet")
+    assert [domain for domain, _, _ in found].count("node") == 1
+    assert spans(crossing(), clear(100), kill(1500, ours=True, code=0), Tick(ms(9000))) == [("node", 1500, "quiet")]
+    assert spans(crossing(), clear(100), mark(1500), died(1501), Tick(ms(9000))) == [("node", 1501, "quiet")]
+
+
+def test_hard_pressure_that_settled_is_over_though_a_soft_threshold_stays_met() -> None:
+    soft = crossing(-1000, **SOFT)
+    assert spans(soft, crossing(), clear(100), Tick(ms(9000))) == [("node", 100, "quiet")]
+    again = spans(soft, crossing(), clear(100), crossing(5000), clear(5100), clear(5200, **SOFT), Tick(ms(9000)))
+    assert again == [("node", 100, "quiet"), ("node", 5100, "quiet")]
+
+
+def test_a_soft_threshold_alone_keeps_it_open() -> None:
+    assert spans(crossing(**SOFT), Tick(ms(60_000))) == [("node", 60_000, "record stops")]
+    assert spans(crossing(**SOFT), clear(50_000, **SOFT), Tick(ms(60_000))) == [("node", 50_000, "quiet")]
+
+
+def test_clear_said_again_does_not_keep_it_open() -> None:
+    assert spans(crossing(), *[clear(t) for t in range(100, 9000, 500)]) == [("node", 100, "quiet")]
+
+
+def test_a_crash_loop_is_told_of_minute_by_minute() -> None:
+    """Killed again every 1.5 s: every kill is in one episode, with the exit that belongs to it."""
+    loop = [
+        e
+        for k in range(100)
+        for e in (kill(k * 1500 - 0.002, pid=k + 1), mark(k * 1500, pid=k + 1, **OWN), died(k * 1500 + 3, k + 1))
+    ]
+    found = episodes(*loop, Tick(ms(200_000)))
+    assert [round((e.end_ns - e.start_ns) / S) for e in found] == [59, 59, 29]
+    assert {e.ended for e in found} == {"quiet"}
+    assert [sum(isinstance(x, Mark) for x in e.events) for e in found] == [40, 40, 20]
+    assert [sum(isinstance(x, Exit) for x in e.events) for e in found] == [40, 40, 20]
+    assert {verdict(e).verdict for e in found} == {"own_limit"}
+
+
+def test_a_loop_of_kills_by_a_user_is_cut_too() -> None:
+    found = episodes(*[kill(k * 1000, pid=k + 1, code=0) for k in range(100)], Tick(ms(200_000)))
+    assert [sum(isinstance(x, Kill) for x in e.events) for e in found] == [60, 40]
+    assert {verdict(e).verdict for e in found} == {"relieved"}
+    assert len({verdict(e).id for e in found}) == 2
+
+
+def test_what_the_runtime_kills_after_an_oom_is_no_story_of_its_own_when_the_loop_is_cut() -> None:
+    loop = [e for k in range(41) for e in (mark(k * 1500, pid=k + 1, **OWN), died(k * 1500 + 3, k + 1))]
+    first, second = episodes(*loop, kill(60_100, pid=99, code=0), Tick(ms(200_000)))
+    assert sum(isinstance(x, Kill) for x in first.events) == 0
+    assert verdict(second).flags == ()
+
+
+def test_a_fork_bomb_whose_victims_never_end_is_cut() -> None:
+    bomb = [mark(k * 1000, pid=k + 1, **OWN) for k in range(61)]
+    assert spans(*bomb, Tick(ms(61_000)))[0] == ("/kubepods/hog/main", 59_000, "crowded")
+
+
+def test_pressure_is_not_cut() -> None:
+    assert spans(crossing(), *[Tick(ms(t)) for t in range(1000, 200_000, 1000)])[0][1:] == (199_000, "record stops")
+
+
+def test_only_where_somebody_was_killed_since_is_judged_again() -> None:
+    state = State()
+    for k in range(30):
+        state, _ = feed(state, mark(k * 10, f"p{k}", pid=k + 1, scope="container", oom_path=f"/kubepods/p{k}/main"))
+    assert len(ongoing(state)) == len(ongoing(state, 0)) == 30
+    for t in (500, 550):
+        state, _ = feed(state, Tick(ms(t)))
+    since = state.latest_ns
+    state, _ = feed(state, mark(600, "p7", pid=99, scope="container", oom_path="/kubepods/p7/main"))
+    assert [e.domain for e in ongoing(state, since)] == ["/kubepods/p7/main"]
+    # One that is told late is not left out: it is taken after what came before it.
+    for t in (680, 700):
+        state, _ = feed(state, Tick(ms(t)))
+    since = state.latest_ns
+    state, _ = feed(state, mark(660, "p3", pid=98, scope="container", oom_path="/kubepods/p3/main"))
+    assert "/kubepods/p3/main" in [e.domain for e in ongoing(state, since)]
+
+
+def test_an_episode_has_the_ranking_of_each_of_its_kills_and_not_of_those_elsewhere() -> None:
+    other = {"scope": "container", "oom_path": "/kubepods/cart/main"}
+    stream = [
+        ranked(0),
+        mark(0, pid=1, **OWN),
+        *[e for k in range(1, 50) for e in (ranked(k), mark(k, "cart", k, **other))],
+    ]
+    stream += [ranked(60), mark(60, pid=2, **OWN)]
+    found = next(e for e in episodes(*stream) if e.domain == "/kubepods/hog/main")
+    assert [e.ts_ns for e in found.events if isinstance(e, Ranked)] == [ms(0), ms(60)]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from monitor.race.codec import RecordError
 from monitor.race.episode import Bounds, Episode, State, feed, fold, ongoing
-from monitor.race.events import Event, event_from_json, event_key
+from monitor.race.events import Event, event_from_json, event_key, in_order
 from monitor.race.facts import facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
+from monitor.race.snapshot import state_from_json, state_to_json
 from monitor.race.verdict import verdict
 from monitor.race.world import world
 from tests.race.strategies import events, streams
@@ -81,6 +82,27 @@ def test_the_order_of_arrival_within_the_slack_changes_nothing(stream: list[Even
     assert fold(shuffled, bounds) == fold(ordered, bounds)
 
 
+@given(st.lists(events(), max_size=20))
+def test_events_are_sorted_as_by_their_key(stream: list[Event]) -> None:
+    assert in_order(stream) == in_order(stream[::-1]) == sorted(stream, key=event_key)
+    for episode in fold(stream):
+        assert [e.ts_ns for e in episode.events] == sorted(e.ts_ns for e in episode.events)
+
+
+@given(streams(), st.integers(0, 40))
+def test_a_state_survives_json_and_goes_on_alike(stream: list[Event], at: int) -> None:
+    state = State(Bounds(events=8, samples=8))
+    for event in stream[:at]:
+        state, _ = feed(state, event)
+    again = state_from_json(json.loads(json.dumps(state_to_json(state))))
+    assert again == state
+    for event in stream[at:]:
+        state, done = feed(state, event)
+        again, also = feed(again, event)
+        assert done == also
+    assert again == state
+
+
 @given(streams())
 def test_feeding_again_gives_the_same(stream: list[Event]) -> None:
     assert [verdict(e) for e in fold(stream)] == [verdict(e) for e in fold(stream)]
@@ -101,6 +123,7 @@ def test_memory_is_bounded(stream: list[Event]) -> None:
             assert len(o.samples) <= 8
             assert len(o.pids) <= 8
             assert len(o.pods) <= 2
+            assert all(len(known) <= 8 for known in (o.marked, o.marked_pods, o.killed, o.killed_pods))
         assert all(len(e.events) <= 16 for e in done)
         for episode in ongoing(state):
             assert verdict(episode).verdict in VERDICTS

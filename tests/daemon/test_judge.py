@@ -1,0 +1,96 @@
+"""What waits to be judged: the newest version of each episode, and the last word of every one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.daemon import judge as judging
+from monitor.daemon.config import RunConfig
+from monitor.daemon.judge import Judge, Latest
+from monitor.race.episode import State, feed, ongoing
+from monitor.race.events import Event
+from monitor.report.incidents import IncidentStore
+from monitor.report.log import Log
+from monitor.report.tally import Tally
+from tests.race.builders import died, episodes, mark
+
+
+def test_a_newer_version_takes_the_place_of_the_one_that_waits() -> None:
+    waiting: Latest[str] = Latest(4)
+    for version in ("a1", "b1", "a2"):
+        assert waiting.put(version[0], version, False)
+    waiting.put("a", "a3", True)
+    waiting.put("a", "late", False)
+    assert [waiting.take() for _ in range(3)] == [("a3", True), ("b1", False), None]
+    assert waiting.dropped == 0
+
+
+def test_what_nobody_heard_of_goes_first() -> None:
+    waiting: Latest[str] = Latest(4)
+    waiting.put("a", "a1", False)
+    assert waiting.take() == ("a1", False)
+    waiting.put("a", "a2", False)
+    waiting.put("b", "b1", False)
+    assert [waiting.take(), waiting.take()] == [("b1", False), ("a2", False)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60))
+def test_a_final_is_dropped_only_among_finals_and_everything_dropped_is_counted(puts: list[tuple[int, bool]]) -> None:
+    waiting: Latest[int] = Latest(4)
+    model: dict[int, tuple[int, bool]] = {}
+    for number, (key, final) in enumerate(puts):
+        kept = waiting.put(key, number, final)
+        if model.get(key, (0, False))[1] and not final:
+            continue
+        model[key] = (number, final)
+        if len(model) > 4:
+            gone = next((k for k, (_, f) in model.items() if not f), next(iter(model)))
+            assert kept == (not model.pop(gone)[1])
+    taken = []
+    while (one := waiting.take()) is not None:
+        taken.append(one)
+    assert sorted(taken) == sorted(model.values())
+
+
+def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 pods, each judged again and again while the disk does not answer: nothing is dropped."""
+    hung = threading.Event()
+    record = IncidentStore.record
+    monkeypatch.setattr(IncidentStore, "record", lambda self, one: (hung.wait(60), record(self, one))[1])
+    heard: list[dict[str, Any]] = []
+    config = RunConfig(state_dir=str(tmp_path))
+    one = Judge(config, 1, Log(), Tally(), heard.append)
+    state = State()
+    events: list[Event] = []
+    for k in range(300):
+        where = {"scope": "container", "oom_path": f"/kubepods/p{k % 30}/main"}
+        events += [mark(k * 10, f"p{k % 30}", pid=k + 1, **where), died(k * 10 + 1, k + 1)]
+    since = None
+    for event in events:
+        state, _ = feed(state, event)
+        for found in ongoing(state, since):
+            one.submit(found, False)
+        since = state.latest_ns
+    finals = episodes(*events)
+    for found in finals:
+        one.submit(found, True)
+    hung.set()
+    one.close(60)
+    assert one.dropped == 0
+    assert len(finals) == 30
+    stored = {entry["id"]: entry for entry in one.store.list(limit=100)}
+    assert len(stored) == 30
+    assert {entry["verdict"] for entry in stored.values()} == {"own_limit"}
+    assert len({entry["id"] for entry in heard}) == 30
+
+
+def test_room_for_all_that_can_be_open() -> None:
+    assert State().bounds.open * 4 <= judging._QUEUE
