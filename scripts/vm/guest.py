@@ -168,10 +168,12 @@ def watch(command: list[str], deadline_s: float, line: Callable[[str], None]) ->
     assert process.stdout is not None
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     rest, why = "", None
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(process.stdout, select.POLLIN)
     try:
         while True:
             left = began + deadline_s - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 why = f"hung: no end within its deadline of {deadline_s:g} s"
                 break
             data = os.read(process.stdout.fileno(), 65536)

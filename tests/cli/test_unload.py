@@ -29,7 +29,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state: Path) -> None:
     instance = loader.instance_directory(state)
     with LabNode("test-unload", 64 * MIB) as node:
-        with live.daemon(node, state_dir=state) as daemon:
+        with live.daemon(node, state_dir=state, keep_pins=True) as daemon:
             refused = live.outrace("unload", "--state-dir", str(state))
             live.one_line(refused, 1, f"in use by pid {daemon.pid}", "--force")
             assert (instance / loader.stamp() / "link_on_mark_victim").exists()
@@ -42,7 +42,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state:
             assert daemon.get("/readyz")[0] == 200
             live.ended(daemon)
         # The next one loads anew.
-        with live.daemon(node, state_dir=state) as daemon:
+        with live.daemon(node, state_dir=state, keep_pins=True) as daemon:
             assert daemon.log[0]["bpf"] == "loaded"
             live.ended(daemon)
     # Also when the state dir went first: then nobody can run there.

@@ -34,6 +34,10 @@ PODS = [f"uid-{i}" for i in range(5)]
 DISKS = ("nodefs.available", "pid.available")
 
 
+#: One page for all examples: nothing here depends on what it counts, and each has a descriptor.
+STATS = SharedStats.create()
+
+
 class Table:
     """Working sets by index."""
 
@@ -91,7 +95,7 @@ class World:
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None)
         slow = SlowSignals(config, policy, lambda message: None)
         self.trigger = types.SimpleNamespace(disarm=lambda: self.fired, was_prepared=True, is_pulled=False)
-        parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, SharedStats.create(), self.tell)
+        parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, STATS, self.tell)
         self.decider = Decider(*cast(Any, parts), self.journal)
         self.decider.may_act = True
 

@@ -42,8 +42,11 @@ TIMEOUT_S = 60.0
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
 
 
+_NOWHERE = os.open(os.devnull, os.O_WRONLY)
+
+
 def silent() -> Log:
-    return Log(fd=os.open(os.devnull, os.O_WRONLY))
+    return Log(fd=_NOWHERE)
 
 
 def store_at(path: Path, **options: Any) -> IncidentStore:
