@@ -166,8 +166,8 @@ def _of_incident(incident: Mapping[str, Any], node: str, hold_s: float) -> Itera
         for pod in killed or [""]:
             yield alert(OOM_KILL, "critical", pod, verdict=verdict)
     else:
-        # Somebody was killed, and no race was lost for all that is known. Undetermined is as bad as lost where there was
-        # a race; a warning is for what outrace only observed, and would have been in time. Silence would be worse.
+        # Somebody was killed, and no race was lost for all that is known. Undetermined is as bad as lost where there
+        # was a race; a warning is for what outrace only observed, and would have been in time. Silence is worse.
         severity = "critical" if verdict == "undetermined" and domain in _DOMAINS else "warning"
         for pod in killed:
             yield alert(OOM_KILL, severity, pod, verdict=verdict)
