@@ -18,6 +18,7 @@ from monitor.daemon.config import RunConfig
 from monitor.daemon.journal import outcome_json, state_json, state_of
 from monitor.daemon.judge import judge
 from monitor.errors import MonitorError
+from monitor.policy import acting
 from monitor.policy.eras import era
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -147,9 +148,9 @@ class Passes:
         self._found.passes += 1
         decision = None
         if outcome.victim is not None and value["may_act"] and not value["busy"] and not value["held"]:
-            crossed_ns = value["crossed_ns"] if choice.of_memory(outcome) else 0
+            crossed_ns = value["crossed_ns"] if acting.of_memory(outcome) else 0
             facts = choice.facts(outcome, observations)
-            facts["given_s"] = choice.grace_s(outcome)
+            facts["given_s"] = acting.grace_s(outcome)
             decision = self._act(value, facts, outcome.victim, choice.subject(outcome), crossed_ns)
         if self._compare:
             self._check("decision", number, value["decision"], decision)
@@ -197,7 +198,7 @@ class Passes:
         return made
 
     def _hurries(self, value: Mapping[str, Any], outcome: Outcome) -> bool:
-        return bool(value["busy"] and value["may_act"]) and choice.hurries(outcome)
+        return bool(value["busy"] and value["may_act"]) and acting.hurries(outcome)
 
     def _check(self, what: str, number: int, recorded: object, replayed: object) -> None:
         """Byte for byte: what reads the same and is not (True, 1, 1.0) is a difference too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, MEMORY_SIGNALS, RESOURCE
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, RESOURCE
 from monitor.policy.synchronize import HARD_GRACE_S, Observation, Outcome
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
@@ -16,8 +16,6 @@ REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
 #: log.
 QUIET_NS = 20_000_000
-#: The least grace a pod worker of the kubelet takes.
-LEAST_GRACE_S = 1
 #: What a recording keeps of a `decision` message: all that follows from the inputs.
 _KEYS = (
     "id",
@@ -38,11 +36,6 @@ _KEYS = (
     "decided_ns",
 )
 _DOMAINS = {MEMORY: "node", ALLOCATABLE_MEMORY: "kubepods"}
-
-
-def of_memory(outcome: Outcome) -> bool:
-    """Whether the threshold acted on is one for memory."""
-    return outcome.starved is not None and outcome.starved.signal in MEMORY_SIGNALS
 
 
 def facts(outcome: Outcome, observations: Mapping[str, Observation]) -> dict[str, Any]:
@@ -70,28 +63,6 @@ def subject(outcome: Outcome) -> str:
     """What an observed decision is about: one and the same is not told too often."""
     assert outcome.starved is not None
     return RESOURCE[outcome.starved.signal]
-
-
-def urgent(outcome: Outcome) -> bool:
-    """Whether a hard threshold for memory is met: nobody gets a grace then, whichever threshold was picked to act."""
-    return any(t.hard and t.signal in MEMORY_SIGNALS for t in outcome.met)
-
-
-def grace_s(outcome: Outcome) -> int:
-    """Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.
-
-    A hard threshold for memory waits for nobody. All else gets a second at least, as from the kubelet's pod worker,
-    which takes no smaller grace.
-    """
-    return 0 if of_memory(outcome) and urgent(outcome) else max(LEAST_GRACE_S, outcome.grace_s)
-
-
-def hurries(outcome: Outcome) -> bool:
-    """Whether the pod being evicted may not go on with its grace.
-
-    In the kubelet it may, and a hard threshold waits for it.
-    """
-    return outcome.victim is not None and outcome.starved is not None and (outcome.starved.hard or urgent(outcome))
 
 
 def recorded(message: Mapping[str, Any]) -> dict[str, Any]:

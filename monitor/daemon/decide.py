@@ -19,6 +19,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
+from monitor.policy import acting
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
@@ -171,7 +172,7 @@ class Decider:
         if outcome.victim is not None and self.may_act:
             if not busy:
                 acted = self._decide(outcome, outcome.victim, observations, readings, crossed_ns)
-            elif choice.hurries(outcome):
+            elif acting.hurries(outcome):
                 self._evictor.hurry()
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
@@ -249,7 +250,7 @@ class Decider:
         """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
         entry = self._registry.by_uid[candidate.uid]
         facts = choice.facts(outcome, observations)
-        signal, of_memory = facts["signal"], choice.of_memory(outcome)
+        signal, of_memory = facts["signal"], acting.of_memory(outcome)
         if of_memory:
             facts["usage"] = readings[facts["domain"]].usage
         else:
@@ -260,7 +261,7 @@ class Decider:
                 return None  # somebody is dying in the kernel already: its record comes next
             if self._enforce:
                 self._slow.evicted(signal, time.monotonic_ns())
-        return self._act(entry, choice.grace_s(outcome), facts, choice.subject(outcome), crossed_ns)
+        return self._act(entry, acting.grace_s(outcome), facts, choice.subject(outcome), crossed_ns)
 
     def _act(
         self, entry: PodEntry, grace_s: int, facts: dict[str, Any], subject: str, crossed_ns: int = 0

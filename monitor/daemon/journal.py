@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from monitor.daemon import choice
 from monitor.daemon.choice import Repeats
+from monitor.policy import acting
 from monitor.policy.ranking import Candidate, Key
 from monitor.policy.standing import Standing
 from monitor.policy.synchronize import Observation, Outcome, State
@@ -127,7 +128,7 @@ class Journal:
                 "held": outcome.victim is not None and may_act and not busy and acted is None,
                 "crossed_ns": crossed_ns,
                 **_acted(acted),
-                "hurried": busy and may_act and choice.hurries(outcome),
+                "hurried": busy and may_act and acting.hurries(outcome),
                 "outcome": outcome_json(outcome),
             }
         )
