@@ -40,6 +40,10 @@ GROUP_NS = 10_000_000
 KMSG = "kmsg"
 
 
+#: A threshold that is clear for less than this and then crossed again was never really clear.
+BRIEF_NS = 5_000_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
@@ -132,17 +136,21 @@ class Facts:
         return tuple([e for e in mine if not self._is_past(e, kill)])
 
     def _is_past(self, e: Eviction, kill_ns: int) -> bool:
-        """Whether the threshold cleared between a decision and the kill. A pod that was still dying at the kill is of
-        the present whatever happened meanwhile.
+        """Whether the threshold cleared between a decision and the kill, and not only for a moment: if it was crossed
+        again at once, the eviction freed too little. A pod that was still dying at the kill is of the present whatever
+        happened meanwhile.
         """
         d = e.decision
-        cleared = [
-            c.ts_ns
+        mine = [
+            c
             for c in self.episode.events
-            if isinstance(c, Clear) and (c.domain, c.signal, c.hard) == (d.domain, d.signal, d.hard)
+            if isinstance(c, Clear | Crossing) and (c.domain, c.signal, c.hard) == (d.domain, d.signal, d.hard)
         ]
-        last = max([ts for ts in cleared if ts <= kill_ns], default=None)
+        last = max([c.ts_ns for c in mine if isinstance(c, Clear) and c.ts_ns <= kill_ns], default=None)
         if last is None or max(d.ts_ns, e.again_ns or 0) > last:
+            return False
+        again = min([c.ts_ns for c in mine if isinstance(c, Crossing) and last < c.ts_ns <= kill_ns], default=kill_ns)
+        if not d.observed and again - last < BRIEF_NS:
             return False
         return d.observed or not (kill_ns < (e.forced_ns if e.done_ns is None else e.done_ns))
 
