@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from monitor.cli.output import format_bytes, table_lines
+from monitor.race.advisor import Advised
+from monitor.race.words import quantity
 from monitor.report.incident_file import unix_time
 
 Json = Mapping[str, Any]
@@ -23,6 +25,11 @@ _FOLD = 6
 _ENDS = 2
 #: Victims of the OOM killer that are named.
 _NAMED = 3
+_REACTIONS = {
+    "outrace": "outrace --enforce",
+    "kubelet-notified": "kubelet, notified (cgroup v1)",
+    "kubelet": "kubelet, every 10 s",
+}
 #: A pause in the timeline that gets a line of its own, in ms.
 _PAUSE_MS = 1000.0
 #: Fields of a step that are bytes although their name does not say so.
@@ -89,6 +96,26 @@ def _whom(incident: Json) -> str:
 
 def _first(names: Sequence[str]) -> str:
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
+# the threshold that would have won
+
+
+def advice_lines(advised: Sequence[Advised]) -> list[str]:
+    """A table, one line for each way of reacting."""
+    rows = [
+        (
+            _REACTIONS[each.reaction],
+            f"{each.signal}<{quantity(each.threshold)}" if each.threshold is not None else "none is enough",
+            f"{each.present:.0%} by {quantity(each.present_threshold)}"
+            if each.present is not None and each.present_threshold is not None
+            else "no threshold",
+            str(each.episodes),
+        )
+        for each in advised
+    ]
+    part = f"wins {advised[0].quantile:.4g} of races"
+    return table_lines(["who reacts", part, "now", "races"], rows)
 
 
 # one incident

@@ -128,6 +128,53 @@ def export(file: str, state_dir: str) -> None:
     _complain(reader)
 
 
+@incidents.command()
+@click.option(
+    "--since", metavar="AGO|TIME", callback=moment, help="Only from those begun since then: 7d, 2026-01-31T12:00."
+)
+@click.option(
+    "--quantile",
+    metavar="PART",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.99,
+    show_default=True,
+    help="The part of the races that is to be won.",
+)
+@_state_dir_option
+@output_option
+def advise(state_dir: str, output: str, since: float | None, quantile: float) -> None:
+    """Work out the smallest hard threshold that would have won the stored races.
+
+    For outrace, for a kubelet notified by the kernel (cgroup v1) and for a kubelet that polls, from how fast memory
+    was taken each time. Below some dozen races it says what was, not what will be.
+    """
+    from monitor.race.advisor import advise as advised
+    from monitor.race.burst import Burst
+    from monitor.race.codec import RecordError
+
+    reader = _reader(state_dir)
+    with _errors(state_dir):
+        found = reader.list(since=since)
+    bursts = []
+    for incident in reversed(found):
+        if incident.get("burst") is not None:
+            try:
+                bursts.append(Burst.from_json(incident["burst"]))
+            except RecordError:
+                reader.unreadable += 1
+    answers = advised(bursts, quantile)
+    if output == "json":
+        print_json({"incidents": len(found), "advice": [each.to_json() for each in answers]})
+    elif answers:
+        from monitor.cli.incident_text import advice_lines
+
+        for line in advice_lines(answers):
+            click.echo(line)
+    else:
+        click.echo(f"no race for memory among the {len(found)} incidents stored in {state_dir}", err=True)
+    _complain(reader)
+
+
 def _chain(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield first
     yield from rest

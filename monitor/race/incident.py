@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from monitor.race.burst import Burst
 from monitor.race.codec import Record, plain
 from monitor.race.counterfactual import Counterfactual
 
@@ -89,6 +90,7 @@ class Incident(Record):
     `margin_bytes`, `margin_ms`: positive, eviction won by so much; negative, it was short of so much; None, not known
     or no race. What each means for each verdict is in docs/verdicts.md. `by`: whose eviction it is about. `missing`:
     what would have to be known (undetermined only). `counterfactual`: what a kubelet would have done, where worked out.
+    `burst`: how fast memory was taken, for `outrace incidents advise`; None where it was not about a threshold.
     """
 
     id: str
@@ -109,6 +111,7 @@ class Incident(Record):
     by: str | None = None
     missing: tuple[str, ...] = ()
     counterfactual: tuple[Counterfactual, ...] = ()
+    burst: Burst | None = None
 
     def to_json(self, steps: bool = True) -> dict[str, Any]:
         """The incident as a dict; without ``steps`` for lists."""

@@ -12,6 +12,7 @@ from monitor.policy.ranking import Candidate
 from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
+from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Mark
 from monitor.race.facts import Eviction, Facts, facts
@@ -66,6 +67,7 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
         observed=basis is not None and basis.decision.observed,
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
+        burst=burst(f),
     )
 
 

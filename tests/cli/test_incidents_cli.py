@@ -286,3 +286,31 @@ def test_every_kind_of_step_is_told_in_words_and_an_unknown_one_by_its_fields() 
     kinds = set(re.findall(r'"what": "(\w+)"', source.read_text())) | {"oom"}
     assert len(kinds) > 12
     assert kinds - set(incident_text._WORDS) == set()
+
+
+def test_advise_tells_the_threshold_that_would_have_won(tmp_path: Path) -> None:
+    store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
+    burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
+    for n in range(3):
+        most = [[5, (n + 1) * 2**20], [12_500, (n + 1) * 2**30]]
+        store.add({**EVICTION_WON, "id": f"race-{n}", "burst": {**burst, "most": most}})
+    store.add(OWN_LIMIT)  # not a race: counts for nothing
+    done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["incidents"] == 4
+    told = {each["reaction"]: each for each in answer["advice"]}
+    assert told["outrace"]["threshold"] == 3 * 2**20 + 1
+    assert (told["outrace"]["episodes"], told["outrace"]["present"]) == (3, 1.0)
+    assert told["kubelet"]["threshold"] > 2**30
+    assert told["kubelet"]["present"] == 0.0
+    text = incidents("advise", "--quantile", "0.5", "--state-dir", str(tmp_path)).stdout
+    assert "memory.available<3Mi" in text
+    assert "100% by 100Mi" in text
+
+
+def test_advise_without_a_race(tmp_path: Path) -> None:
+    done = incidents("advise", "--state-dir", str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "no race for memory among the 0 incidents" in done.stderr

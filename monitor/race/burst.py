@@ -1,0 +1,89 @@
+"""The growth behind an episode, as it says how far away a threshold has to be: most bytes taken within a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.race.codec import Record
+from monitor.race.curve import Curve
+from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
+from monitor.race.facts import Facts, growth
+
+#: Times looked at, in ms: from outrace's reaction over a notified kubelet's 2.05-2.25 s to the 12 s of one that polls.
+#: In between growth is taken as even.
+TIMES_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 2500, 3000, 4000, 6000, 8000, 10_000, 12_500)
+_SIGNAL = {NODE: MEMORY, KUBEPODS: ALLOCATABLE_MEMORY}
+#: Moments that windows begin or end at; of a longer record, evenly chosen ones.
+_MOST_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Record):
+    """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time, anywhere in
+    the record. Where a kill or an eviction cut the record, it goes on growing at `rate` (bytes/s; None: it did not
+    grow, or nobody cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
+    that the capacity counts and the limit does not allow.
+    """
+
+    signal: str
+    capacity: int
+    threshold: int | None
+    beyond: int
+    rate: float | None
+    most: tuple[tuple[int, int], ...]
+
+    def needed(self, ms: float) -> float:
+        """Bytes that have to be available at the crossing for somebody whose victim is gone ``ms`` later."""
+        at = bisect_left(self.most, (ms, 0))
+        if at == len(self.most):
+            return self.beyond + float(self.most[-1][1])
+        t2, v2 = self.most[at]
+        t1, v1 = self.most[at - 1] if at else (0, 0)
+        return self.beyond + v1 + (v2 - v1) * (ms - t1) / (t2 - t1)
+
+
+def burst(f: Facts) -> Burst | None:
+    """The growth of an episode that was about a threshold; None if it was not, or too little was recorded."""
+    domain = f.episode.domain
+    if domain not in _SIGNAL or not (f.race or f.crossed_ns is not None):
+        return None
+    watched = [w for w in f.episode.watched if w.domain == domain]
+    acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
+    killed = [f.kill_ns] if f.kill_ns is not None and f.race else []
+    cut = min([*acted, *killed], default=None)
+    points = [
+        (e.ts_ns, e.working_set)
+        for e in f.episode.events
+        if isinstance(e, Sample | Crossing) and e.domain == domain and (cut is None or e.ts_ns <= cut)
+    ]
+    if not watched or len(points) < 2:
+        return None
+    points.sort()
+    rate = growth(points, cut) if cut is not None else None
+    if rate is not None:
+        last_ns, last = points[-1]
+        on_ns = TIMES_MS[-1] * 1_000_000
+        points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
+    curve = Curve(points)
+    hard = [w.quantity for w in watched if w.hard and w.signal == _SIGNAL[domain]]
+    return Burst(
+        signal=_SIGNAL[domain],
+        capacity=watched[0].capacity,
+        threshold=hard[0] if hard else None,
+        beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,
+        rate=round(rate, 1) if rate is not None else None,
+        most=tuple([(ms, _most_within(curve, ms * 1_000_000)) for ms in TIMES_MS]),
+    )
+
+
+def _most_within(curve: Curve, ns: int) -> int:
+    """The largest rise between two moments ``ns`` apart. The lines between points are straight, so one of the two
+    moments is a point's.
+    """
+    times, values = curve.times, curve.values
+    most = 0.0
+    for i in range(0, len(times), -(-len(times) // _MOST_POINTS)):
+        most = max(most, curve.at(times[i] + ns) - values[i], values[i] - curve.at(times[i] - ns))
+    return round(most)
