@@ -62,9 +62,27 @@ def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str
     assert basis is not None
     if basis.decision.observed:
         return ["Let outrace act (--enforce): it would have been in time."]
+    cached = _cache_driven(f, basis)
+    if cached:
+        return [cached]
     if f.rate is not None and margin_bytes is not None and margin_bytes < f.rate * OUTRACE_NS / 1e9:
         return [f"It was close: at {rate(f.rate)}, {_needs(f, 'four times the time', 4 * OUTRACE_NS)}."]
     return []
+
+
+def _cache_driven(f: Facts, basis: Eviction) -> str:
+    """Whether the kernel had active page cache to give back instead. The kubelet's formula counts it as used
+    (kubernetes issue 43916): reading files twice is enough for an eviction.
+    """
+    d = basis.decision
+    sample = last_sample(f.episode, d.domain, d.ts_ns)
+    short = d.quantity + d.min_reclaim - d.available
+    if sample is None or short <= 0 or sample.active_file < short:
+        return ""
+    return (
+        f"Page cache was behind it: {size(sample.active_file)} were active, which the formula counts as used and the "
+        f"kernel can give back; {size(short)} were short. A lower threshold, or memory.high below it, reclaims first."
+    )
 
 
 def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:

@@ -1,0 +1,38 @@
+"""Evictions that page cache was behind: the formula counts active pages as used, the kernel can give them back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from builders import MI, clear, crossing, decided, gone, growing, one, ranked, sample, signalled, watched
+
+from monitor.race.verdict import verdict
+
+
+def advice_with(active_mi: float) -> str:
+    episode = one(
+        watched(),
+        ranked(),
+        *growing(-1000, -100, 700, 100),
+        sample(0, 900.25, active_file=round(active_mi * MI)),
+        crossing(0),
+        decided(1),
+        signalled(1),
+        gone(5),
+        sample(6, 400),
+        clear(6),
+    )
+    found = verdict(episode)
+    assert found.verdict == "eviction_won"
+    return found.advice
+
+
+def test_active_cache_that_would_have_been_enough_is_named() -> None:
+    assert "Page cache was behind it: 300 MiB were active" in advice_with(300)
+    assert "256 KiB were short" in advice_with(300)
+
+
+def test_too_little_active_cache_is_not() -> None:
+    assert "Page cache" not in advice_with(0.1)
