@@ -5,7 +5,8 @@ from __future__ import annotations
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
 from monitor.race.events import KUBELET, KUBEPODS
-from monitor.race.facts import Eviction, Facts
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
 from monitor.race.formula import last_sample
 from monitor.race.words import quantity, rate, size, span

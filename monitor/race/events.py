@@ -20,6 +20,12 @@ OUTRACE, KUBELET = "outrace", "kubelet"
 #: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
 SI_KERNEL = 128
 SIGTERM, SIGKILL = 15, 9
+#: Who stops pods: the kubelet and container runtimes, by the kernel's name of the process (at most 15 characters).
+RUNTIMES = frozenset(
+    {"containerd", "containerd-shim", "conmon", "conmonrs", "crio", "crun", "dockerd", "kubelet", "runc"}
+)
+#: It kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
+INIT = ("systemd", 1)
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
 #: "outside": a limited cgroup that is neither the node, kubepods, nor part of a pod.
@@ -170,9 +176,19 @@ class Kill(_Event):
     ours: bool = False
 
     @property
-    def by_user(self) -> bool:
+    def foreign(self) -> bool:
         """Sent to a pod by neither the kernel nor outrace."""
         return self.si_code != SI_KERNEL and not self.ours and self.pod is not None
+
+    @property
+    def by_runtime(self) -> bool:
+        """Sent to a pod by what stops pods: an ordinary end, or under pressure perhaps an eviction by a kubelet."""
+        return self.foreign and (self.sender_comm in RUNTIMES or (self.sender_comm, self.sender_pid) == INIT)
+
+    @property
+    def by_user(self) -> bool:
+        """Sent to a pod by anybody else: it only looks like an OOM kill (exit code 137)."""
+        return self.foreign and not self.by_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +237,10 @@ class Exit(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Gone(_Event):
-    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known)."""
+    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known).
+
+    `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
+    """
 
     ts_ns: int
     pod: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 from monitor.race import incident as i
 from monitor.race.badness import evictable
 from monitor.race.events import KUBELET, KUBEPODS, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
-from monitor.race.facts import GROUP_NS, Eviction, Facts
+from monitor.race.evictions import Eviction
+from monitor.race.facts import GROUP_NS, Facts
 
 
 def flags(f: Facts) -> tuple[str, ...]:

@@ -182,8 +182,9 @@ def _lasts(o: Open, event: Event) -> bool:
     if isinstance(event, Clear):  # may be said again and again
         return (event.domain, event.signal, event.hard) in o.met
     if isinstance(event, Kill) and not event.ours:
-        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not.
-        return event.by_user and o.key != PRESSURE
+        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not. A pod
+        # that a runtime stops under pressure may be a kubelet's eviction: then its end is waited for.
+        return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE and bool(o.met))
     if o.key == PRESSURE and isinstance(event, Signalled | Gone):
         return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk
     return True
@@ -221,6 +222,9 @@ def _tracked(o: Open, event: Event, bounds: Bounds) -> Open:
     if isinstance(event, Decided) and not event.observed:
         until = event.ts_ns + event.grace_s * 10**9 + bounds.victim_ns
         return replace(o, pods=(*[p for p in o.pods if p[0] != event.pod], (event.pod, until)))
+    if isinstance(event, Kill) and event.by_runtime and event.pod is not None:
+        known = any(uid == event.pod for uid, _ in o.pods)
+        return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
     if isinstance(event, Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))
     if isinstance(event, Signalled) and event.signal == SIGKILL and event.by == KUBELET:

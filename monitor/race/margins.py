@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.events import Sample
-from monitor.race.facts import EXIT_NS, GROUP_NS, Eviction, Facts
+from monitor.race.evictions import EXIT_NS, Eviction
+from monitor.race.facts import GROUP_NS, Facts
 
 Margins = tuple[int | None, float | None]
 

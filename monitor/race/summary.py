@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.events import KUBELET, KUBEPODS, Mark
-from monitor.race.facts import Eviction, Facts
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts
 from monitor.race.flags import collateral, wrong_victim
 from monitor.race.margins import held, thought_in_time
 from monitor.race.words import listed, size, span

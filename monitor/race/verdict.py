@@ -14,7 +14,8 @@ from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Mark
-from monitor.race.facts import Eviction, Facts, facts
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts, facts
 from monitor.race.flags import flags
 from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
