@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monitor.daemon.clock import WallClock
 from monitor.daemon.places import Place, Places
 from monitor.daemon.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.daemon.stops import Stops
@@ -69,6 +70,7 @@ class Chronicle:
         self._on_episode = on_episode
         self._on_event = on_event
         self._state = State()
+        self._clock = WallClock(self._feed)
         self._places = Places(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
@@ -101,6 +103,7 @@ class Chronicle:
         handler = self._handlers.get(message["t"])
         if handler is not None:
             now = time.monotonic_ns()
+            self._clock.look(now)
             if message.get("ts_ns", now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
             self._places.update(self._view.pods, self._view.kubepods)
@@ -131,6 +134,7 @@ class Chronicle:
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
         now = time.monotonic_ns()
+        self._clock.look(now)
         if now < self._caught_up_ns:
             return False
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)

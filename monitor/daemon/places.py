@@ -13,7 +13,10 @@ from monitor.pods.model import FoundPod
 
 
 class Place(NamedTuple):
-    """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pod, container or outside."""
+    """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pods, pod, container or outside.
+
+    "pods" is one above pods and below the node that is not kubepods: of a QoS class, or kubepods' own parents.
+    """
 
     path: str
     kind: str
@@ -56,7 +59,8 @@ class Places:
             for parent in found.cgroup.parents:
                 if not parent.is_relative_to(self._hierarchy.root):
                     break
-                self._learn(parent, Place(self._name(parent), "outside"), only_new=True)
+                kind = "pods" if self._node in parent.parents else "outside"
+                self._learn(parent, Place(self._name(parent), kind), only_new=True)
 
     def ids(self) -> list[int]:
         """Ids of the node, kubepods and every pod."""

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from monitor.policy.ranking import Candidate
 from monitor.race.codec import Record, RecordError, decode, plain
 
-NODE, KUBEPODS = "node", "kubepods"
+NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
 #: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
 SI_KERNEL = 128
@@ -28,10 +28,13 @@ RUNTIMES = frozenset(
 INIT = ("systemd", 1)
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
-#: "outside": a limited cgroup that is neither the node, kubepods, nor part of a pod.
-SCOPES = ("global", "node", "kubepods", "pod", "container", "outside")
+#: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
+#: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
+SCOPES = ("global", "node", "kubepods", "pods", "pod", "container", "outside")
 #: Those in which an eviction races with the OOM killer; in the others somebody hit a limit of their own.
-RACE_SCOPES = frozenset({"global", "node", "kubepods"})
+RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
+#: Those that belong to kubepods' part of the node.
+KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
 
 
 class _Event(Record):
@@ -39,6 +42,17 @@ class _Event(Record):
 
     def to_json(self) -> dict[str, Any]:
         return {"event": type(self).__name__.lower(), **plain(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Clock(_Event):
+    """From `ts_ns` on, `realtime_ns` is what makes a time of CLOCK_MONOTONIC the Unix time, both in nanoseconds.
+
+    Another one comes when the wall clock was set, or stood beside a monotonic clock that does not count a suspend.
+    """
+
+    ts_ns: int
+    realtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +313,8 @@ class End(_Event):
 
 
 Event = (
-    Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit | Gone
-    | Checked | Clear | Tick | End
+    Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit
+    | Gone | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

@@ -9,6 +9,7 @@ from monitor.policy.ranking import Candidate
 from monitor.race.episode import Episode
 from monitor.race.events import (
     KUBELET,
+    PODS,
     RACE_SCOPES,
     Checked,
     Clear,
@@ -196,6 +197,8 @@ def _usage(events: Iterable[Event], domain: str) -> Iterable[tuple[int, int]]:
             if event.usage is not None:
                 yield event.ts_ns, event.usage
         elif isinstance(event, Mark) and event.oom_usage is not None and domain_of(event) == domain:
+            if event.scope == PODS:
+                continue  # of a part of the domain
             yield event.ts_ns, event.oom_usage
 
 
@@ -222,7 +225,7 @@ def _threshold(episode: Episode, crossing: Crossing | None) -> Watched | None:
 
 def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing | None) -> int | None:
     """Where the kernel kills: the limit it told, else the domain's, else its capacity (the machine has no line)."""
-    if kills and kills[0].oom_limit is not None:
+    if kills and kills[0].oom_limit is not None and kills[0].scope != PODS:
         return kills[0].oom_limit
     if threshold is not None:
         return threshold.limit if threshold.limit is not None else threshold.capacity

@@ -9,11 +9,13 @@ from monitor.race.codec import Record
 from monitor.race.events import (
     KUBELET,
     KUBEPODS,
+    KUBEPODS_SCOPES,
     NODE,
     RACE_SCOPES,
     SIGKILL,
     Checked,
     Clear,
+    Clock,
     Crossing,
     Decided,
     Event,
@@ -87,6 +89,7 @@ class Open:
     marked_pods: tuple[str, ...] = ()
     killed: tuple[int, ...] = ()  # pids that a user's signal was for
     killed_pods: tuple[str, ...] = ()  # of any kill or mark
+    realtime_ns: int | None = None  # what makes its times Unix times
 
 
 def place_of(event: Event) -> tuple[str, str] | None:
@@ -95,7 +98,7 @@ def place_of(event: Event) -> tuple[str, str] | None:
         return (PRESSURE if event.domain in (NODE, KUBEPODS) else event.domain), event.domain
     if isinstance(event, Mark):
         if event.scope in RACE_SCOPES:
-            return PRESSURE, (KUBEPODS if event.scope == KUBEPODS else NODE)
+            return PRESSURE, (KUBEPODS if event.scope in KUBEPODS_SCOPES else NODE)
         path = event.oom_path or event.memcg
         return path, path
     return None
@@ -103,6 +106,8 @@ def place_of(event: Event) -> tuple[str, str] | None:
 
 def concerns(o: Open, event: Event) -> bool:
     """Whether an event belongs to an episode that is open."""
+    if isinstance(event, Clock):
+        return False
     if isinstance(event, Sample):  # most events by far
         return o.key == PRESSURE or o.domain == event.domain or (event.pod is not None and event.pod in o.marked_pods)
     if isinstance(event, Mark) and event.exiting and event.victim_pid in o.killed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, Mark
+from monitor.race.events import KUBELET, KUBEPODS, PODS, Mark
 from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
 from monitor.race.flags import collateral, wrong_victim
@@ -43,6 +43,8 @@ def _where(f: Facts) -> str:
     mark = f.kills[0]
     if mark.scope == "global":
         return "The machine ran out of memory"
+    if mark.scope == PODS:
+        return f"The cgroup {mark.oom_path}, which holds pods, hit its limit{_of(mark)}"
     if mark.scope == KUBEPODS:
         return f"The kubepods cgroup hit its limit{_of(mark)}"
     return f"The node hit its limit{_of(mark)}"

@@ -41,8 +41,10 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
     """Judge an episode. Never raises for any episode that `feed` made.
 
     ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event tells it. ``realtime_ns``: what
-    to add to the episode's times to get the time since 1970.
+    to add to the episode's times to get the time since 1970, where the episode does not know.
     """
+    if episode.realtime_ns is not None:
+        realtime_ns = episode.realtime_ns
     f = facts(episode, order)
     ruling = rule(f)
     basis = ruling.basis

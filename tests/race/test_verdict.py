@@ -128,6 +128,11 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         "oom_before_decision",
         {"kubepods_limit"},
     ),
+    "the limit of a class of pods": (
+        (*START, mark(3, scope="pods", oom_path="/kubepods/burstable", oom_limit=64 * MI, oom_usage=64 * MI), died(9)),
+        "oom_unseen",
+        {"kubepods_limit"},
+    ),
     "the machine ran out": (
         (*START, crossing(), mark(3, scope="global", oom_path=None, oom_limit=None, oom_usage=None), died(9), *CLEAR),
         "oom_before_decision",

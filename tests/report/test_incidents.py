@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -43,6 +44,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a
 
 
 _NOWHERE = os.open(os.devnull, os.O_WRONLY)
+
+
+def unix(text: str) -> float:
+    return incident_file.unix_time(text)
 
 
 def silent() -> Log:
@@ -283,20 +288,42 @@ def test_sqlite_is_imported_with_the_first_incident_only() -> None:
 # bounds
 
 
-def test_old_incidents_go(path: Path) -> None:
+def test_old_incidents_go_by_the_time_they_were_stored(path: Path) -> None:
+    """Not by the times in them: those were told by a wall clock that may have been wrong."""
     now = NOW
     store = store_at(path, max_age_s=3600.0, clock=lambda: now)
     for number in range(5):
-        store.add(variant(number, start=NOW - 600 * number, end=NOW - 600 * number))
-    assert store.prune(NOW + 3600 - 1500) == 2
+        now = NOW + 600 * number
+        store.add(variant(number, start=-1e9, end=-1e9))
+    assert store.stored == 5
+    assert store.prune(NOW + 3600 + 700) == 2
     assert store.stored == 3
-    now = NOW + 3500
-    store.add(variant(9, start=now, end=now))
-    assert [found["id"] for found in store.list()] == ["incident-00009", "incident-00000"]
+    now = NOW + 3600 + 2300
+    store.add(variant(9, start=4e9, end=4e9))
+    assert sorted(found["id"] for found in store.list()) == ["incident-00004", "incident-00009"]
     assert store.prune(NOW + 10**6) == 2
     assert store.prune(NOW + 10**6) == 0
     assert store_at(path.parent / "none.db").prune() == 0
     assert not (path.parent / "none.db").exists()
+
+
+def test_what_was_stored_while_the_clock_was_behind_is_not_old_when_it_is_right(path: Path) -> None:
+    store_at(path, clock=lambda: NOW).add(variant(1))
+    store_at(path, clock=lambda: 0.0).add(variant(2))  # a machine that begins in 1970
+    now = NOW + 60
+    store = store_at(path, clock=lambda: now)
+    store.add(variant(3))
+    assert store.stored == 3
+    assert store.prune(NOW + 31 * 86400) == 3
+
+
+def test_setting_the_clock_ages_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = IncidentStore(path, log=silent())
+    store.add(variant(1))
+    far = time.time() + 365 * 86400
+    monkeypatch.setattr(time, "time", lambda: far)
+    store.add(variant(2))
+    assert store.stored == 2
 
 
 def test_the_number_kept_is_bounded_whatever_the_clock_says(path: Path) -> None:
@@ -693,7 +720,7 @@ def test_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
-    refused(path, r"newer outrace \(schema 99, this one knows 1\); use that version, or move the file away")
+    refused(path, r"newer outrace \(schema 99, this one knows 2\); use that version, or move the file away")
     with pytest.raises(MonitorError, match="newer outrace"):
         IncidentReader(path).list()
     assert path.read_bytes() == before
@@ -719,8 +746,24 @@ def test_an_older_version_is_migrated_whole_or_not_at_all(path: Path, monkeypatc
     assert (store.stored, store.set_aside) == (2, 0)
     assert store.get(EVICTION_WON["id"]) == EVICTION_WON
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(first) + 1,)
         assert connection.execute("SELECT later FROM incidents").fetchall() == [("x",), ("x",)]
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, closing(sqlite3.connect(":memory:")) as before:
+        patch.setattr(incident_file, "MIGRATIONS", incident_file.MIGRATIONS[:1])
+        incident_file.prepare(before)
+        incident_file.upsert(before, incident_file.encode(EVICTION_WON))
+        before.commit()
+        path.parent.mkdir(mode=0o750)
+        with closing(sqlite3.connect(path)) as copy:
+            before.backup(copy)
+    assert IncidentReader(path).get("latest") == EVICTION_WON
+    store = store_at(path)
+    store.add(OWN_LIMIT)
+    assert (store.stored, store.set_aside) == (2, 0)
+    assert store.prune(unix(EVICTION_WON["end"]) + 30 * 86400 + 1) == 1  # it goes by its end
 
 
 # damage
