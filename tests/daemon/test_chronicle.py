@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,13 @@ from monitor.daemon.chronicle import Chronicle
 from monitor.daemon.foresight import Foresight
 from monitor.daemon.places import Places
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
 from monitor.race.events import Clear, Crossing, Event, Mark
 from monitor.race.forecast import Forecast
 from monitor.race.outlook import Outlook
+from monitor.race.verdict import verdict
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -34,15 +38,21 @@ def node(tmp_path: Path) -> Path:
 class Heard:
     """A chronicle of ``node`` and what it made."""
 
-    def __init__(self, node: Path, is_machine: bool = False) -> None:
+    def __init__(
+        self,
+        node: Path,
+        is_machine: bool = False,
+        pods: Mapping[str, FoundPod] | None = None,
+        kubepods: Path | None = None,
+    ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
         view: Any = SimpleNamespace(
             hierarchy=Hierarchy(1, node.parent),
             node_path=node.parent if is_machine else node,
             config=SimpleNamespace(node_cgroup=None if is_machine else str(node)),
-            kubepods=None,
-            pods={},
+            kubepods=kubepods,
+            pods=pods or {},
             thresholds=(),
             stats=SimpleNamespace(get=lambda _: 0),
             table=None,
@@ -123,6 +133,26 @@ def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Pat
     heard = Heard(node, is_machine=True)
     heard.chronicle.hear(marked(at, at))
     assert [m.scope for m in heard.of(Mark)] == ["outside"]
+
+
+@pytest.mark.parametrize("hit", ["burstable", "."])
+def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Path, hit: str) -> None:
+    """Of a QoS class, and of what lies between the node and kubepods."""
+    slice_ = node / "cluster" / "kubepods"
+    at = slice_ / hit if hit != "." else slice_.parent
+    pod = slice_ / "burstable" / "podx"
+    pod.mkdir(parents=True)
+    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
+    heard = Heard(node, pods={"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
+    heard.chronicle.hear(marked(cgroup_id(pod), cgroup_id(at)))
+    (mark,) = heard.of(Mark)
+    path = f"/{at.relative_to(node.parent)}"
+    assert (mark.scope, mark.oom_path, mark.pod_name) == ("pods", path, "ns/x")
+    heard.chronicle.end()
+    ((found, _),) = heard.episodes
+    incident = verdict(found)
+    assert (incident.domain, incident.flags) == ("kubepods", ("kubepods_limit",))
+    assert f"the cgroup {path}, which holds pods, hit its limit of 1.0 MiB" in incident.summary
 
 
 def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node: Path) -> None:

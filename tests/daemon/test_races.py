@@ -126,7 +126,7 @@ def test_places_tell_what_a_cgroup_is() -> None:
         name = f"/{top.name}"
         assert places.place(ids[node]) == Place(f"{name}/node", "node")
         assert places.place(ids[slice_]) == Place(f"{name}/node/kubepods", "kubepods")
-        assert places.place(ids[middle]).kind == "outside"  # a class of pods: neither node nor kubepods nor a pod
+        assert places.place(ids[middle]).kind == "pods"  # a class of pods: neither node nor kubepods nor a pod
         assert places.place(ids[top]).kind == "outside"
         assert places.place(ids[pod]) == Place(f"{name}/node/kubepods/burstable/podx", "pod", "u", "ns/x")
         assert places.place(ids[container]).kind == "container"
