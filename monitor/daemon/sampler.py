@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from monitor.daemon.places import Place, Places
@@ -13,6 +14,19 @@ from monitor.report.view import View
 SAMPLE_FAR_NS = 10_000_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
+#: The same of messages dropped between the hot process and here. The others decide nothing: a `clear` is made up for by
+#: the next `state`, a `state` by the one after it.
+_DROPPED = {
+    "cross": "cross",
+    "decision": "decision",
+    "killed": "decision",
+    "evicted": "decision",
+    "oom_mark": "oom",
+    "oom_kill": "kill",
+    "oom_exit": "exit",
+    "oom_reclaim": "reclaim",
+    "flight": "sample",
+}
 #: Samples kept for forecasts: a minute of 330 cgroups.
 _SAMPLES = 20_000
 
@@ -29,7 +43,6 @@ class Sampler:
 
     def look(self, now_ns: int) -> None:
         """Read the node, kubepods and every pod."""
-        self._places.update(self._view.pods, self._view.kubepods)
         table = self._view.table
         if table is None:
             return
@@ -64,18 +77,21 @@ class Losses:
 
     def __init__(self, view: View, now_ns: int) -> None:
         self._view = view
-        self._lost: dict[str, int] = {}
+        self._lost: Counter[str] | None = None
         self._lost_ns = now_ns
 
     def look(self, now_ns: int) -> list[Lost]:
         """What was dropped since the last look; the first one finds nothing new."""
-        lost = {"decision": self._view.stats.get("channel_dropped")}
+        lost: Counter[str] = Counter()
+        for message, name in _DROPPED.items():
+            lost[name] += self._view.stats.get(f"dropped_{message}")
         if self._view.pins is not None:
             from monitor.kernel.pins import counts
 
             counted = counts(self._view.pins)
-            lost |= {name: counted[f"lost_{which}"] for which, name in _LOST.items()}
-        fresh = {name: n - self._lost.get(name, 0) for name, n in lost.items()} if self._lost else {}
+            for which, name in _LOST.items():
+                lost[name] += counted[f"lost_{which}"]
+        fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
         found = [Lost(now_ns, self._lost_ns, name, n) for name, n in fresh.items() if n > 0]
         self._lost, self._lost_ns = lost, now_ns
         return found
