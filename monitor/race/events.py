@@ -27,6 +27,9 @@ RUNTIMES = frozenset(
 #: It kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
+#: Witnesses of a kill: the kernel's log that it was, and where; any other is the counter of the victim's own cgroup.
+KMSG, KMSG_PLACE = "kmsg", "kmsg oom-kill"
+
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
 #: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
 #: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
@@ -265,7 +268,10 @@ class Gone(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Checked(_Event):
-    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not."""
+    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
+
+    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim.
+    """
 
     ts_ns: int
     source: str

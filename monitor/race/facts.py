@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from monitor.policy.ranking import Candidate
 from monitor.race.episode import Episode
 from monitor.race.events import (
+    KMSG,
+    KMSG_PLACE,
     KUBELET,
     PODS,
     RACE_SCOPES,
@@ -29,8 +31,6 @@ from monitor.race.formula import available_at, domain_of
 
 #: Marks by one invoking thread this close together are one OOM kill of a group: the kernel goes through it in one go.
 GROUP_NS = 10_000_000
-#: The witness of a kill that is not the victim's own counter (memory.events, memory.oom_control).
-KMSG = "kmsg"
 
 
 #: A threshold that is clear for less than this and then crossed again was never really clear.
@@ -169,7 +169,7 @@ def _denied(events: Iterable[Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nobody confirms."""
     said: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
-        if isinstance(event, Checked) and event.victim_pid is not None:
+        if isinstance(event, Checked) and event.victim_pid is not None and event.source != KMSG_PLACE:
             said.setdefault(event.victim_pid, set()).add((event.source == KMSG, event.agrees))
     return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
 
