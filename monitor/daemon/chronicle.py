@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monitor.daemon.clock import WallClock
+from monitor.daemon.elsewhere import is_elsewhere
 from monitor.daemon.places import Place, Places
 from monitor.daemon.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.daemon.stops import Stops
-from monitor.daemon.witness import Witness
+from monitor.daemon.witness import Told, Witness
 from monitor.kernel.wire import PAGE
 from monitor.policy.ranking import Candidate
 from monitor.race import episode
@@ -106,8 +107,13 @@ class Chronicle:
             self._clock.look(now)
             if message.get("ts_ns", now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
-            self._places.update(self._view.pods, self._view.kubepods)
+            self.look_at_pods()
             handler(message)
+
+    def look_at_pods(self) -> None:
+        """Take in which pods there are; cheap when they are those of the last time."""
+        for at in self._places.update(self._view.pods, self._view.kubepods):
+            self.witness.known(at, self._places.place(at).path)
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -140,6 +146,7 @@ class Chronicle:
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if sampled:
             self._sampled_ns = now
+            self.look_at_pods()
             self._sampler.look(now)
         for lost in self._losses.look(now):
             self._feed(lost)
@@ -266,12 +273,12 @@ class Chronicle:
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         kind, pod = message["kind"], message["pod"]
+        if not self._is_of_the_node(message):
+            return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
             self._places.locate(message["victim_cgroup"])
             if message["oom_cgroup"]:
                 self._places.locate(message["oom_cgroup"])
-        if not self._is_of_the_node(message):
-            return
         if message["while_away"] and kind == "mark":
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
@@ -315,7 +322,11 @@ class Chronicle:
         """
         if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
             return True
+        if is_elsewhere(message, self._view.config.node_cgroup):
+            return False
         at = message["oom_cgroup"]
+        if message["kind"] == "reclaim":  # begun often, and only of interest where something else happens
+            return not at or self._places.knows(at)
         return not at or self._places.locate(at) or self._places.locate(message["victim_cgroup"])
 
     def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
@@ -354,7 +365,8 @@ class Chronicle:
             )
         )
         if not message["exiting"]:
-            self.witness.marked(message["victim_pid"], message["ts_ns"], message["victim_cgroup"], victim.path)
+            told = Told(message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path)
+            self.witness.marked(message["victim_pid"], told)
 
     def _is_group(self, victim: Place) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""

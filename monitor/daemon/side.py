@@ -131,6 +131,7 @@ class Side:
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
+            self.news.tell_elsewhere()
             if self.feed is not None and self.feed.fileno() in ready:
                 self._guarded(self.feed.consume)
             if log_fd in ready and self.races is not None:

@@ -62,6 +62,7 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()

@@ -14,6 +14,7 @@ from monitor.daemon import chronicle as module
 from monitor.daemon.chronicle import Chronicle
 from monitor.daemon.foresight import Foresight
 from monitor.daemon.places import Places
+from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
@@ -88,7 +89,7 @@ def state(*met: str) -> dict[str, Any]:
     }
 
 
-def marked(victim: int, limit: int) -> dict[str, Any]:
+def marked(victim: int, limit: int, domain: int | None = 0) -> dict[str, Any]:
     zero = dict.fromkeys(
         ("anon_rss", "file_rss", "shmem_rss", "oom_score_adj", "oom_inactive_file", "oom_active_file"), 0
     )
@@ -104,6 +105,7 @@ def marked(victim: int, limit: int) -> dict[str, Any]:
         "invoker_tid": 1 << 22,
         "invoker_comm": "x",
         "invoker_cgroup": victim,
+        "domain": domain,
         "oom_cgroup": limit,
         "oom_usage": MIB,
         "oom_limit": MIB,
@@ -115,10 +117,16 @@ def marked(victim: int, limit: int) -> dict[str, Any]:
     }
 
 
-def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path) -> None:
+def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(node)
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
-    heard.chronicle.hear(marked(at, at))
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
+        heard.chronicle.hear(marked(at, at, domain=None))
+        heard.chronicle.hear(marked(at, at, domain=None) | {"kind": "reclaim", "victim_cgroup": 0})
+    assert heard.events[1:] == []
+    heard.chronicle.hear(marked(at, at) | {"domain": None, "victim_cgroup": 0})  # a kernel that does not say whose
+    heard.chronicle.hear(marked(at, at, domain=None) | {"while_away": True})
     assert heard.of(Mark) == []
     heard.chronicle.hear(marked(system, system))
     (mark,) = heard.of(Mark)

@@ -55,6 +55,7 @@ def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: 
         assert found["invoker"]["pod"] == "lab/deep"
         assert {step["source"] for step in found["steps"] if step["what"] == "checked"} <= {
             "kmsg",
+            "kmsg oom-kill",
             "memory.oom_control",
             "memory.events",
         }
@@ -108,6 +109,27 @@ def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Pa
         live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
         node.start_hog(pod, mib=64).go()
         assert final(daemon)["verdict"] == "own_limit"
+
+
+def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: LabNode, tmp_path: Path) -> None:
+    service = cgroupfs.make(node.cgroup / "service")
+    cgroupfs.set_limit(service, 16 * MIB)
+    with (
+        live.cgroup("elsewhere", 16 * MIB) as outside,
+        live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon,
+    ):
+        for where in (outside, outside, service):
+            with live.Puppet(where) as puppet:
+                puppet.tell("anon(64)")
+                assert puppet.answer() == ""
+        found = stored(daemon, final(daemon))
+        assert (found["verdict"], found["domain"]) == ("own_limit", f"/{service.relative_to(cgroupfs.detect().root)}")
+        assert live.metric(daemon, "oom_kills_elsewhere_total") >= 2
+        live.message(daemon, "OOM kills on this machine outside the node's cgroup")
+        live.ended(daemon)
+        killed = live.messages(daemon, "the kernel's OOM killer killed a process")
+        assert len(killed) == 1, "the one of the node"
+        assert {r["id"] for r in live.messages(daemon, "incident")} == {found["id"]}
 
 
 def test_places_tell_what_a_cgroup_is() -> None:
