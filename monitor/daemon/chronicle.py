@@ -51,6 +51,8 @@ URGENT_NS = 150_000_000
 #: A record this old when it comes was read late, after a stall; then no time is told until they have all come, because
 #: an episode would seem quiet whose second half is still on the way.
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
+#: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
+PATIENCE_NS = 350_000_000
 
 
 class Chronicle:
@@ -127,6 +129,8 @@ class Chronicle:
         if stops_ns is not None:
             due = min(due, stops_ns)
         due = max(due, self._caught_up_ns)
+        if self._urgent_ns is not None:
+            due = min(due, self._urgent_ns + PATIENCE_NS)
         return max(0.0, (due - now) / 1e9)
 
     def facts(self) -> tuple[list[Sample], list[Watched]]:
@@ -142,6 +146,8 @@ class Chronicle:
         now = time.monotonic_ns()
         self._clock.look(now)
         if now < self._caught_up_ns:
+            if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
+                self._judge_ongoing()
             return False
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if sampled:
@@ -156,11 +162,15 @@ class Chronicle:
             self._ticked_ns = now
             self._feed(Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
-            self._urgent_ns = None
-            since, self._judged_ns = self._judged_ns, self._state.latest_ns
-            for one in episode.ongoing(self._state, since):  # those in which anything happened since
-                self._on_episode(one, False)
+            self._judge_ongoing()
         return sampled
+
+    def _judge_ongoing(self) -> None:
+        """Have judged what is going on, as it stands."""
+        self._urgent_ns = None
+        since, self._judged_ns = self._judged_ns, self._state.latest_ns
+        for one in episode.ongoing(self._state, since):  # those in which anything happened since
+            self._on_episode(one, False)
 
     @property
     def _near(self) -> bool:

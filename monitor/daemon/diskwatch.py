@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
+from monitor.kernel.sched import take_time
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
 from monitor.policy.eras import era
@@ -376,6 +377,7 @@ class _Beat:
         self._began: float | None = None
 
     def _run(self) -> None:
+        take_time()
         self.beat()
         self._body(self)
         self._began = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monitor.daemon.clock import wall_offset_ns
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
+from monitor.kernel.sched import hurry
 from monitor.policy.synchronize import EvictionConfig
 from monitor.race.episode import Episode
 from monitor.race.incident import LOST_RACES, OWN_LIMIT, Incident
@@ -126,6 +127,7 @@ class Judge:
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
         # Their jobs only say that something waits: one too many finds nothing, and one without room would be that.
         self._worker = Worker("judge", _QUEUE)
+        self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with

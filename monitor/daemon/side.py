@@ -29,6 +29,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
+from monitor.kernel.sched import hurry
 from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
 from monitor.policy.admission import admit
@@ -125,6 +126,8 @@ class Side:
         log_fd = self.races.fileno() if self.races is not None else None
         if log_fd is not None:
             poll.register(log_fd, select.POLLIN)
+        if not hurry():
+            self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         while not self._ending:
             self._guarded(self.scores.settle)
             ready = {fd for fd, _ in poll.poll(self._timeout_ms())}

@@ -201,6 +201,26 @@ def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest
     assert [(e.domain, final) for e, final in heard.episodes] == [("node", True)]
 
 
+def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000 * S]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
+    heard = Heard(node)
+    system = cgroup_id(node / "system")
+    waited = 0
+    while not heard.episodes:
+        heard.chronicle.hear(marked(system, system) | {"ts_ns": clock[0] - S, "victim_pid": (1 << 22) + waited})
+        assert heard.chronicle.turn() is False
+        if heard.episodes:
+            break
+        step = round(heard.chronicle.due_s() * 1e9)
+        assert step > 0
+        clock[0] += min(step, 50_000_000)
+        waited += 1
+        assert waited < 100
+    assert clock[0] - 1000 * S == module.URGENT_NS + module.PATIENCE_NS
+    assert [final for _, final in heard.episodes] == [False]
+
+
 @pytest.fixture
 def foresight() -> Foresight:
     nothing: Any = SimpleNamespace()
