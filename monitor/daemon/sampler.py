@@ -85,12 +85,9 @@ class Losses:
         lost: Counter[str] = Counter()
         for message, name in _DROPPED.items():
             lost[name] += self._view.stats.get(f"dropped_{message}")
-        if self._view.pins is not None:
-            from monitor.kernel.pins import counts
-
-            counted = counts(self._view.pins)
-            for which, name in _LOST.items():
-                lost[name] += counted[f"lost_{which}"]
+        counted = self._view.counted()
+        for which, name in _LOST.items():
+            lost[name] += counted.get(f"lost_{which}", 0)
         fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
         found = [Lost(now_ns, self._lost_ns, name, n) for name, n in fresh.items() if n > 0]
         self._lost, self._lost_ns = lost, now_ns

@@ -213,6 +213,7 @@ class Side:
             pins = Pins.open(self.config.pin_dir)
             self.view.table = DomainTable(pins)
             self.view.pins = pins
+            self.view.counted()  # opens what is read later, when the pins may be gone
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 

@@ -241,11 +241,7 @@ class Metrics(Collector):
 
     def _records(self) -> Iterator[Metric]:
         stats = self.view.stats
-        kernel: Mapping[str, int] = {}
-        if self.view.pins is not None:
-            from monitor.kernel.pins import counts
-
-            kernel = counts(self.view.pins)
+        kernel = self.view.counted()
         sides = [
             ((kind, "kernel"), float(max(0, kernel.get(f"emitted_{kind}", 0) - stats.get(f"base_{kind}"))))
             for kind in RECORDS

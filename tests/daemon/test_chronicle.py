@@ -57,7 +57,7 @@ class Heard:
             thresholds=(),
             stats=SimpleNamespace(get=lambda _: 0),
             table=None,
-            pins=None,
+            counted=dict,
             mem_total=1 << 30,
         )
         self.chronicle = Chronicle(view, lambda e, final: self.episodes.append((e, final)), self.events.append, False)

@@ -55,7 +55,7 @@ def test_what_is_not_known_is_counted_too() -> None:
 def test_only_what_a_verdict_goes_by_is_lost_to_it(name: str, what: str | None) -> None:
     stats = SharedStats.create()
     stats.dropped(message(name))  # before the first look
-    view: Any = SimpleNamespace(stats=stats, pins=None)
+    view: Any = SimpleNamespace(stats=stats, counted=dict)
     losses = Losses(view, 5)
     assert losses.look(10) == []
     stats.dropped(message(name))
