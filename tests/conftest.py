@@ -6,6 +6,7 @@ And what no test may leave behind: programs pinned under bpffs, which stay attac
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 from functools import cache
@@ -74,14 +75,25 @@ class Pinned:
 
     def look(self, test: str) -> None:
         """Note what there is after a test."""
-        for name in self.left():
+        for name in self.known():
             self.first_seen.setdefault(name, test)
 
-    def left(self) -> list[str]:
-        """What is pinned now."""
+    def known(self) -> dict[str, str]:
+        """What is pinned now by the loader's notes: instance -> state dir."""
         if self.base is None or not self.KNOWN.is_dir():
-            return []
-        return [entry.name for entry in self.KNOWN.iterdir() if self._is_ours(entry)]
+            return {}
+        return {entry.name: entry.read_text() for entry in self.KNOWN.iterdir() if self._is_ours(entry)}
+
+    def left(self) -> dict[str, str]:
+        """The same, also where the note is gone: by the names that state dirs in the temporary one have."""
+        found = self.known()
+        if self.base is not None and self.ROOT.is_dir():
+            pinned = {path.name for path in self.ROOT.iterdir()}
+            for directory, _, _ in os.walk(self.base):
+                name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]  # `loader.instance_directory`
+                if name in pinned:
+                    found[name] = directory
+        return found
 
     def _is_ours(self, entry: Path) -> bool:
         try:
@@ -107,8 +119,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A session that left programs pinned has failed, and says after which test they were there."""
-    for name in _pinned.left():
-        test, state = _pinned.first_seen.get(name, "a test"), (Pinned.KNOWN / name).read_text()
+    for name, state in _pinned.left().items():
+        test = _pinned.first_seen.get(name, "a test")
         print(
             f"\nERROR: {test} left programs pinned in {Pinned.ROOT / name} (state dir {state}): unload them at its end"
         )

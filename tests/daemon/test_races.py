@@ -159,6 +159,21 @@ def test_places_tell_what_a_cgroup_is() -> None:
         assert places.place(ids[container]).name == "ns/x"
 
 
+def test_a_limit_on_a_class_of_pods_is_a_race_at_that_cgroup(node: LabNode) -> None:
+    pod = node.add_pod("hog", "Burstable", request=8 * MIB, under="kubepods/burstable")
+    middle = pod.cgroup.parent
+    cgroupfs.set_limit(middle, 32 * MIB)
+    with live.daemon(node, *HARD) as daemon:
+        node.start_hog(pod, mib=64).go()
+        found = stored(daemon, final(daemon))
+        assert (found["verdict"], found["flags"]) == ("oom_unseen", ["kubepods_limit"])
+        name = middle.relative_to(cgroupfs.detect().root)
+        assert f"the cgroup /{name}, which holds pods, hit its limit of 32.0 MiB" in found["summary"]
+        assert f"No threshold watches /{name}" in found["advice"]
+        assert [victim["pod"] for victim in found["oom_victims"]] == ["lab/hog"]
+        assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
+
+
 def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path) -> None:
     """Nobody saw what led to it; at whose limit it was, and who died, is known."""
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
