@@ -25,7 +25,7 @@ from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.standing import Standing
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.race import episode
-from monitor.race.events import End, event_from_json
+from monitor.race.events import Clock, End, event_from_json
 from monitor.race.snapshot import state_from_json
 from monitor.report.recording import Damage, Reader
 
@@ -52,13 +52,17 @@ class Replayed:
     different: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
     damage: Damage | None = None
-    realtime_ns: int = 0  # Unix time less the time of the records
+    clocks: list[tuple[int, int]] = field(default_factory=list)  # since when: Unix time less the time of the records
 
     def differs(self, what: str, number: int, recorded: object, replayed: object) -> None:
         """Something came out otherwise than recorded."""
         self.different += 1
         if len(self.differences) < _SHOWN:
             self.differences.append({"what": what, "record": number, "recorded": recorded, "replayed": replayed})
+
+    def unix_ns(self, ts_ns: int) -> int:
+        """A time of the records as the wall clock showed it."""
+        return ts_ns + next((offset for since, offset in reversed(self.clocks) if since <= ts_ns), self.clocks[0][1])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -212,7 +216,8 @@ class Races:
     def __init__(self, config: RunConfig, head: Mapping[str, Any], found: Replayed) -> None:
         self._config = config.eviction_config()
         self._version = int(head["cgroup_version"])
-        self._realtime_ns = found.realtime_ns = int(head["realtime_ns"])
+        self._realtime_ns = int(head["realtime_ns"])
+        found.clocks = [(0, self._realtime_ns)]
         self._found = found
         self._state = episode.State()
         self._known = head["part"] == 0  # the reducer began here, or its state was read
@@ -228,6 +233,8 @@ class Races:
         """One event. Raises RecordError (a ValueError) if it is none."""
         event = event_from_json(value)
         self._number = number
+        if isinstance(event, Clock):
+            self._found.clocks.append((event.ts_ns, event.realtime_ns))
         if not self._known:
             self._found.skipped += 1
             return

@@ -1,8 +1,12 @@
-"""What every test may use: the `kernel` marker's check of this machine, and hypothesis without deadlines."""
+"""What every test may use: the `kernel` marker's check of this machine, and hypothesis without deadlines.
+
+And what no test may leave behind: programs pinned under bpffs, which stay attached until somebody unloads them.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 from functools import cache
@@ -53,3 +57,71 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.config.getoption("--require-kernel"):
             pytest.fail(f"this machine cannot run kernel tests: {obstacle}", pytrace=False)
         pytest.skip(f"kernel test: {obstacle}")
+
+
+class Pinned:
+    """Instances of the programs that this session's tests have loaded: those whose state dir is in its temporary one.
+
+    (Others on this machine are of somebody else: a daemon, another session. The one that all tests share is unloaded
+    at the very end, by `tests.live`.)
+    """
+
+    #: Where the loader notes which state dir an instance is of, and where it is pinned.
+    KNOWN, ROOT = Path("/run/outrace"), Path("/sys/fs/bpf/outrace")
+
+    def __init__(self) -> None:
+        self.first_seen: dict[str, str] = {}  # instance -> the test after which it was there
+        self.base: Path | None = None
+
+    def look(self, test: str) -> None:
+        """Note what there is after a test."""
+        for name in self.known():
+            self.first_seen.setdefault(name, test)
+
+    def known(self) -> dict[str, str]:
+        """What is pinned now by the loader's notes: instance -> state dir."""
+        if self.base is None or not self.KNOWN.is_dir():
+            return {}
+        return {entry.name: entry.read_text() for entry in self.KNOWN.iterdir() if self._is_ours(entry)}
+
+    def left(self) -> dict[str, str]:
+        """The same, also where the note is gone: by the names that state dirs in the temporary one have."""
+        found = self.known()
+        if self.base is not None and self.ROOT.is_dir():
+            pinned = {path.name for path in self.ROOT.iterdir()}
+            for directory, _, _ in os.walk(self.base):
+                name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]  # `loader.instance_directory`
+                if name in pinned:
+                    found[name] = directory
+        return found
+
+    def _is_ours(self, entry: Path) -> bool:
+        try:
+            ours = self.base is not None and Path(entry.read_text()).is_relative_to(self.base)
+        except OSError:
+            return False  # unloaded meanwhile
+        return ours and any((self.ROOT / entry.name).glob("*/*"))
+
+
+_pinned = Pinned()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _session_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _pinned.base = tmp_path_factory.getbasetemp().resolve()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _pinned.look(nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A session that left programs pinned has failed, and says after which test they were there."""
+    for name, state in _pinned.left().items():
+        test = _pinned.first_seen.get(name, "a test")
+        print(
+            f"\nERROR: {test} left programs pinned in {Pinned.ROOT / name} (state dir {state}): unload them at its end"
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

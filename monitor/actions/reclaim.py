@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from monitor.kernel.procfs import Process
+from monitor.kernel.sched import take_time
 
 #: The kubelet gives one call to the container runtime 2 minutes (runtimeRequestTimeout).
 TIMEOUT_S = 120.0
@@ -89,6 +90,7 @@ class Reclaimer:
             os.close(self._closing)
 
     def _run(self) -> None:
+        take_time()
         while True:
             actions = self._queue[0]
             for action in actions:

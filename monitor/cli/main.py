@@ -22,6 +22,7 @@ BENCHES = {
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.cli.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
+    "alerts": ("monitor.cli.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
     "soak": ("monitor.cli.bench_soak:soak", "Everyday load for an hour: no incident, no alert, no decision."),
 }
 COMMANDS = {

@@ -93,7 +93,7 @@ def _print(found: Replayed) -> None:
     """Two tables and a summary."""
     rows = [
         (
-            timestamp(one["decided_ns"] + found.realtime_ns),
+            timestamp(found.unix_ns(one["decided_ns"])),
             one["id"],
             one["signal"] or "a limit of its own",
             one["kind"],

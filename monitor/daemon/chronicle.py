@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monitor.daemon.clock import WallClock
+from monitor.daemon.elsewhere import is_elsewhere
 from monitor.daemon.places import Place, Places
-from monitor.daemon.witness import Witness
-from monitor.kernel.domains import Reading
+from monitor.daemon.sampler import SAMPLE_FAR_NS, Losses, Sampler
+from monitor.daemon.stops import Stops
+from monitor.daemon.witness import Told, Witness
 from monitor.kernel.wire import PAGE
 from monitor.policy.ranking import Candidate
 from monitor.race import episode
@@ -39,8 +42,8 @@ from monitor.race.events import (
 )
 from monitor.report.view import View
 
-#: The flight recorder's own beat: while a threshold may be near, and otherwise.
-SAMPLE_NEAR_NS, SAMPLE_FAR_NS = 1_000_000_000, 10_000_000_000
+#: The flight recorder's own beat while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
+SAMPLE_NEAR_NS = 1_000_000_000
 #: While an episode is open the reducer hears of the time this often.
 TICK_NS = 250_000_000
 #: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
@@ -48,10 +51,8 @@ URGENT_NS = 150_000_000
 #: A record this old when it comes was read late, after a stall; then no time is told until they have all come, because
 #: an episode would seem quiet whose second half is still on the way.
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
-#: What counts as lost -> the counters of it (`lost_` of the programs).
-_LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
-#: Samples kept for forecasts: a minute of 330 cgroups.
-_SAMPLES = 20_000
+#: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
+PATIENCE_NS = 350_000_000
 
 
 class Chronicle:
@@ -72,18 +73,18 @@ class Chronicle:
         self._on_episode = on_episode
         self._on_event = on_event
         self._state = State()
+        self._clock = WallClock(self._feed)
         self._places = Places(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
         self.witness = Witness(view.hierarchy, has_log, self._feed)
-        self._lost: dict[str, int] = {}
-        self._lost_ns = time.monotonic_ns()
+        self._sampler = Sampler(view, self._places, self._feed)
+        self._losses = Losses(view, time.monotonic_ns())
+        self._stops = Stops(view, self._feed)
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
         self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
-        self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
-        self._samples: list[Sample] = []  # of the last minute, for forecasts
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "cross": self._on_cross,
             "decision": self._on_decision,
@@ -105,10 +106,16 @@ class Chronicle:
         handler = self._handlers.get(message["t"])
         if handler is not None:
             now = time.monotonic_ns()
+            self._clock.look(now)
             if message.get("ts_ns", now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
-            self._places.update(self._view.pods, self._view.kubepods)
+            self.look_at_pods()
             handler(message)
+
+    def look_at_pods(self) -> None:
+        """Take in which pods there are; cheap when they are those of the last time."""
+        for at in self._places.update(self._view.pods, self._view.kubepods):
+            self.witness.known(at, self._places.place(at).path)
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -118,12 +125,17 @@ class Chronicle:
             due = min(due, self._ticked_ns + TICK_NS)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns)
+        stops_ns = self._stops.due_ns()
+        if stops_ns is not None:
+            due = min(due, stops_ns)
         due = max(due, self._caught_up_ns)
+        if self._urgent_ns is not None:
+            due = min(due, self._urgent_ns + PATIENCE_NS)
         return max(0.0, (due - now) / 1e9)
 
     def facts(self) -> tuple[list[Sample], list[Watched]]:
         """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
-        return list(self._samples), list(self._watched.values())
+        return list(self._sampler.samples), list(self._watched.values())
 
     def end(self) -> None:
         """Nothing more comes: what is going on is judged as it stands."""
@@ -132,23 +144,33 @@ class Chronicle:
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
         now = time.monotonic_ns()
+        self._clock.look(now)
         if now < self._caught_up_ns:
+            if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
+                self._judge_ongoing()
             return False
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if sampled:
             self._sampled_ns = now
-            self._sample(now)
-        self._look_for_losses(now)
+            self.look_at_pods()
+            self._sampler.look(now)
+        for lost in self._losses.look(now):
+            self._feed(lost)
         self.witness.turn(now)
+        self._stops.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
             self._feed(Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
-            self._urgent_ns = None
-            since, self._judged_ns = self._judged_ns, self._state.latest_ns
-            for one in episode.ongoing(self._state, since):  # those in which anything happened since
-                self._on_episode(one, False)
+            self._judge_ongoing()
         return sampled
+
+    def _judge_ongoing(self) -> None:
+        """Have judged what is going on, as it stands."""
+        self._urgent_ns = None
+        since, self._judged_ns = self._judged_ns, self._state.latest_ns
+        for one in episode.ongoing(self._state, since):  # those in which anything happened since
+            self._on_episode(one, False)
 
     @property
     def _near(self) -> bool:
@@ -257,16 +279,16 @@ class Chronicle:
 
     def _on_flight(self, message: Mapping[str, Any]) -> None:
         for ts, cgroup, usage, inactive, active in message["samples"]:
-            self._feed_sample(ts, self._places.place(cgroup), usage, inactive, active, None)
+            self._sampler.take(ts, self._places.place(cgroup), usage, inactive, active)
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         kind, pod = message["kind"], message["pod"]
+        if not self._is_of_the_node(message):
+            return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
             self._places.locate(message["victim_cgroup"])
             if message["oom_cgroup"]:
                 self._places.locate(message["oom_cgroup"])
-        if not self._is_of_the_node(message):
-            return
         if message["while_away"] and kind == "mark":
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
@@ -277,26 +299,30 @@ class Chronicle:
             memcg = "global" if limit is None else limit.path
             self._feed(Reclaim(message["ts_ns"], memcg, limit.pod if limit is not None else None))
         elif kind == "kill":
-            sender = message["invoker_pid"]
-            self._feed(
-                Kill(
-                    ts_ns=message["ts_ns"],
-                    victim_pid=message["victim_pid"],
-                    victim_comm=message["victim_comm"],
-                    pod=pod or victim.pod,
-                    pod_name=message["pod_name"] or victim.name,
-                    memcg=victim.path,
-                    si_code=message["si_code"],
-                    sender_pid=sender,
-                    sender_comm=message["invoker_comm"],
-                    ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
-                )
-            )
+            self._on_kill(message, victim)
         elif kind == "exit":
             who = (pod or victim.pod, message["pod_name"] or victim.name)
             self._feed(Exit(message["ts_ns"], message["victim_pid"], message["victim_comm"], *who))
         else:
             self._on_mark(message, victim)
+
+    def _on_kill(self, message: Mapping[str, Any], victim: Place) -> None:
+        sender = message["invoker_pid"]
+        kill = Kill(
+            ts_ns=message["ts_ns"],
+            victim_pid=message["victim_pid"],
+            victim_comm=message["victim_comm"],
+            pod=message["pod"] or victim.pod,
+            pod_name=message["pod_name"] or victim.name,
+            memcg=victim.path,
+            si_code=message["si_code"],
+            sender_pid=sender,
+            sender_comm=message["invoker_comm"],
+            ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+        )
+        self._feed(kill)
+        if kill.by_runtime and kill.pod is not None and self._crossed:
+            self._stops.note(kill.pod, kill.pod_name or kill.pod)
 
     def _is_of_the_node(self, message: Mapping[str, Any]) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
@@ -306,7 +332,11 @@ class Chronicle:
         """
         if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
             return True
+        if is_elsewhere(message, self._view.config.node_cgroup):
+            return False
         at = message["oom_cgroup"]
+        if message["kind"] == "reclaim":  # begun often, and only of interest where something else happens
+            return not at or self._places.knows(at)
         return not at or self._places.locate(at) or self._places.locate(message["victim_cgroup"])
 
     def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
@@ -345,7 +375,8 @@ class Chronicle:
             )
         )
         if not message["exiting"]:
-            self.witness.marked(message["victim_pid"], message["ts_ns"], message["victim_cgroup"], victim.path)
+            told = Told(message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path)
+            self.witness.marked(message["victim_pid"], told)
 
     def _is_group(self, victim: Place) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
@@ -362,51 +393,3 @@ class Chronicle:
 
     def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
         self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))
-
-    # what is looked at now and then
-
-    def _sample(self, now_ns: int) -> None:
-        self._places.update(self._view.pods, self._view.kubepods)
-        table = self._view.table
-        if table is None:
-            return
-        before, self._still = self._still, {}
-        for at in self._places.ids():
-            reading = table.read(at)
-            if reading is None:
-                continue
-            place = self._places.place(at)
-            # A pod that stands still is written down now and then: 110 of them would cost 5 ms of CPU in every second.
-            last, since_ns = before.get(at, (None, 0))
-            if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
-                self._still[at] = (reading, since_ns)
-                continue
-            self._still[at] = (reading, now_ns)
-            self._feed_sample(now_ns, place, reading.usage, reading.inactive_file, reading.active_file, None)
-
-    def _feed_sample(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int, limit: int | None) -> None:
-        if place.kind == "container":
-            return  # its pod says as much
-        domain = place.kind if place.kind in ("node", "kubepods") else place.path
-        working_set = max(0, usage - inactive)
-        sample = Sample(ts_ns, domain, place.pod, usage, working_set, inactive, active, limit)
-        self._samples.append(sample)
-        if len(self._samples) > _SAMPLES:
-            del self._samples[: _SAMPLES // 2]
-        self._feed(sample)
-
-    def _look_for_losses(self, now_ns: int) -> None:
-        """What was dropped anywhere since the last look."""
-        pins = self._view.pins
-        lost: dict[str, int] = {"decision": self._view.stats.get("channel_dropped")}
-        if pins is not None:
-            from monitor.kernel.pins import counts
-
-            counted = counts(pins)
-            lost |= {name: counted[f"lost_{which}"] for which, name in _LOST.items()}
-        first = not self._lost
-        for name, count in lost.items():
-            before = self._lost.get(name, 0)
-            if count > before and not first:
-                self._feed(Lost(now_ns, self._lost_ns, name, count - before))
-        self._lost, self._lost_ns = lost, now_ns

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monitor.daemon.beat import Beat
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
@@ -80,8 +81,8 @@ class DiskWatch:
         self._reclaimer: Reclaimer | None = None
 
         self._closing = threading.Event()
-        self._sampler = _Beat("disks", self._sample)
-        self._walker = _Beat("storage", self._walk)
+        self._sampler = Beat("disks", self._sample)
+        self._walker = Beat("storage", self._walk)
 
         # Of the sampling thread alone:
         self._seen: Pods = {}
@@ -178,7 +179,7 @@ class DiskWatch:
 
     # the node, every second
 
-    def _sample(self, thread: _Beat) -> None:
+    def _sample(self, thread: Beat) -> None:
         while not self._closing.is_set():
             thread.rest(self._guarded(self._turn))
 
@@ -304,7 +305,7 @@ class DiskWatch:
 
     # the pods, one after the other
 
-    def _walk(self, thread: _Beat) -> None:
+    def _walk(self, thread: Beat) -> None:
         while not self._closing.is_set():
             thread.rest(self._guarded(self._measure_next))
 
@@ -364,42 +365,3 @@ def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
         "violations": list(found.values())[:MOST],
         "reclaimed": list(dict.fromkeys([*older["reclaimed"], *newer["reclaimed"]])),
     }
-
-
-class _Beat:
-    """A thread that rests between its turns, can be woken, and shows for how long it has been busy with one."""
-
-    def __init__(self, name: str, body: Callable[[_Beat], None]) -> None:
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._body = body
-        self._wake = threading.Event()
-        self._began: float | None = None
-
-    def _run(self) -> None:
-        self.beat()
-        self._body(self)
-        self._began = None
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    def rest(self, timeout_s: float | None) -> None:
-        """Wait to be woken, for ``timeout_s`` seconds at most (None: for ever)."""
-        self._began = None
-        self._wake.wait(timeout_s)
-        self._wake.clear()
-        self.beat()
-
-    def beat(self) -> None:
-        self._began = time.monotonic()
-
-    def busy_s(self) -> float:
-        began = self._began
-        return 0.0 if began is None else time.monotonic() - began
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)

@@ -102,7 +102,7 @@ class Hot:
         if self.offer(message):
             self.stats.add("channel_sent")
         else:
-            self.stats.add("channel_dropped")
+            self.stats.dropped(message)
 
     def log(self, level: str, msg: str, **fields: Any) -> None:
         self.tell({"t": "log", "level": level, "msg": msg, **fields})

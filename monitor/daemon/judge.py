@@ -6,14 +6,15 @@ In a thread of its own: judging takes milliseconds, the store may wait for a dis
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monitor.daemon.clock import wall_offset_ns
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
+from monitor.kernel.sched import hurry
 from monitor.policy.synchronize import EvictionConfig
 from monitor.race.episode import Episode
 from monitor.race.incident import LOST_RACES, OWN_LIMIT, Incident
@@ -40,7 +41,7 @@ AT_ONCE = LOST_RACES | {OWN_LIMIT}
 def judge(found: Episode, config: EvictionConfig, cgroup_version: int, realtime_ns: int) -> Incident:
     """The incident of an episode. Pure: the same episode gives the same incident, live and in a replay.
 
-    ``realtime_ns``: Unix time less CLOCK_MONOTONIC.
+    ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
     """
     return replace(
         verdict(found, realtime_ns=realtime_ns), counterfactual=kubelets_answer(found, config, cgroup_version)
@@ -126,10 +127,11 @@ class Judge:
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
         # Their jobs only say that something waits: one too many finds nothing, and one without room would be that.
         self._worker = Worker("judge", _QUEUE)
+        self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
-        self.offset_ns = time.time_ns() - time.monotonic_ns()  # what times are shown with, live and in a replay
+        self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is still going on is judged again when it is over."""

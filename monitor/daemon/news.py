@@ -12,6 +12,7 @@ from typing import Any
 
 from monitor.actions.status import Eviction, StatusStore
 from monitor.daemon import channel
+from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.errors import MonitorError
 from monitor.policy.eras import era
 from monitor.policy.manager import container_usage
@@ -62,6 +63,7 @@ class News:
         self.log = log
         self.reaper = Worker("reaper")
         self.store = StatusStore(Path(view.config.state_dir))
+        self._elsewhere = Elsewhere(self._count_elsewhere, log)
         self._evictions: dict[str, Eviction] = {}
         self._reap_told: set[int] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -187,6 +189,9 @@ class News:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         if message["kind"] == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
+        if is_elsewhere(message, self.view.config.node_cgroup):
+            self._elsewhere.take(message)
+            return
         uid = message["pod"] or self._owner(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
         pod = label(found.pod) if found is not None else message["pod_name"]
@@ -208,6 +213,13 @@ class News:
             return
         self.view.oom_kills[scope] += 1
         self.log.warning("the kernel's OOM killer killed a process", pod=pod, scope=scope, **fields)
+
+    def _count_elsewhere(self) -> None:
+        self.view.kills_elsewhere += 1
+
+    def tell_elsewhere(self) -> None:
+        """Say what waits to be said of kills outside the node's cgroup."""
+        self._elsewhere.tell()
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""

@@ -13,7 +13,10 @@ from monitor.pods.model import FoundPod
 
 
 class Place(NamedTuple):
-    """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pod, container or outside."""
+    """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pods, pod, container or outside.
+
+    "pods" is one above pods and below the node that is not kubepods: of a QoS class, or kubepods' own parents.
+    """
 
     path: str
     kind: str
@@ -35,10 +38,11 @@ class Places:
         self._places: dict[int, Place] = {}
         self._strangers: set[int] = set()  # ids of cgroups that are not below the node
 
-    def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> None:
-        """Take in the pods; cheap when they are those of the last time."""
+    def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> list[int]:
+        """Take in the pods; cheap when they are those of the last time. The ids of cgroups in pods seen first."""
         if pods is self._pods and kubepods == self._kubepods:
-            return
+            return []
+        before = set(self._places)
         self._pods, self._kubepods = pods, kubepods
         for path, kind in ((self._node, "node"), (kubepods, "kubepods")):
             if path is not None:
@@ -56,7 +60,9 @@ class Places:
             for parent in found.cgroup.parents:
                 if not parent.is_relative_to(self._hierarchy.root):
                     break
-                self._learn(parent, Place(self._name(parent), "outside"), only_new=True)
+                kind = "pods" if self._node in parent.parents else "outside"
+                self._learn(parent, Place(self._name(parent), kind), only_new=True)
+        return [at for at, place in self._places.items() if place.pod is not None and at not in before]
 
     def ids(self) -> list[int]:
         """Ids of the node, kubepods and every pod."""
@@ -72,6 +78,10 @@ class Places:
             title = f"{known.pod.namespace}/{known.pod.name}"
             return Place(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
         return Place(f"#{cgroup_id}", "outside")
+
+    def knows(self, cgroup_id: int) -> bool:
+        """Whether a cgroup is known to be the node or below it; nothing is looked for."""
+        return cgroup_id in self._places and self.locate(cgroup_id)
 
     def locate(self, cgroup_id: int) -> bool:
         """Whether a cgroup is the node or below it. One that was not known (a service's) is looked for."""

@@ -29,6 +29,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
+from monitor.kernel.sched import hurry
 from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
 from monitor.policy.admission import admit
@@ -125,12 +126,15 @@ class Side:
         log_fd = self.races.fileno() if self.races is not None else None
         if log_fd is not None:
             poll.register(log_fd, select.POLLIN)
+        if not hurry():
+            self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         while not self._ending:
             self._guarded(self.scores.settle)
             ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
+            self.news.tell_elsewhere()
             if self.feed is not None and self.feed.fileno() in ready:
                 self._guarded(self.feed.consume)
             if log_fd in ready and self.races is not None:
@@ -209,6 +213,7 @@ class Side:
             pins = Pins.open(self.config.pin_dir)
             self.view.table = DomainTable(pins)
             self.view.pins = pins
+            self.view.counted()  # opens what is read later, when the pins may be gone
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
 
 #: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
 LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 1_000_000)
@@ -55,12 +57,31 @@ COUNTERS = (
     "cpu_ns",  # CPU time of the hot process
     "published_ns",
 )
+#: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it tells of.
+MESSAGES = (
+    "cross",
+    "clear",
+    "decision",
+    "killed",
+    "evicted",
+    "oom_mark",
+    "oom_kill",
+    "oom_exit",
+    "oom_reclaim",
+    "flight",
+    "state",
+    "log",
+    "reap",
+    "reclaim",
+    "other",
+)
 HISTOGRAMS = ("detection_us", "kill_us", "gone_us")
 
-_SLOTS: dict[str, int] = {name: i for i, name in enumerate(COUNTERS)}
+_NAMES = (*COUNTERS, *(f"dropped_{name}" for name in MESSAGES))
+_SLOTS: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}
 _HIST_WIDTH = len(LATENCY_BUCKETS_US) + 2  # buckets, overflow, sum
-_HIST_BASE = {name: len(COUNTERS) + i * _HIST_WIDTH for i, name in enumerate(HISTOGRAMS)}
-SIZE = 8 * (len(COUNTERS) + len(HISTOGRAMS) * _HIST_WIDTH)
+_HIST_BASE = {name: len(_NAMES) + i * _HIST_WIDTH for i, name in enumerate(HISTOGRAMS)}
+SIZE = 8 * (len(_NAMES) + len(HISTOGRAMS) * _HIST_WIDTH)
 
 
 class SharedStats:
@@ -88,6 +109,12 @@ class SharedStats:
 
     def add(self, name: str, n: int = 1) -> None:
         self._view[_SLOTS[name]] += n
+
+    def dropped(self, message: Mapping[str, Any]) -> None:
+        """A message for the side was dropped."""
+        self.add("channel_dropped")
+        kind = f"oom_{message['kind']}" if message["t"] == "oom" else message["t"]
+        self.add(f"dropped_{kind}" if kind in MESSAGES else "dropped_other")
 
     def set(self, name: str, value: int) -> None:
         self._view[_SLOTS[name]] = value

@@ -8,18 +8,30 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Constraint, Killed
-from monitor.race.events import Checked
+from monitor.race.events import KMSG, KMSG_PLACE, Checked
 
 #: A kill is looked for in the kernel's log for this long.
 LOGGED_NS = 1_000_000_000
 #: The victim's cgroup is asked after this long.
 COUNTED_NS = 100_000_000
+#: A kill is counted microseconds before it is marked: one this close to the first look may be in it or not.
+UNSURE_NS = 10_000_000
 #: Cgroups whose kills are counted here; those of the distant past are forgotten.
 _CGROUPS = 4096
+
+
+class Told(NamedTuple):
+    """What the record says of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
+
+    ts_ns: int
+    cgroup_id: int
+    path: str
+    limit: str | None
 
 
 class Witness:
@@ -29,58 +41,104 @@ class Witness:
         self._hierarchy = hierarchy
         self._has_log = has_log
         self._feed = feed
-        self._awaited: dict[int, int] = {}  # pid of a victim -> time of its mark; the log has not told of it yet
+        self._awaited: dict[int, Told] = {}  # by pid of a victim; the log has not told of it yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log told of its end; no mark was heard of yet
-        self._uncounted: dict[int, tuple[int, int, str]] = {}  # pid -> time of its mark, its cgroup's id and path
+        self._placed: dict[int, tuple[int, Constraint]] = {}  # pid -> when the log told where; it comes before that
+        self._uncounted: dict[int, Told] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
+        self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
 
-    def marked(self, pid: int, ts_ns: int, cgroup_id: int, path: str) -> None:
+    def known(self, cgroup_id: int, path: str) -> None:
+        """A cgroup is seen for the first time: what it has counted by now is none of what will be told."""
+        counted = self._ask(cgroup_id, path)
+        if counted is None:
+            return
+        if len(self._base) >= _CGROUPS:
+            del self._base[next(iter(self._base))]
+        self._base[cgroup_id] = (time.monotonic_ns(), counted)
+
+    def marked(self, pid: int, told: Told) -> None:
         """The OOM killer took a process; its mark was fed before."""
         if self._has_log:
-            self._awaited[pid] = ts_ns
+            self._awaited[pid] = told
             self._match(pid)
+        base = self._base.get(told.cgroup_id)
+        if base is not None and told.ts_ns < base[0] + UNSURE_NS:
+            return  # it may be among what was counted then
         if len(self._kills) >= _CGROUPS:
             self._kills.clear()
-        self._kills[cgroup_id] += 1
-        self._uncounted[pid] = (ts_ns, cgroup_id, path)
+        self._kills[told.cgroup_id] += 1
+        self._uncounted[pid] = told
 
     def read(self, lines: list[Killed | Constraint]) -> None:
         """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
         now = time.monotonic_ns()
         for line in lines:
-            if isinstance(line, Killed):
+            if isinstance(line, Constraint):
+                self._placed[line.pid] = (now, line)
+            else:
                 self._logged[line.pid] = (now, line.text[:200])
                 self._match(line.pid)
 
     def turn(self, now_ns: int) -> None:
         """Ask the counters, and give up on lines that do not come."""
-        for pid, (since, cgroup_id, path) in list(self._uncounted.items()):
-            if now_ns - since >= COUNTED_NS:
+        for pid, told in list(self._uncounted.items()):
+            if now_ns - told.ts_ns >= COUNTED_NS:
                 del self._uncounted[pid]
-                self._count(pid, cgroup_id, path, now_ns)
-        for pid, since in list(self._awaited.items()):
-            if now_ns - since > LOGGED_NS:
+                self._count(pid, told, now_ns)
+        for pid, told in list(self._awaited.items()):
+            if now_ns - told.ts_ns > LOGGED_NS:
                 del self._awaited[pid]
-                self._feed(Checked(now_ns, "kmsg", pid, False, "the kernel's log has no line about this kill"))
+                self._feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
+        self._placed = {pid: one for pid, one in self._placed.items() if now_ns - one[0] <= LOGGED_NS}
 
     def _match(self, pid: int) -> None:
-        """The mark and the log's line about one kill agree, if both are there."""
-        if pid in self._awaited and pid in self._logged:
-            del self._awaited[pid]
-            at, text = self._logged.pop(pid)
-            self._feed(Checked(at, "kmsg", pid, True, text))
-
-    def _count(self, pid: int, cgroup_id: int, path: str, now_ns: int) -> None:
-        directory = self._hierarchy.root / path.lstrip("/")
-        try:
-            if cgroupfs.cgroup_id(directory) != cgroup_id:
-                return  # another one of that name by now
-        except cgroupfs.CgroupGone:
+        """The mark and the log's lines about one kill, if both are there."""
+        if pid not in self._awaited or pid not in self._logged:
             return
-        counted = cgroupfs.oom_kills(self._hierarchy, directory)
+        told = self._awaited.pop(pid)
+        at, text = self._logged.pop(pid)
+        self._feed(Checked(at, KMSG, pid, True, text))
+        _, placed = self._placed.pop(pid, (0, None))
+        if placed is not None:  # the kernel writes at most 10 of these in 5 s
+            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, told)))
+
+    def _count(self, pid: int, told: Told, now_ns: int) -> None:
+        counted = self._ask(told.cgroup_id, told.path)
         if counted is None:
             return
         source = "memory.oom_control" if self._hierarchy.version == 1 else "memory.events"
-        detail = f"{path} counts {counted} OOM kills, {self._kills[cgroup_id]} were seen"
-        self._feed(Checked(now_ns, source, pid, counted >= self._kills[cgroup_id], detail))
+        seen, base = self._kills[told.cgroup_id], self._base.get(told.cgroup_id, (0, 0))[1]
+        earlier = f", {base} of them before it was watched" if base else ""
+        detail = f"{told.path} counts {counted} OOM kills{earlier}, {seen} were seen"
+        self._feed(Checked(now_ns, source, pid, counted - base >= seen, detail))
+
+    def _ask(self, cgroup_id: int, path: str) -> int | None:
+        """The kills a cgroup has counted; None if it is gone, another one of that name by now, or does not say."""
+        directory = self._hierarchy.root / path.lstrip("/")
+        try:
+            if cgroupfs.cgroup_id(directory) != cgroup_id:
+                return None
+        except cgroupfs.CgroupGone:
+            return None
+        return cgroupfs.oom_kills(self._hierarchy, directory)
+
+
+def _agrees(placed: Constraint, told: Told) -> tuple[bool, str]:
+    """Whether the log names the limit and the victim's cgroup that the record does, and what it says."""
+    limit = "the machine" if placed.oom_memcg is None else placed.oom_memcg
+    same = _same(placed.oom_memcg, told.limit) and _same(placed.task_memcg, told.path)
+    detail = f"{placed.constraint}: limit of {limit}, victim in {placed.task_memcg}"
+    if not same:
+        detail += f"; the record: limit of {told.limit or 'the machine'}, victim in {told.path}"
+    return same, detail
+
+
+def _same(logged: str | None, ours: str | None) -> bool:
+    """Whether two paths are one cgroup. The log's begin at the root of the hierarchy, of which only a part may be
+    mounted here; one that is known by its id alone ("#7") says nothing.
+    """
+    if logged is None or ours is None:
+        return logged is ours
+    return "#" in ours or ours == "/" or logged == ours or logged.endswith(ours)

@@ -7,15 +7,19 @@ SCHED_FIFO 360 of 360, the worst 0.75 ms. SCHED_RESET_ON_FORK matters as much: i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 #: One above "never kill me" (-1000), which the kernel's OOM killer would honour even when only we are left.
 OOM_SCORE_ADJ = -999
+#: The nice value of threads between a kill and its alert: ten times the weight of an ordinary one.
+HURRIED = -10
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,25 @@ def set_realtime() -> tuple[str, str]:
     except OSError:
         return "default", note
     return "nice -20", note
+
+
+def hurry() -> bool:
+    """Put the calling thread ahead of ordinary ones; threads it starts inherit that. False without CAP_SYS_NICE.
+
+    With 30 pods at work on 2 CPUs an ordinary thread that wants 4 % of a CPU waits 94 % of the time, and an alert took
+    11 s. At `HURRIED` it has the CPU within milliseconds.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HURRIED)
+    except OSError:
+        return False
+    return True
+
+
+def take_time() -> None:
+    """Put the calling thread back among ordinary ones: what walks directories may wait."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
 
 
 def lock_memory() -> tuple[bool, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS
-from monitor.race.facts import Eviction, Facts
+from monitor.race.events import KUBELET, KUBEPODS, PODS
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
 from monitor.race.formula import last_sample
 from monitor.race.words import quantity, rate, size, span
@@ -87,6 +88,13 @@ def _cache_driven(f: Facts, basis: Eviction) -> str:
 
 def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
     t, available = f.threshold, f.available
+    if f.kills[0].scope == PODS:
+        limit = f.kills[0].oom_limit
+        above = f" above {size(limit)}" if limit is not None else ""
+        return [
+            f"No threshold watches {f.kills[0].oom_path}: raise its limit{above}, or remove it (kubelets set none), so "
+            "that its pods share what kubepods has."
+        ]
     if t is None:
         return [f"Set a hard threshold for {_signal(f)}: there is none."]
     found = []

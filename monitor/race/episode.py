@@ -17,9 +17,11 @@ from operator import attrgetter
 from monitor.race.codec import Record
 from monitor.race.events import (
     KUBEPODS,
+    KUBEPODS_SCOPES,
     NODE,
     RACE_SCOPES,
     Checked,
+    Clock,
     Crossing,
     Decided,
     End,
@@ -35,6 +37,7 @@ from monitor.race.events import (
     Tick,
     Watched,
     event_from_json,
+    event_key,
     in_order,
     moment,
 )
@@ -43,6 +46,8 @@ from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concern
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
 
 _time = attrgetter("ts_ns")
+#: Settings of the wall clock that are remembered: an episode is told of seconds after it began, and an hour at most.
+_CLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Episode:
 
     `ended`: "quiet" (of kills in a place of their own that do not stop: cut between two of them, see
     `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim was not gone) or "open"
-    (still going on). `dropped`: events beyond the bounds.
+    (still going on). `dropped`: events beyond the bounds. `realtime_ns`: what makes its times Unix times, by the wall
+    clock at its start; None if no `Clock` event told it.
     """
 
     domain: str
@@ -62,6 +68,7 @@ class Episode:
     events: tuple[Event, ...]
     watched: tuple[Watched, ...] = ()
     dropped: int = 0
+    realtime_ns: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -72,6 +79,7 @@ class Episode:
             "events": [e.to_json() for e in self.events],
             "watched": [w.to_json() for w in self.watched],
             "dropped": self.dropped,
+            "realtime_ns": self.realtime_ns,
         }
 
     @classmethod
@@ -89,6 +97,7 @@ class Episode:
             if isinstance(watched, list)
             else (),
             head.dropped,
+            head.realtime_ns,
         )
 
 
@@ -99,6 +108,7 @@ class _Head(Record):
     end_ns: int
     ended: str
     dropped: int = 0
+    realtime_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ class State:
     watched: tuple[Watched, ...] = ()
     ranked: Ranked | None = None
     open: tuple[Open, ...] = ()
+    clocks: tuple[Clock, ...] = ()  # by time, the latest few
 
 
 def feed(state: State, event: Event) -> tuple[State, tuple[Episode, ...]]:
@@ -119,7 +130,7 @@ def feed(state: State, event: Event) -> tuple[State, tuple[Episode, ...]]:
     if isinstance(event, End):
         state, done = _take_all(state, (*state.waiting, event))
         done += [_finished(state, o, STOPPED, max(event.ts_ns, o.last_ns)) for o in state.open]
-        return State(state.bounds, watched=state.watched, ranked=state.ranked), tuple(done)
+        return State(state.bounds, watched=state.watched, ranked=state.ranked, clocks=state.clocks), tuple(done)
     latest = max(state.latest_ns, event.ts_ns)
     horizon = latest - state.bounds.slack_ns
     at = bisect_right(state.waiting, event.ts_ns, key=_time)
@@ -194,6 +205,8 @@ def _is_over(o: Open, now_ns: int, bounds: Bounds) -> bool:
 def _take(state: State, event: Event) -> State:
     if isinstance(event, Tick | End):
         return state
+    if isinstance(event, Clock):
+        return replace(state, clocks=tuple(sorted([*state.clocks, event], key=event_key)[-_CLOCKS:]))
     if isinstance(event, Watched):
         same = (event.domain, event.signal, event.hard)
         others = [w for w in state.watched if (w.domain, w.signal, w.hard) != same]
@@ -254,6 +267,9 @@ def _opened(state: State, event: Event) -> Open | None:
     else:
         return None
     made = Open(key, domain, event.ts_ns, event.ts_ns, touched_ns=state.latest_ns)
+    before = [c for c in state.clocks if c.ts_ns <= event.ts_ns]
+    if before:
+        made = replace(made, realtime_ns=before[-1].realtime_ns)
     if state.ranked is not None:
         made = joined(made, state.ranked, state.bounds)
     made = joined(made, event, state.bounds)
@@ -273,5 +289,5 @@ def _finished(state: State, o: Open, ended: str, end_ns: int) -> Episode:
     if o.key == PRESSURE:
         mark = next((e for e in events if isinstance(e, Mark) and not e.exiting and e.scope in RACE_SCOPES), None)
         if mark is not None:
-            domain = KUBEPODS if mark.scope == KUBEPODS else NODE
-    return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.dropped)
+            domain = KUBEPODS if mark.scope in KUBEPODS_SCOPES else NODE
+    return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.dropped, o.realtime_ns)

@@ -15,17 +15,29 @@ from typing import Any, get_args
 from monitor.policy.ranking import Candidate
 from monitor.race.codec import Record, RecordError, decode, plain
 
-NODE, KUBEPODS = "node", "kubepods"
+NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
 #: si_code of a signal the kernel itself sent: the OOM killer, or bpf_send_signal.
 SI_KERNEL = 128
 SIGTERM, SIGKILL = 15, 9
+#: Who stops pods: the kubelet and container runtimes, by the kernel's name of the process (at most 15 characters).
+RUNTIMES = frozenset(
+    {"containerd", "containerd-shim", "conmon", "conmonrs", "crio", "crun", "dockerd", "kubelet", "runc"}
+)
+#: It kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
+INIT = ("systemd", 1)
+
+#: Witnesses of a kill: the kernel's log that it was, and where; any other is the counter of the victim's own cgroup.
+KMSG, KMSG_PLACE = "kmsg", "kmsg oom-kill"
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
-#: "outside": a limited cgroup that is neither the node, kubepods, nor part of a pod.
-SCOPES = ("global", "node", "kubepods", "pod", "container", "outside")
+#: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
+#: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
+SCOPES = ("global", "node", "kubepods", "pods", "pod", "container", "outside")
 #: Those in which an eviction races with the OOM killer; in the others somebody hit a limit of their own.
-RACE_SCOPES = frozenset({"global", "node", "kubepods"})
+RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
+#: Those that belong to kubepods' part of the node.
+KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
 
 
 class _Event(Record):
@@ -33,6 +45,17 @@ class _Event(Record):
 
     def to_json(self) -> dict[str, Any]:
         return {"event": type(self).__name__.lower(), **plain(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Clock(_Event):
+    """From `ts_ns` on, `realtime_ns` is what makes a time of CLOCK_MONOTONIC the Unix time, both in nanoseconds.
+
+    Another one comes when the wall clock was set, or stood beside a monotonic clock that does not count a suspend.
+    """
+
+    ts_ns: int
+    realtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +193,19 @@ class Kill(_Event):
     ours: bool = False
 
     @property
-    def by_user(self) -> bool:
+    def foreign(self) -> bool:
         """Sent to a pod by neither the kernel nor outrace."""
         return self.si_code != SI_KERNEL and not self.ours and self.pod is not None
+
+    @property
+    def by_runtime(self) -> bool:
+        """Sent to a pod by what stops pods: an ordinary end, or under pressure perhaps an eviction by a kubelet."""
+        return self.foreign and (self.sender_comm in RUNTIMES or (self.sender_comm, self.sender_pid) == INIT)
+
+    @property
+    def by_user(self) -> bool:
+        """Sent to a pod by anybody else: it only looks like an OOM kill (exit code 137)."""
+        return self.foreign and not self.by_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +254,10 @@ class Exit(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Gone(_Event):
-    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known)."""
+    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known).
+
+    `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
+    """
 
     ts_ns: int
     pod: str
@@ -232,7 +268,10 @@ class Gone(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Checked(_Event):
-    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not."""
+    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
+
+    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim.
+    """
 
     ts_ns: int
     source: str
@@ -280,8 +319,8 @@ class End(_Event):
 
 
 Event = (
-    Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit | Gone
-    | Checked | Clear | Tick | End
+    Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit
+    | Gone | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

@@ -3,83 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from monitor.policy.ranking import Candidate
 from monitor.race.episode import Episode
 from monitor.race.events import (
+    KMSG,
+    KMSG_PLACE,
     KUBELET,
+    PODS,
     RACE_SCOPES,
-    SIGKILL,
     Checked,
     Clear,
     Crossing,
     Decided,
     Event,
-    Gone,
     Kill,
     Lost,
     Mark,
     Ranked,
     Sample,
-    Signalled,
     Watched,
 )
+from monitor.race.evictions import Eviction, by_kubelet, evictions_told, met_before
 from monitor.race.forecast import slope
 from monitor.race.formula import available_at, domain_of
 
-#: What a process of the kernel's own making needs to die, for an eviction that was only thought: its exit frees about
-#: 7 GB/s, measured on one CPU, after about 1 ms.
-EXIT_NS = 1_000_000
-EXIT_BYTES_PER_S = 7_000_000_000
-#: The kubelet's runtime layer never gives a pod less than 2 s between SIGTERM and SIGKILL.
-KUBELET_MIN_GRACE_S = 2
 #: Marks by one invoking thread this close together are one OOM kill of a group: the kernel goes through it in one go.
 GROUP_NS = 10_000_000
-#: The witness of a kill that is not the victim's own counter (memory.events, memory.oom_control).
-KMSG = "kmsg"
 
 
 #: A threshold that is clear for less than this and then crossed again was never really clear.
 BRIEF_NS = 5_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
-
-    `again_ns`: when the same was last decided anew, while it went on.
-    """
-
-    decision: Decided
-    signalled_ns: int | None = None
-    killed_ns: int | None = None
-    gone_ns: int | None = None
-    freed: int | None = None
-    again_ns: int | None = None
-
-    @property
-    def grace_ns(self) -> int:
-        """What its processes really get: outrace gives none for a hard threshold, a kubelet 2 s at least."""
-        d = self.decision
-        if d.by == KUBELET:
-            return max(KUBELET_MIN_GRACE_S, d.grace_s) * 10**9
-        return 0 if d.hard else max(0, d.grace_s) * 10**9
-
-    @property
-    def forced_ns(self) -> int:
-        """When SIGKILL was sent, or would have been."""
-        if self.killed_ns is not None:
-            return self.killed_ns
-        return (self.signalled_ns or self.decision.ts_ns) + self.grace_ns
-
-    @property
-    def done_ns(self) -> int | None:
-        """When nobody was left of it. For an observed one: when nobody would have been, by an estimate."""
-        if self.gone_ns is not None or not self.decision.observed:
-            return self.gone_ns
-        size = self.decision.working_set or 0
-        return self.forced_ns + EXIT_NS + size * 10**9 // EXIT_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +126,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
     killed = {m.victim_pid for m in kills}
     exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
-    evictions = _evictions(events)
+    evictions = sorted((*evictions_told(events), *by_kubelet(events, order)), key=lambda e: e.decision.ts_ns)
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in RACE_SCOPES else None
@@ -192,7 +147,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         evictions=tuple(evictions),
         crossing=crossing,
         crossed_ns=crossed_ns,
-        cleared=not _met(events, episode.end_ns + 1),
+        cleared=not met_before(events, episode.end_ns + 1),
         usage=usage,
         limit=_limit(kills, threshold, crossing),
         threshold=threshold,
@@ -214,73 +169,19 @@ def _denied(events: Iterable[Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nobody confirms."""
     said: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
-        if isinstance(event, Checked) and event.victim_pid is not None:
+        if isinstance(event, Checked) and event.victim_pid is not None and event.source != KMSG_PLACE:
             said.setdefault(event.victim_pid, set()).add((event.source == KMSG, event.agrees))
     return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
-
-
-def _evictions(events: Iterable[Event]) -> list[Eviction]:
-    """Every eviction with what became of it; a pod decided on again while it goes is the same eviction. One only
-    thought of goes until its threshold is clear.
-    """
-    found: list[Eviction] = []
-    over: set[int] = set()  # of those, the ones only thought of whose threshold cleared
-    for event in events:
-        if isinstance(event, Decided):
-            for i, e in enumerate(found):
-                if i not in over and _is_of(e, event.pod, event.by) and e.decision.observed == event.observed:
-                    found[i] = replace(e, again_ns=event.ts_ns)
-                    break
-            else:
-                found.append(Eviction(event))
-        elif isinstance(event, Clear):
-            for i, e in enumerate(found):
-                d = e.decision
-                if d.observed and (d.domain, d.signal, d.hard) == (event.domain, event.signal, event.hard):
-                    over.add(i)
-        elif isinstance(event, Signalled | Gone):
-            for i, e in enumerate(found):
-                if _is_of(e, event.pod, event.by) and not e.decision.observed:
-                    found[i] = _advanced(e, event)
-                    break
-    return found
-
-
-def _is_of(eviction: Eviction, pod: str, by: str) -> bool:
-    return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
-
-
-def _advanced(e: Eviction, event: Signalled | Gone) -> Eviction:
-    if isinstance(event, Gone):
-        return replace(e, gone_ns=event.ts_ns, freed=event.freed)
-    first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
-    forced = event.ts_ns if event.signal == SIGKILL and e.killed_ns is None else e.killed_ns
-    return replace(e, signalled_ns=first, killed_ns=forced)
 
 
 def _first_decision(evictions: Sequence[Eviction], default: int) -> int:
     return evictions[0].decision.ts_ns if evictions else default
 
 
-def _met(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, bool], Crossing | int]:
-    """The thresholds met just before ``until_ns``, each with its crossing, or its time if only a decision tells it."""
-    met: dict[tuple[str, str, bool], Crossing | int] = {}
-    for event in events:
-        if event.ts_ns >= until_ns:
-            break
-        if isinstance(event, Crossing):
-            met.setdefault((event.domain, event.signal, event.hard), event)
-        elif isinstance(event, Decided):
-            met.setdefault((event.domain, event.signal, event.hard), event.crossed_ns or event.ts_ns)
-        elif isinstance(event, Clear):
-            met.pop((event.domain, event.signal, event.hard), None)
-    return met
-
-
 def _crossing(events: Sequence[Event], at_ns: int, domain: str | None) -> tuple[Crossing | None, int | None]:
     """What had been crossed at ``at_ns`` and was not clear again, and when; of one domain, or (None) of any."""
     mine = [e for e in events if domain is None or getattr(e, "domain", domain) == domain]
-    met = _met(mine, at_ns) or _met(mine, at_ns + 1)
+    met = met_before(mine, at_ns) or met_before(mine, at_ns + 1)
     for hard in (True, False):
         these = {key: value for key, value in met.items() if key[2] == hard}
         found = [c for c in these.values() if isinstance(c, Crossing)]
@@ -296,6 +197,8 @@ def _usage(events: Iterable[Event], domain: str) -> Iterable[tuple[int, int]]:
             if event.usage is not None:
                 yield event.ts_ns, event.usage
         elif isinstance(event, Mark) and event.oom_usage is not None and domain_of(event) == domain:
+            if event.scope == PODS:
+                continue  # of a part of the domain
             yield event.ts_ns, event.oom_usage
 
 
@@ -322,7 +225,7 @@ def _threshold(episode: Episode, crossing: Crossing | None) -> Watched | None:
 
 def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing | None) -> int | None:
     """Where the kernel kills: the limit it told, else the domain's, else its capacity (the machine has no line)."""
-    if kills and kills[0].oom_limit is not None:
+    if kills and kills[0].oom_limit is not None and kills[0].scope != PODS:
         return kills[0].oom_limit
     if threshold is not None:
         return threshold.limit if threshold.limit is not None else threshold.capacity

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.badness import evictable
-from monitor.race.events import KUBELET, KUBEPODS, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
-from monitor.race.facts import GROUP_NS, Eviction, Facts
+from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
+from monitor.race.evictions import Eviction
+from monitor.race.facts import GROUP_NS, Facts
 
 
 def flags(f: Facts) -> tuple[str, ...]:
@@ -13,7 +14,7 @@ def flags(f: Facts) -> tuple[str, ...]:
     scopes = {m.scope for m in (*f.kills, *f.exiting)}
     found = {
         i.GLOBAL: "global" in scopes,
-        i.KUBEPODS_LIMIT: KUBEPODS in scopes,
+        i.KUBEPODS_LIMIT: bool(scopes & KUBEPODS_SCOPES),
         i.WRONG_VICTIM: wrong_victim(f) is not None,
         i.COLLATERAL: bool(collateral(f)),
         i.GROUP_KILL: is_group_kill(f),

@@ -9,11 +9,13 @@ from monitor.race.codec import Record
 from monitor.race.events import (
     KUBELET,
     KUBEPODS,
+    KUBEPODS_SCOPES,
     NODE,
     RACE_SCOPES,
     SIGKILL,
     Checked,
     Clear,
+    Clock,
     Crossing,
     Decided,
     Event,
@@ -87,6 +89,7 @@ class Open:
     marked_pods: tuple[str, ...] = ()
     killed: tuple[int, ...] = ()  # pids that a user's signal was for
     killed_pods: tuple[str, ...] = ()  # of any kill or mark
+    realtime_ns: int | None = None  # what makes its times Unix times
 
 
 def place_of(event: Event) -> tuple[str, str] | None:
@@ -95,7 +98,7 @@ def place_of(event: Event) -> tuple[str, str] | None:
         return (PRESSURE if event.domain in (NODE, KUBEPODS) else event.domain), event.domain
     if isinstance(event, Mark):
         if event.scope in RACE_SCOPES:
-            return PRESSURE, (KUBEPODS if event.scope == KUBEPODS else NODE)
+            return PRESSURE, (KUBEPODS if event.scope in KUBEPODS_SCOPES else NODE)
         path = event.oom_path or event.memcg
         return path, path
     return None
@@ -103,6 +106,8 @@ def place_of(event: Event) -> tuple[str, str] | None:
 
 def concerns(o: Open, event: Event) -> bool:
     """Whether an event belongs to an episode that is open."""
+    if isinstance(event, Clock):
+        return False
     if isinstance(event, Sample):  # most events by far
         return o.key == PRESSURE or o.domain == event.domain or (event.pod is not None and event.pod in o.marked_pods)
     if isinstance(event, Mark) and event.exiting and event.victim_pid in o.killed:
@@ -182,8 +187,9 @@ def _lasts(o: Open, event: Event) -> bool:
     if isinstance(event, Clear):  # may be said again and again
         return (event.domain, event.signal, event.hard) in o.met
     if isinstance(event, Kill) and not event.ours:
-        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not.
-        return event.by_user and o.key != PRESSURE
+        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not. A pod
+        # that a runtime stops under pressure may be a kubelet's eviction: then its end is waited for.
+        return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE and bool(o.met))
     if o.key == PRESSURE and isinstance(event, Signalled | Gone):
         return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk
     return True
@@ -221,6 +227,9 @@ def _tracked(o: Open, event: Event, bounds: Bounds) -> Open:
     if isinstance(event, Decided) and not event.observed:
         until = event.ts_ns + event.grace_s * 10**9 + bounds.victim_ns
         return replace(o, pods=(*[p for p in o.pods if p[0] != event.pod], (event.pod, until)))
+    if isinstance(event, Kill) and event.by_runtime and event.pod is not None:
+        known = any(uid == event.pod for uid, _ in o.pods)
+        return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
     if isinstance(event, Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))
     if isinstance(event, Signalled) and event.signal == SIGKILL and event.by == KUBELET:

@@ -6,8 +6,9 @@ Each function is one verdict; docs/verdicts.md says the same in words. None wher
 from __future__ import annotations
 
 from monitor.race import incident as i
-from monitor.race.events import Sample
-from monitor.race.facts import EXIT_NS, GROUP_NS, Eviction, Facts
+from monitor.race.events import PODS, Sample
+from monitor.race.evictions import EXIT_NS, Eviction
+from monitor.race.facts import GROUP_NS, Facts
 
 Margins = tuple[int | None, float | None]
 
@@ -102,7 +103,7 @@ def held(f: Facts, e: Eviction) -> int | None:
 def _grown(f: Facts, e: Eviction) -> int | None:
     """Bytes by which the domain's usage grew from a decision to the first mark."""
     kill, d = f.kills[0], e.decision
-    if d.usage is not None and kill.oom_usage is not None:
+    if d.usage is not None and kill.oom_usage is not None and kill.scope != PODS:
         return max(0, kill.oom_usage - d.usage)
     later = [(ts, used) for ts, used in f.usage if d.ts_ns < ts <= kill.ts_ns]
     if f.rate is None and (d.usage is None or not later):

@@ -7,7 +7,7 @@ from typing import Any
 
 from monitor.race.codec import RecordError
 from monitor.race.episode import State
-from monitor.race.events import Event, Ranked, Watched, event_from_json
+from monitor.race.events import Clock, Event, Ranked, Watched, event_from_json
 from monitor.race.joining import Bounds, Open
 
 
@@ -39,9 +39,11 @@ def state_to_json(state: State) -> dict[str, Any]:
                 "marked_pods": list(one.marked_pods),
                 "killed": list(one.killed),
                 "killed_pods": list(one.killed_pods),
+                "realtime_ns": one.realtime_ns,
             }
             for one in state.open
         ],
+        "clocks": _events(state.clocks),
     }
 
 
@@ -77,10 +79,12 @@ def state_from_json(data: Mapping[str, Any]) -> State:
                     marked_pods=tuple(one["marked_pods"]),
                     killed=tuple(one["killed"]),
                     killed_pods=tuple(one["killed_pods"]),
+                    realtime_ns=one.get("realtime_ns"),  # not in recordings of 0.1
                 )
                 for one in data["open"]
             ]
         ),
+        clocks=tuple([event for event in _read(data.get("clocks", [])) if isinstance(event, Clock)]),
     )
 
 

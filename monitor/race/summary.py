@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, Mark
-from monitor.race.facts import Eviction, Facts
+from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Mark
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts
 from monitor.race.flags import collateral, wrong_victim
 from monitor.race.margins import held, thought_in_time
 from monitor.race.words import listed, size, span
@@ -42,6 +43,8 @@ def _where(f: Facts) -> str:
     mark = f.kills[0]
     if mark.scope == "global":
         return "The machine ran out of memory"
+    if mark.scope == PODS:
+        return f"The cgroup {mark.oom_path}, which holds pods, hit its limit{_of(mark)}"
     if mark.scope == KUBEPODS:
         return f"The kubepods cgroup hit its limit{_of(mark)}"
     return f"The node hit its limit{_of(mark)}"
@@ -183,6 +186,17 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
             f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but both the kernel's log and the counter of its "
             "cgroup deny a kill"
         )
+    kills = {m.victim_pid for m in f.kills}
+    placed = next(
+        (
+            e
+            for e in f.episode.events
+            if isinstance(e, Checked) and e.source == KMSG_PLACE and not e.agrees and e.victim_pid in kills
+        ),
+        None,
+    )
+    if placed is not None:
+        found.append(f"the kernel's log says otherwise ({placed.detail})")
     ending = [m for m in f.exiting if m not in f.denied]
     if ending:
         found.append(f"{ending[0].victim_comm} (pid {ending[0].victim_pid}) was marked, but ending already")

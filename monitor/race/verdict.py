@@ -15,7 +15,8 @@ from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Mark
-from monitor.race.facts import Eviction, Facts, facts
+from monitor.race.evictions import Eviction
+from monitor.race.facts import Facts, facts
 from monitor.race.flags import flags
 from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
@@ -41,8 +42,10 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
     """Judge an episode. Never raises for any episode that `feed` made.
 
     ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event tells it. ``realtime_ns``: what
-    to add to the episode's times to get the time since 1970.
+    to add to the episode's times to get the time since 1970, where the episode does not know.
     """
+    if episode.realtime_ns is not None:
+        realtime_ns = episode.realtime_ns
     f = facts(episode, order)
     ruling = rule(f)
     basis = ruling.basis

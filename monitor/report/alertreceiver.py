@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import __version__
+from monitor.kernel.sched import hurry
 from monitor.report import alerthttp
 from monitor.report.alertjournal import Journal
 from monitor.report.alertqueue import RESOLVED, Change, Operation, Outbox
@@ -169,6 +170,7 @@ class Receiver:
             self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
 
     def _run(self) -> None:
+        hurry()
         self._keep(self._compact)
         while True:
             with self._changed:

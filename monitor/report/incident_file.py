@@ -41,6 +41,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX incidents_by_start ON incidents (start)",
         "CREATE INDEX incidents_by_end ON incidents (end)",
     ),
+    (
+        # Unix seconds by the store's own clock, which never goes back; NULL of older incidents, which go by `end`.
+        "ALTER TABLE incidents ADD COLUMN stored REAL",
+        "CREATE INDEX incidents_by_age ON incidents (coalesce(stored, end))",
+        "DROP INDEX incidents_by_end",
+    ),
 )
 #: Pages of SQLite's cache, in KiB: a row is a few of them.
 _CACHE_KIB = 512

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+def steady_clock() -> Callable[[], float]:
+    """Unix seconds by the wall clock of this moment, counted on without a look at it: setting it ages nothing."""
+    since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: since + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 MAX_AGE_S = 30 * 86400.0
 MAX_BYTES = 64 << 20
 KEEP = 10_000
@@ -55,7 +62,7 @@ class IncidentStore(IncidentReader):
         keep: int = KEEP,
         log: Log | None = None,
         wait_s: float = WAIT_S,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(path, wait_s=wait_s)
         if max_bytes < MIN_BYTES:
@@ -71,7 +78,7 @@ class IncidentStore(IncidentReader):
         self.lost = 0
         self.set_aside = 0
         self._log = log if log is not None else Log()
-        self._clock = clock
+        self._clock = clock or steady_clock()
         self._lock = threading.Lock()
         self._checked: list[tuple[int, ...]] | None = (
             None  # what the file looked like when it was last known to be whole
@@ -105,17 +112,17 @@ class IncidentStore(IncidentReader):
         def write(connection: sqlite3.Connection) -> None:
             with transaction(connection):
                 self._make_room(connection, size, row["id"])
-                upsert(connection, row)
-            self._delete_ended(connection, self._clock() - self.max_age_s)
+                upsert(connection, row | {"stored": _now(connection, self._clock())})
+            self._delete_old(connection, self._clock() - self.max_age_s)
 
         self._write(write)
 
     def prune(self, now: float | None = None) -> int:
-        """Delete what is too old at ``now`` (Unix seconds) or too much; returns how many went. Raises as `add`."""
+        """Delete what was stored too long before ``now`` (Unix seconds); returns how many went. Raises as `add`."""
         if not self.path.exists():
             return 0
         limit = (self._clock() if now is None else now) - self.max_age_s
-        return self._write(lambda connection: self._delete_ended(connection, limit))
+        return self._write(lambda connection: self._delete_old(connection, limit))
 
     # room
 
@@ -135,9 +142,10 @@ class IncidentStore(IncidentReader):
             query = "DELETE FROM incidents WHERE seq IN (SELECT seq FROM incidents WHERE id <> ? ORDER BY seq LIMIT ?)"
             connection.execute(query, (key, victims))
 
-    def _delete_ended(self, connection: sqlite3.Connection, before: float) -> int:
-        """Delete incidents that ended before that time, a few in each transaction; returns how many."""
-        query = f"DELETE FROM incidents WHERE seq IN (SELECT seq FROM incidents WHERE end < ? LIMIT {_BATCH})"
+    def _delete_old(self, connection: sqlite3.Connection, before: float) -> int:
+        """Delete incidents that were stored before that time, a few in each transaction; returns how many."""
+        old = f"SELECT seq FROM incidents WHERE coalesce(stored, end) < ? LIMIT {_BATCH}"
+        query = f"DELETE FROM incidents WHERE seq IN ({old})"
         total = 0
         while (gone := connection.execute(query, (before,)).rowcount) > 0:
             total += gone
@@ -256,6 +264,12 @@ def _guard_file(path: Path, status: os.stat_result) -> None:
 
 def _number(connection: sqlite3.Connection, query: str, *values: object) -> int:
     return int(connection.execute(query, values).fetchone()[0])
+
+
+def _now(connection: sqlite3.Connection, now: float) -> float:
+    """``now``, but never before what was stored last: a clock that was behind then must not make an incident old."""
+    (last,) = connection.execute("SELECT max(coalesce(stored, end)) FROM incidents").fetchone()
+    return now if last is None else max(now, float(last))
 
 
 def store_in(state_dir: Path, log: Log) -> IncidentStore:

@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from monitor import __version__
-from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US
+from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.policy.eras import era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.http import Response
@@ -214,6 +214,11 @@ class Metrics(Collector):
             ("scope",),
             (((scope,), view.oom_kills[scope]) for scope in SCOPES),
         )
+        yield CounterMetricFamily(
+            "outrace_oom_kills_elsewhere",
+            "Processes killed by the OOM killer outside the cgroup that is the node, since the side started.",
+            view.kills_elsewhere,
+        )
 
     def _signals(self, unit: str, seen: Mapping[str, tuple[int | None, int | None]]) -> Iterator[Metric]:
         """What each signal reads and is compared with: in ``bytes``, or a ``count`` of inodes or process ids."""
@@ -236,11 +241,7 @@ class Metrics(Collector):
 
     def _records(self) -> Iterator[Metric]:
         stats = self.view.stats
-        kernel: Mapping[str, int] = {}
-        if self.view.pins is not None:
-            from monitor.kernel.pins import counts
-
-            kernel = counts(self.view.pins)
+        kernel = self.view.counted()
         sides = [
             ((kind, "kernel"), float(max(0, kernel.get(f"emitted_{kind}", 0) - stats.get(f"base_{kind}"))))
             for kind in RECORDS
@@ -263,6 +264,15 @@ class Metrics(Collector):
             "What was dropped, and where: a full ring, channel or queue.",
             ("where",),
             (((where,), float(n)) for where, n in lost.items()),
+        )
+
+        dropped = (((name,), float(stats.get(f"dropped_{name}"))) for name in MESSAGES)
+        yield _labelled(
+            CounterMetricFamily,
+            "channel_dropped",
+            "Messages for the side process that were dropped, by what they tell.",
+            ("message",),
+            dropped,
         )
 
     def _latencies(self) -> Iterator[Metric]:

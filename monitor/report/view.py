@@ -6,6 +6,7 @@ place.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from monitor.daemon.diskwatch import DiskWatch
     from monitor.daemon.races import Races
     from monitor.kernel.domains import DomainTable, Reading
-    from monitor.kernel.pins import Pins
+    from monitor.kernel.pins import Map, Pins
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
 #: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
@@ -62,11 +63,13 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
     side_turns: int = 0  # of the side's main loop
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
+    _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -116,14 +119,24 @@ class View:
             return "the hot process is not ready: its counters are not complete yet"
         return ""
 
+    def counted(self) -> dict[str, int]:
+        """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.
+
+        From a descriptor that is kept: the pins may be taken away (`outrace unload --force`) while the programs work.
+        """
+        if self.pins is None:
+            return {}
+        from monitor.kernel.pins import possible_cpus
+        from monitor.kernel.wire import COUNTS
+
+        if self._counts is None:
+            self._counts = self.pins.map("counts", 8 * possible_cpus())
+        raw = {name: self._counts.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
+        return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}
+
     def lost(self) -> dict[str, int]:
         """Where -> how many records were dropped there: by the programs, the rings, the channel."""
-        found: dict[str, int] = {}
-        if self.pins is not None:
-            from monitor.kernel.pins import counts
-
-            counted = counts(self.pins)
-            found = {f"ring_{name.removeprefix('lost_')}": n for name, n in counted.items() if name.startswith("lost_")}
+        found = {f"ring_{n.removeprefix('lost_')}": count for n, count in self.counted().items() if "lost_" in n}
         found["decode"] = self.stats.get("records_bad")
         found["channel"] = self.stats.get("channel_dropped")
         found["messages"] = self.bad_messages

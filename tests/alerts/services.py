@@ -41,6 +41,28 @@ def binary(name: str) -> str:
     return found
 
 
+def alertmanager(directory: Path) -> str:
+    """Path of an Alertmanager that runs: Debian's looks for its templates in /usr/share, which has none of them where
+    the package is only unpacked. Then it is a script, below ``directory``, that shows it those in a mount namespace of
+    its own.
+    """
+    program = Path(binary("prometheus-alertmanager"))
+    templates = program.parents[1] / "share" / "prometheus"
+    if Path("/usr/share/prometheus/alertmanager").exists() or not templates.exists():
+        return str(program)
+    script = directory / "prometheus-alertmanager"
+    script.write_text(
+        f"""#!/bin/sh
+[ "$1" = there ] || exec unshare --mount "$0" there "$@"
+shift
+mount -t tmpfs tmpfs /usr/share && ln -s {templates} /usr/share/prometheus || exit 1
+exec {program} "$@"
+"""
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -85,7 +107,7 @@ class Alertmanager:
 
     def __init__(self, directory: Path, config: str = _NOWHERE) -> None:
         self.directory = directory
-        self.program = binary("prometheus-alertmanager")
+        self.program = alertmanager(directory)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         (directory / "alertmanager.yml").write_text(config)

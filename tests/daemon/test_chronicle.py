@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,15 @@ from monitor.daemon import chronicle as module
 from monitor.daemon.chronicle import Chronicle
 from monitor.daemon.foresight import Foresight
 from monitor.daemon.places import Places
+from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
 from monitor.race.events import Clear, Crossing, Event, Mark
 from monitor.race.forecast import Forecast
 from monitor.race.outlook import Outlook
+from monitor.race.verdict import verdict
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -34,19 +39,25 @@ def node(tmp_path: Path) -> Path:
 class Heard:
     """A chronicle of ``node`` and what it made."""
 
-    def __init__(self, node: Path, is_machine: bool = False) -> None:
+    def __init__(
+        self,
+        node: Path,
+        is_machine: bool = False,
+        pods: Mapping[str, FoundPod] | None = None,
+        kubepods: Path | None = None,
+    ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
         view: Any = SimpleNamespace(
             hierarchy=Hierarchy(1, node.parent),
             node_path=node.parent if is_machine else node,
             config=SimpleNamespace(node_cgroup=None if is_machine else str(node)),
-            kubepods=None,
-            pods={},
+            kubepods=kubepods,
+            pods=pods or {},
             thresholds=(),
             stats=SimpleNamespace(get=lambda _: 0),
             table=None,
-            pins=None,
+            counted=dict,
             mem_total=1 << 30,
         )
         self.chronicle = Chronicle(view, lambda e, final: self.episodes.append((e, final)), self.events.append, False)
@@ -78,7 +89,7 @@ def state(*met: str) -> dict[str, Any]:
     }
 
 
-def marked(victim: int, limit: int) -> dict[str, Any]:
+def marked(victim: int, limit: int, domain: int | None = 0) -> dict[str, Any]:
     zero = dict.fromkeys(
         ("anon_rss", "file_rss", "shmem_rss", "oom_score_adj", "oom_inactive_file", "oom_active_file"), 0
     )
@@ -94,6 +105,7 @@ def marked(victim: int, limit: int) -> dict[str, Any]:
         "invoker_tid": 1 << 22,
         "invoker_comm": "x",
         "invoker_cgroup": victim,
+        "domain": domain,
         "oom_cgroup": limit,
         "oom_usage": MIB,
         "oom_limit": MIB,
@@ -105,10 +117,16 @@ def marked(victim: int, limit: int) -> dict[str, Any]:
     }
 
 
-def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path) -> None:
+def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(node)
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
-    heard.chronicle.hear(marked(at, at))
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
+        heard.chronicle.hear(marked(at, at, domain=None))
+        heard.chronicle.hear(marked(at, at, domain=None) | {"kind": "reclaim", "victim_cgroup": 0})
+    assert heard.events[1:] == []
+    heard.chronicle.hear(marked(at, at) | {"domain": None, "victim_cgroup": 0})  # a kernel that does not say whose
+    heard.chronicle.hear(marked(at, at, domain=None) | {"while_away": True})
     assert heard.of(Mark) == []
     heard.chronicle.hear(marked(system, system))
     (mark,) = heard.of(Mark)
@@ -123,6 +141,26 @@ def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Pat
     heard = Heard(node, is_machine=True)
     heard.chronicle.hear(marked(at, at))
     assert [m.scope for m in heard.of(Mark)] == ["outside"]
+
+
+@pytest.mark.parametrize("hit", ["burstable", "."])
+def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Path, hit: str) -> None:
+    """Of a QoS class, and of what lies between the node and kubepods."""
+    slice_ = node / "cluster" / "kubepods"
+    at = slice_ / hit if hit != "." else slice_.parent
+    pod = slice_ / "burstable" / "podx"
+    pod.mkdir(parents=True)
+    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
+    heard = Heard(node, pods={"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
+    heard.chronicle.hear(marked(cgroup_id(pod), cgroup_id(at)))
+    (mark,) = heard.of(Mark)
+    path = f"/{at.relative_to(node.parent)}"
+    assert (mark.scope, mark.oom_path, mark.pod_name) == ("pods", path, "ns/x")
+    heard.chronicle.end()
+    ((found, _),) = heard.episodes
+    incident = verdict(found)
+    assert (incident.domain, incident.flags) == ("kubepods", ("kubepods_limit",))
+    assert f"the cgroup {path}, which holds pods, hit its limit of 1.0 MiB" in incident.summary
 
 
 def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node: Path) -> None:
@@ -161,6 +199,26 @@ def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest
         clock[0] += module.CATCH_UP_NS
         heard.chronicle.turn()
     assert [(e.domain, final) for e, final in heard.episodes] == [("node", True)]
+
+
+def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000 * S]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
+    heard = Heard(node)
+    system = cgroup_id(node / "system")
+    waited = 0
+    while not heard.episodes:
+        heard.chronicle.hear(marked(system, system) | {"ts_ns": clock[0] - S, "victim_pid": (1 << 22) + waited})
+        assert heard.chronicle.turn() is False
+        if heard.episodes:
+            break
+        step = round(heard.chronicle.due_s() * 1e9)
+        assert step > 0
+        clock[0] += min(step, 50_000_000)
+        waited += 1
+        assert waited < 100
+    assert clock[0] - 1000 * S == module.URGENT_NS + module.PATIENCE_NS
+    assert [final for _, final in heard.episodes] == [False]
 
 
 @pytest.fixture

@@ -1,137 +1,24 @@
-"""The watch of disks and process ids, on small real disks that are filled and cleared, with real processes."""
+"""The disk watch over real file systems: thresholds, orders, and what measuring takes."""
 
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from monitor.daemon import channel, diskwatch
-from monitor.daemon.config import RunConfig
-from monitor.daemon.diskwatch import MOST, DiskWatch
-from monitor.kernel import cgroupfs
-from monitor.kernel.disks import Disks, file_system, find_disks
+from monitor.daemon import diskwatch
+from monitor.daemon.diskwatch import MOST
+from monitor.kernel.disks import file_system
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
-from monitor.policy.pods import Pod
-from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
-from monitor.report.log import Log
+from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
 from tests import live
+from tests.daemon.disk_bench import MI, SIZE, Bench, Message
 from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
-
-MI = 1 << 20
-SIZE = 8 * MI
-Message = dict[str, Any]
-
-
-class Lines(Log):
-    """A log to look into."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str]] = []
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.lines.append((level, message))
-
-
-class Bench:
-    """A watch on disks of 8 MiB, with pods that write logs on the node's."""
-
-    def __init__(self, mounts: Mounts, image: bool = False, containers_apart: bool = False) -> None:
-        self.node = mounts.tmpfs("node", size=SIZE)
-        images = mounts.tmpfs("image", size=SIZE) if image else None
-        self.disks: Disks = find_disks(self.node, images or self.node, self.node if containers_apart else None)
-        self.roots = Roots(self.node / "log", self.node / "pods")
-        self.pods: dict[str, FoundPod] = {}
-        self.log = Lines()
-        self.delivered: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.watch: DiskWatch | None = None
-
-    def open(self, hard: Mapping[str, str], start: bool = True, **settings: Any) -> DiskWatch:
-        config = RunConfig(
-            eviction_hard=dict(hard),
-            layout_image_fs=self.disks.layout_image_fs,
-            layout_container_fs=self.disks.layout_container_fs,
-            **settings,
-        )
-        self.watch = DiskWatch(
-            config, self.disks, lambda: self.pods, lambda: self.delivered.put(None), self.log, self.roots
-        )
-        if start:
-            self.watch.start()
-        return self.watch
-
-    def add(self, one: Pod, log_bytes: int = 0, cgroup: Path = Path("/nonexistent")) -> None:
-        if log_bytes:
-            self.write(one, log_bytes)
-        self.pods = {**self.pods, one.uid: FoundPod(one, cgroup, {})}
-
-    def remove(self, uid: str) -> None:
-        self.pods = {other: found for other, found in self.pods.items() if other != uid}
-
-    def write(self, one: Pod, size: int) -> None:
-        path = self.roots.logs / f"{one.namespace}_{one.name}_{one.uid}" / "c" / "0.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(size))
-
-    def next(self) -> Message:
-        """Wait for the next message."""
-        assert self.watch is not None
-        while True:
-            self.delivered.get(timeout=live.TIMEOUT_S)
-            for message in self.watch.take():
-                assert message["t"] == "disks"
-                channel.encode(message)
-                return message
-
-    def until(self, check: Callable[[Message], object]) -> Message:
-        """The first message of that kind."""
-        for _ in range(60):
-            message = self.next()
-            if check(message):
-                return message
-        pytest.fail(f"no such message; the last: {message!r}")
-
-    def look(self) -> None:
-        """Have the disks looked at, to the end of the look."""
-        assert self.watch is not None
-        before = time.monotonic_ns()
-        self.watch.pods_changed()
-        watch = self.watch
-
-        def twice() -> bool:
-            # A look that began after this one's call is over once another one has stamped its observations.
-            stamps = [seen.stamp_ns for seen in watch.observations.values()]
-            if stamps and min(stamps) > before:
-                return True
-            watch.pods_changed()
-            return False
-
-        live.until(twice, "a look at the disks")
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    with Mounts(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def bench(mounts: Mounts) -> Iterator[Bench]:
-    found = Bench(mounts)
-    yield found
-    if found.watch is not None:
-        found.watch.close()
 
 
 def signals(message: Message) -> list[str]:
@@ -139,8 +26,6 @@ def signals(message: Message) -> list[str]:
 
 
 # --- thresholds ----------------------------------------------------------------------------------------------------
-
-
 def test_far_from_every_threshold_nothing_is_said(bench: Bench) -> None:
     bench.add(pod("a"), MI)
     watch = bench.open({"nodefs.available": "10%", "memory.available": "100Mi"})
@@ -266,8 +151,6 @@ def test_an_order_is_no_longer_than_a_pass_can_need(bench: Bench) -> None:
 
 
 # --- measuring takes its time --------------------------------------------------------------------------------------
-
-
 class Gate:
     """Lets measurements of named pods through when it is told to; they are real, only later."""
 
@@ -357,162 +240,3 @@ def test_problems_of_a_pod_are_told_once(bench: Bench) -> None:
         watch._measured = {"uid-a": replace(found, at_s=found.at_s - 100)}
     assert [level for level, _ in bench.log.lines] == ["warning"]
     assert "'relative' is not an absolute path" in bench.log.lines[0][1]
-
-
-# --- process ids ---------------------------------------------------------------------------------------------------
-
-
-def test_process_ids_are_ranked_by_processes_without_walking_any_disk(bench: Bench) -> None:
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    with live.cgroup("pids") as parent:
-        one, two = (cgroupfs.make(parent / name) for name in ("one", "two"))
-        with live.Puppet(one), live.Puppet(two), live.Puppet(two):
-            bench.add(pod("one"), MI, one)
-            bench.add(pod("two"), 0, two)
-            bench.add(pod("low", priority=-1), 0, parent / "none")
-            watch = bench.open({"pid.available": str(most), "nodefs.available": "1Mi"})
-            message = bench.next()
-    assert message["orders"] == {PID: ["uid-low", "uid-two", "uid-one"]}
-    available, capacity, _ = message["observations"][PID]
-    assert 0 < available < capacity <= most
-    assert all(watch.pod_stats(uid) is None for uid in bench.pods)
-
-
-# --- limits of local storage ---------------------------------------------------------------------------------------
-
-LIMIT = {"ephemeral-storage": "1Mi"}
-OVER = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
-
-
-def test_a_pod_over_its_limit_is_told_although_there_is_no_threshold(bench: Bench) -> None:
-    watch = bench.open({"memory.available": "100Mi"})
-    for name, size in (("over", 2 * MI), ("under", MI // 2)):
-        bench.add(pod(name, container(limits=LIMIT)), size)
-    bench.add(pod("critical", container(limits=LIMIT), priority=2_000_000_000), 2 * MI)
-    bench.add(pod("unlimited"), MI)
-    watch.pods_changed()
-    assert bench.next() == {
-        "t": "disks",
-        "observations": {},
-        "orders": {},
-        "violations": [{"uid": "uid-over", "message": OVER}],
-        "reclaimed": [],
-    }
-    live.until(lambda: watch.pod_stats("uid-under"), "the other pod")
-    assert watch.pod_stats("uid-critical") is None
-    assert watch.pod_stats("uid-unlimited") is None
-    assert watch.observations == {}
-
-
-def test_limits_do_not_count_where_isolation_is_switched_off(bench: Bench) -> None:
-    bench.add(pod("over", container(limits=LIMIT)), 2 * MI)
-    watch = bench.open({"nodefs.available": "7Mi"}, local_storage=False)
-    message = bench.until(lambda m: m["orders"])
-    assert message["violations"] == []
-    assert watch.pod_stats("uid-over") is not None
-
-
-def test_violations_not_taken_yet_are_not_lost_and_pods_gone_are(bench: Bench) -> None:
-    watch = bench.open({}, start=False)
-    for name in ("a", "b", "c"):
-        bench.add(pod(name, container(limits=LIMIT)), 3 * MI // 2)
-    for _ in range(2):
-        watch._measure_next()
-        watch._turn()
-    watch._measure_next()
-    bench.remove("uid-c")
-    watch._turn()
-    [message] = watch.take()
-    assert [item["uid"] for item in message["violations"]] == ["uid-a", "uid-b"]
-    assert watch.take() == []
-
-
-# --- nothing to do -------------------------------------------------------------------------------------------------
-
-
-def test_without_thresholds_and_limits_no_thread_wakes(bench: Bench) -> None:
-    bench.add(pod("a"), MI)
-    watch = bench.open({"memory.available": "100Mi"}, start=False)
-    assert watch._turn() is None  # until it is woken
-    assert watch._measure_next() is None
-    assert watch.observations == {}
-    watch._config = replace(watch._config, local_storage=False)
-    watch.start()
-    assert not {thread.name for thread in threading.enumerate()} & {"disks", "storage"}
-    watch.close()
-
-
-# --- clean-up ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("enforce", [True, False])
-def test_a_clean_up_is_told_with_the_disks_after_it(bench: Bench, enforce: bool) -> None:
-    junk = bench.node / "junk"
-    junk.write_bytes(bytes(4 * MI))
-    watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=("rm", str(junk)))
-    before = bench.next()
-    assert before["observations"]["nodefs.available"][:2] == [4 * MI, SIZE]
-    watch.reclaim([DELETE_CONTAINERS, DELETE_IMAGES])
-    message = bench.until(lambda m: m["reclaimed"])
-    assert message["reclaimed"] == [DELETE_CONTAINERS, DELETE_IMAGES]
-    assert message["observations"]["nodefs.available"][:2] == [SIZE if enforce else 4 * MI, SIZE]
-    assert message["observations"]["nodefs.available"][2] > before["observations"]["nodefs.available"][2]
-    assert junk.exists() != enforce
-    assert [text for _, text in bench.log.lines] == (["clean-up done"] if enforce else [])
-
-
-# --- trouble -------------------------------------------------------------------------------------------------------
-
-
-def test_a_disk_that_cannot_be_read_is_told_once_and_again_when_it_can(bench: Bench) -> None:
-    images = bench.node / "images"
-    images.mkdir()
-    bench.disks = find_disks(bench.node, images)
-    watch = bench.open({"imagefs.available": "1Mi"})
-    bench.look()
-    images.rmdir()
-    live.until(lambda: "imagefs.available" not in watch.observations, "the loss of the disk")
-    bench.look()
-    assert watch.observations["nodefs.available"][1] == SIZE
-    images.mkdir()
-    live.until(lambda: "imagefs.available" in watch.observations, "the return of the disk")
-    told = [line for line in bench.log.lines if "imagefs" in line[1] or "images" in line[1] or "again" in line[1]]
-    assert [level for level, _ in told] == ["error", "error", "info", "info"]  # imagefs, and containerfs on it
-    assert all("cannot measure the file system of" in text for level, text in told if level == "error")
-
-
-def test_what_a_thread_dies_of_is_raised_by_take(bench: Bench) -> None:
-    watch = bench.open({"nodefs.available": "1Mi"}, start=False)
-    bench.pods = None  # type: ignore[assignment]
-    watch.start()
-    bench.delivered.get(timeout=live.TIMEOUT_S)
-    with pytest.raises(Exception, match="NoneType"):
-        watch.take()
-
-
-def test_a_call_that_hangs_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diskwatch, "STALLED_S", 0.0)
-    # No file system here can be made to hang at will: the call into it waits before it is made.
-    gate, entered = threading.Event(), threading.Event()
-    real = diskwatch.file_system
-
-    def hang(path: Path) -> Any:
-        entered.set()
-        assert gate.wait(live.TIMEOUT_S)
-        return real(path)
-
-    monkeypatch.setattr(diskwatch, "file_system", hang)
-    watch = bench.open({"nodefs.available": "1Mi"})
-    assert entered.wait(live.TIMEOUT_S)
-    assert 0 < watch.stalled_s() < live.TIMEOUT_S
-    assert watch.take() == []
-    gate.set()
-    live.until(lambda: watch.stalled_s() == 0, "the end of the call")
-    assert isinstance(watch.observations["nodefs.available"], Observation)
-
-
-def test_the_kubelet_s_pods_are_found_below_its_directory(bench: Bench, tmp_path: Path) -> None:
-    assert Roots.of(bench.disks) == Roots()
-    (bench.node / "pods").mkdir()
-    assert Roots.of(bench.disks) == Roots(pods=bench.node / "pods")
-    shutil.rmtree(bench.node / "pods")

@@ -55,6 +55,7 @@ def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: 
         assert found["invoker"]["pod"] == "lab/deep"
         assert {step["source"] for step in found["steps"] if step["what"] == "checked"} <= {
             "kmsg",
+            "kmsg oom-kill",
             "memory.oom_control",
             "memory.events",
         }
@@ -110,6 +111,27 @@ def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Pa
         assert final(daemon)["verdict"] == "own_limit"
 
 
+def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: LabNode, tmp_path: Path) -> None:
+    service = cgroupfs.make(node.cgroup / "service")
+    cgroupfs.set_limit(service, 16 * MIB)
+    with (
+        live.cgroup("elsewhere", 16 * MIB) as outside,
+        live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon,
+    ):
+        for where in (outside, outside, service):
+            with live.Puppet(where) as puppet:
+                puppet.tell("anon(64)")
+                assert puppet.answer() == ""
+        found = stored(daemon, final(daemon))
+        assert (found["verdict"], found["domain"]) == ("own_limit", f"/{service.relative_to(cgroupfs.detect().root)}")
+        assert live.metric(daemon, "oom_kills_elsewhere_total") >= 2
+        live.message(daemon, "OOM kills on this machine outside the node's cgroup")
+        live.ended(daemon)
+        killed = live.messages(daemon, "the kernel's OOM killer killed a process")
+        assert len(killed) == 1, "the one of the node"
+        assert {r["id"] for r in live.messages(daemon, "incident")} == {found["id"]}
+
+
 def test_places_tell_what_a_cgroup_is() -> None:
     hierarchy = cgroupfs.detect()
     with live.cgroup("places") as top:
@@ -126,7 +148,7 @@ def test_places_tell_what_a_cgroup_is() -> None:
         name = f"/{top.name}"
         assert places.place(ids[node]) == Place(f"{name}/node", "node")
         assert places.place(ids[slice_]) == Place(f"{name}/node/kubepods", "kubepods")
-        assert places.place(ids[middle]).kind == "outside"  # a class of pods: neither node nor kubepods nor a pod
+        assert places.place(ids[middle]).kind == "pods"  # a class of pods: neither node nor kubepods nor a pod
         assert places.place(ids[top]).kind == "outside"
         assert places.place(ids[pod]) == Place(f"{name}/node/kubepods/burstable/podx", "pod", "u", "ns/x")
         assert places.place(ids[container]).kind == "container"
@@ -135,6 +157,21 @@ def test_places_tell_what_a_cgroup_is() -> None:
         assert set(places.ids()) == {ids[node], ids[slice_], ids[pod]}
         places.update({}, slice_)  # a kill is told after its pod went
         assert places.place(ids[container]).name == "ns/x"
+
+
+def test_a_limit_on_a_class_of_pods_is_a_race_at_that_cgroup(node: LabNode) -> None:
+    pod = node.add_pod("hog", "Burstable", request=8 * MIB, under="kubepods/burstable")
+    middle = pod.cgroup.parent
+    cgroupfs.set_limit(middle, 32 * MIB)
+    with live.daemon(node, *HARD) as daemon:
+        node.start_hog(pod, mib=64).go()
+        found = stored(daemon, final(daemon))
+        assert (found["verdict"], found["flags"]) == ("oom_unseen", ["kubepods_limit"])
+        name = middle.relative_to(cgroupfs.detect().root)
+        assert f"the cgroup /{name}, which holds pods, hit its limit of 32.0 MiB" in found["summary"]
+        assert f"No threshold watches /{name}" in found["advice"]
+        assert [victim["pod"] for victim in found["oom_victims"]] == ["lab/hog"]
+        assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
 
 
 def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ OOM: dict[str, Any] = {
     "ts_ns": 1,
     "victim_pid": 4711,
     "victim_comm": "hog",
+    "domain": 0,
     "victim_cgroup": 1,
     "oom_cgroup": 7,
     "exiting": False,

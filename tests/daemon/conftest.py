@@ -1,0 +1,4 @@
+"""What the tests of the disk watch share."""
+
+from tests.daemon.disk_bench import bench as bench
+from tests.daemon.disk_bench import mounts as mounts

@@ -1,0 +1,131 @@
+"""A disk watch over file systems of its own."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.daemon import channel
+from monitor.daemon.config import RunConfig
+from monitor.daemon.diskwatch import DiskWatch
+from monitor.kernel.disks import Disks, find_disks
+from monitor.pods.model import FoundPod
+from monitor.pods.storage import Roots
+from monitor.policy.pods import Pod
+from monitor.report.log import Log
+from tests import live
+from tests.filesystems import Mounts
+
+MI = 1 << 20
+
+
+SIZE = 8 * MI
+
+
+Message = dict[str, Any]
+
+
+class Lines(Log):
+    """A log to look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
+        self.lines.append((level, message))
+
+
+class Bench:
+    """A watch on disks of 8 MiB, with pods that write logs on the node's."""
+
+    def __init__(self, mounts: Mounts, image: bool = False, containers_apart: bool = False) -> None:
+        self.node = mounts.tmpfs("node", size=SIZE)
+        images = mounts.tmpfs("image", size=SIZE) if image else None
+        self.disks: Disks = find_disks(self.node, images or self.node, self.node if containers_apart else None)
+        self.roots = Roots(self.node / "log", self.node / "pods")
+        self.pods: dict[str, FoundPod] = {}
+        self.log = Lines()
+        self.delivered: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.watch: DiskWatch | None = None
+
+    def open(self, hard: Mapping[str, str], start: bool = True, **settings: Any) -> DiskWatch:
+        config = RunConfig(
+            eviction_hard=dict(hard),
+            layout_image_fs=self.disks.layout_image_fs,
+            layout_container_fs=self.disks.layout_container_fs,
+            **settings,
+        )
+        self.watch = DiskWatch(
+            config, self.disks, lambda: self.pods, lambda: self.delivered.put(None), self.log, self.roots
+        )
+        if start:
+            self.watch.start()
+        return self.watch
+
+    def add(self, one: Pod, log_bytes: int = 0, cgroup: Path = Path("/nonexistent")) -> None:
+        if log_bytes:
+            self.write(one, log_bytes)
+        self.pods = {**self.pods, one.uid: FoundPod(one, cgroup, {})}
+
+    def remove(self, uid: str) -> None:
+        self.pods = {other: found for other, found in self.pods.items() if other != uid}
+
+    def write(self, one: Pod, size: int) -> None:
+        path = self.roots.logs / f"{one.namespace}_{one.name}_{one.uid}" / "c" / "0.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+
+    def next(self) -> Message:
+        """Wait for the next message."""
+        assert self.watch is not None
+        while True:
+            self.delivered.get(timeout=live.TIMEOUT_S)
+            for message in self.watch.take():
+                assert message["t"] == "disks"
+                channel.encode(message)
+                return message
+
+    def until(self, check: Callable[[Message], object]) -> Message:
+        """The first message of that kind."""
+        for _ in range(60):
+            message = self.next()
+            if check(message):
+                return message
+        pytest.fail(f"no such message; the last: {message!r}")
+
+    def look(self) -> None:
+        """Have the disks looked at, to the end of the look."""
+        assert self.watch is not None
+        before = time.monotonic_ns()
+        self.watch.pods_changed()
+        watch = self.watch
+
+        def twice() -> bool:
+            # A look that began after this one's call is over once another one has stamped its observations.
+            stamps = [seen.stamp_ns for seen in watch.observations.values()]
+            if stamps and min(stamps) > before:
+                return True
+            watch.pods_changed()
+            return False
+
+        live.until(twice, "a look at the disks")
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with Mounts(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def bench(mounts: Mounts) -> Iterator[Bench]:
+    found = Bench(mounts)
+    yield found
+    if found.watch is not None:
+        found.watch.close()

@@ -1,0 +1,78 @@
+"""When the wall clock is set, or the machine was asleep, the record says from when on."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from monitor.daemon import clock
+from monitor.daemon.clock import STEP_NS, WallClock, wall_offset_ns
+from monitor.daemon.config import RunConfig
+from monitor.daemon.judge import judge
+from monitor.daemon.recorder import Recorder, header
+from monitor.race.episode import Episode, State, feed
+from monitor.race.events import Clock, End, Event, Tick
+from monitor.replay import replay
+from monitor.report.log import Log
+from monitor.report.recording import Reader
+from tests.race.builders import clear, crossing, ms
+
+S = 1_000_000_000
+AT = 1_800_000_000 * S
+
+
+def test_the_difference_of_the_clocks() -> None:
+    before = time.time_ns() - time.monotonic_ns()
+    assert abs(wall_offset_ns() - before) < S
+
+
+def test_only_a_step_is_told_and_from_the_last_look_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Clock] = []
+    wall = WallClock(heard.append)
+    for now, offset in (
+        (100, 5 * S),
+        (200, 5 * S + STEP_NS - 1),
+        (300, 5 * S - STEP_NS + 1),
+        (400, 9 * S),
+        (500, 9 * S),
+    ):
+        monkeypatch.setattr(clock, "wall_offset_ns", lambda offset=offset: offset)
+        wall.look(now)
+    assert heard == [Clock(100, 5 * S), Clock(301, 9 * S)]
+
+
+def test_a_replay_of_a_run_in_which_the_clock_was_set_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig(eviction_hard={"memory.available": "100Mi"})
+    recorder = Recorder(tmp_path / "rec", header(config, 1, AT - ms(0)), Log(), lambda: True)
+    state, over = State(), list[Episode]()
+
+    def take(event: Event) -> None:
+        nonlocal state
+        recorder.event(event)
+        state, done = feed(state, event)
+        over.extend(done)
+        if recorder.state_wanted:
+            recorder.state(state)
+
+    wall = WallClock(take)
+    for t, offset in ((0, 0), (60_000, 3600)):
+        monkeypatch.setattr(clock, "wall_offset_ns", lambda offset=offset: AT - ms(0) + offset * S)
+        wall.look(ms(t) - 1)
+        for event in (crossing(t), clear(t + 10)):
+            take(event)
+        take(Tick(ms(t + 5_000)))
+        wall.look(ms(t + 5_000))
+    take(End(ms(70_000)))
+    recorder.close(30.0)
+    live = [json.dumps(judge(one, config.eviction_config(), 1, AT - ms(0)).to_json()) for one in over]
+    assert [json.loads(one)["start"] for one in live] == ["2027-01-15T08:00:00.000Z", "2027-01-15T09:01:00.000Z"]
+    with open(tmp_path / "rec", "rb") as file:
+        found = replay([Reader(file, "rec")])
+    assert [json.dumps(one) for one in found.incidents] == live
+    assert found.unix_ns(ms(1)) == AT + 1_000_000
+    assert found.unix_ns(ms(60_001)) == AT + 3660 * S + 1_000_000

@@ -1,0 +1,86 @@
+"""A folder of manifests and a tree of cgroups."""
+
+from __future__ import annotations
+
+import json
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.model import PodSource
+from monitor.pods.source import Change, open_source
+
+GI = 1 << 30
+
+
+def _pod(name: str, cgroup: str | None = None, memory: object = "64Mi", **annotations: str) -> dict[str, object]:
+    """A Pod with one container ``main``; further annotations are container cgroups."""
+    notes = {f"outrace/cgroup.{k}": v for k, v in annotations.items()}
+    if cgroup is not None:
+        notes["outrace/cgroup"] = cgroup
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": notes},
+        "spec": {"priority": 7, "containers": [{"name": "main", "resources": {"requests": {"memory": memory}}}]},
+    }
+
+
+def _write(path: Path, *documents: object) -> None:
+    """Write a manifest the way a careful tool does: complete under another name, then renamed."""
+    text = json.dumps(documents[0]) if path.suffix == ".json" else yaml.safe_dump_all(documents)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Hierarchy:
+    root = tmp_path / "cg"
+    root.mkdir()
+    (root / "cgroup.procs").touch()
+    return Hierarchy(2, root)
+
+
+def _cgroup(hierarchy: Hierarchy, name: str) -> Path:
+    """A literal cgroup, and those above it."""
+    path = hierarchy.root
+    for part in Path(name).parts:
+        path = path / part
+        if not path.exists():
+            # Made complete elsewhere and moved in: the kernel's mkdir gives a complete cgroup at once, too.
+            new = hierarchy.root.parent / "new"
+            new.mkdir()
+            (new / "cgroup.procs").touch()
+            new.rename(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def pods(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
+    opened = open_source(f"manifests:{folder}", hierarchy, 16 * GI)
+    yield opened
+    opened.close()
+
+
+def _names(change: Change) -> list[str]:
+    return [found.pod.name for found in change.updated]
+
+
+def _wait(pods: PodSource) -> Change:
+    """The next change, announced by the descriptor."""
+    fd = pods.fileno()
+    assert fd is not None
+    assert select.select([fd], [], [], 10)[0], "nothing announced in 10 s"
+    return pods.poll()

@@ -1,0 +1,113 @@
+"""A kubelet's evictions, known only by what its runtime does to a pod: SIGKILL under pressure, and then nobody left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monitor.race.events import RUNTIMES, End, Kill
+from monitor.race.incident import Incident
+from monitor.race.verdict import verdict
+from tests.race.builders import (
+    clear,
+    crossing,
+    decided,
+    died,
+    episodes,
+    gone,
+    kill,
+    mark,
+    ms,
+    one,
+    ranked,
+    sample,
+    signalled,
+    watched,
+)
+
+START = (watched(), ranked())
+END = End(ms(60_000))
+
+
+def stop(t: float, name: str | None = "hog", pid: int = 10, comm: str = "containerd-shim", **more: Any) -> Kill:
+    """SIGKILL by a container runtime."""
+    return kill(t, name, pid, code=0, sender_comm=comm, **more)
+
+
+def left(t: float, name: str = "hog") -> Any:
+    return gone(t, name, None, by="kubelet")
+
+
+def judged(*events: Any) -> Incident:
+    return verdict(one(*events))
+
+
+@pytest.mark.parametrize("comm", sorted(RUNTIMES))
+def test_a_pod_stopped_without_pressure_is_no_incident(comm: str) -> None:
+    assert episodes(*START, stop(3, comm=comm), stop(3, pid=11, comm=comm), left(5), END) == []
+
+
+def test_systemd_is_believed_as_process_1_only() -> None:
+    assert episodes(*START, stop(3, comm="systemd", sender_pid=1), END) == []
+    assert judged(*START, stop(3, comm="systemd", sender_pid=77), END).flags == ("user_kill",)
+
+
+def test_anybody_else_is_a_user_and_it_only_looks_like_an_oom_kill() -> None:
+    found = judged(*START, stop(3, comm="bash"), END)
+    assert (found.verdict, found.flags) == ("relieved", ("user_kill",))
+    assert "got SIGKILL from bash (pid 77)" in found.summary
+
+
+def test_under_pressure_it_is_an_eviction_by_the_kubelet() -> None:
+    grown = (sample(-500, 850), sample(-10, 890))
+    found = judged(*START, *grown, crossing(), stop(400), stop(401, pid=11), left(430), clear(440), END)
+    assert (found.verdict, found.by, found.observed, found.flags) == ("eviction_won", "kubelet", False, ())
+    assert [(e.pod, e.rank) for e in found.evicted] == [("shop/hog", 1)]
+    assert found.summary.startswith("Eviction won: the kubelet evicted shop/hog within 430 ms of the crossing")
+
+
+def test_also_for_a_soft_threshold_and_of_a_pod_that_is_not_the_first() -> None:
+    soft = {"hard": False, "quantity": 200 << 20}
+    found = judged(*START, crossing(0, 200, **soft), stop(400, "cart"), left(430, "cart"), clear(440, hard=False), END)
+    assert (found.verdict, found.by, found.evicted[0].rank) == ("eviction_won", "kubelet", 2)
+
+
+def test_the_oom_killer_may_come_while_it_dies_or_after_it() -> None:
+    oom = (kill(500, "cart", pid=9), mark(500.01, "cart", pid=9), died(501, 9))
+    during = judged(*START, crossing(), stop(400), *oom, left(530), clear(540), END)
+    assert (during.verdict, during.by) == ("oom_during_grace", "kubelet")
+    after = judged(*START, crossing(), stop(400), left(430), *oom, clear(540), END)
+    assert (after.verdict, after.by) == ("oom_after_eviction", "kubelet")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (stop(-3), crossing(), left(5), clear(12)),  # before the crossing
+        (crossing(), clear(12), stop(20), left(25)),  # after it was clear
+        (crossing(), stop(3), clear(12)),  # the pod goes on: a probe that took too long
+        (crossing(), stop(3, "agent"), left(5, "agent"), clear(12)),  # critical: never evicted
+        (crossing(), stop(3, "unknown"), left(5, "unknown"), clear(12)),  # not in the ranking
+    ],
+    ids=["before", "clear", "stays", "critical", "unranked"],
+)
+def test_else_it_is_an_ordinary_stop(events: tuple[Any, ...]) -> None:
+    found = judged(*START, *events, END)
+    assert (found.verdict, found.evicted, found.by, found.flags) == ("relieved", (), None, ())
+
+
+def test_what_a_runtime_kills_after_outrace_or_the_oom_killer_is_theirs() -> None:
+    ours = (crossing(), decided(0.1), signalled(0.15), stop(3), gone(8), left(8), clear(12))
+    found = judged(*START, *ours, END)
+    assert (found.verdict, found.by, len(found.evicted)) == ("eviction_won", "outrace", 1)
+    theirs = (crossing(), kill(1), mark(1.002), died(2), stop(3), left(8), clear(12))
+    found = judged(*START, *theirs, END)
+    assert (found.verdict, found.by, found.evicted) == ("oom_before_decision", None, ())
+
+
+def test_the_pods_end_is_waited_for() -> None:
+    """The threshold clears as soon as the first container is gone; the cgroup is empty only seconds later."""
+    found = one(*START, crossing(), stop(400), clear(401), left(9_000), END)
+    assert found.end_ns == ms(9_000)
+    assert verdict(found).by == "kubelet"

@@ -1,0 +1,159 @@
+"""Margins, ranks, advice and the timeline of the episodes of which the verdict is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.race.episode import Episode
+from monitor.race.events import End, Reclaim
+from monitor.race.facts import facts
+from monitor.race.incident import timestamp
+from monitor.race.verdict import verdict
+from tests.race.builders import (
+    CAPACITY,
+    MI,
+    MS,
+    PODS,
+    clear,
+    crossing,
+    decided,
+    died,
+    episodes,
+    gone,
+    growing,
+    mark,
+    ms,
+    one,
+    pod,
+    ranked,
+    sample,
+    signalled,
+    watched,
+)
+from tests.race.scenarios import CLEAR, EVICTED, GROWTH, MARKED, OWN, SCENARIOS, START, judged
+
+
+def test_margins_of_an_eviction_that_won() -> None:
+    found = judged("eviction won")
+    # 99.75 MiB were left, growing by 100 MiB/s: the limit would have been hit 1 s after the decision, the pod was gone
+    # after 7.9 ms.
+    assert found.margin_bytes == 99.75 * MI
+    assert found.margin_ms == pytest.approx(997.5 - 7.9, abs=1)
+
+
+def test_an_eviction_that_was_slower_than_the_forecast_has_no_time_to_spare() -> None:
+    found = verdict(one(*START, *GROWTH, crossing(), decided(0.1), signalled(0.2), gone(1500), clear(1600)))
+    assert (found.verdict, found.margin_ms) == ("eviction_won", 0.0)
+
+
+def test_margin_of_an_oom_that_was_never_seen() -> None:
+    found = judged("never crossed")  # 1000 MiB in use, 400 of them inactive cache, which counts as available
+    assert found.margin_bytes == -300 * MI
+    assert "400 MiB were available, and the threshold is 100 MiB" in found.summary
+    assert "memory.available<401Mi" in found.advice
+
+
+def test_margin_of_a_decision_that_came_late() -> None:
+    assert judged("decided too late").margin_ms == pytest.approx(-0.498)
+    assert judged("before anybody decided").margin_ms is None
+
+
+def test_margin_during_a_grace() -> None:
+    found = judged("during the grace of its victim")
+    assert found.margin_ms == pytest.approx(-(30_000 - 2.002 + 1), abs=0.01)
+    assert "30 s before its grace of 30 s was over" in found.summary
+    assert judged("during the kubelet's grace").margin_ms == pytest.approx(-(2000 - 2.002 + 1), abs=0.01)
+
+
+def test_margin_of_an_eviction_that_freed_too_little() -> None:
+    found = judged("after an eviction that freed too little")
+    assert found.margin_ms == pytest.approx(-43.002)
+    assert found.margin_bytes == -109.75 * MI  # 900.25 in use, 10 given back, and 1000 is the limit
+    assert "evictionMinimumReclaim memory.available=110Mi" in found.advice
+
+
+def test_margin_of_an_observed_eviction_is_measured_against_the_kill() -> None:
+    # Decided 0.1 ms after the crossing, 1 ms to die and 1.05 ms for 7 MiB: gone at 2.15 ms, killed at 30 ms.
+    assert judged("observed, in time").margin_ms == pytest.approx(27.85, abs=0.01)
+
+
+def test_the_policy_rank_counts_pods_that_may_be_evicted() -> None:
+    assert judged("wrong victim").oom_victims[0].policy_rank == 3
+    assert judged("a critical pod is always the wrong victim").oom_victims[0].policy_rank is None
+    assert judged("collateral").oom_victims[0].policy_rank is None
+
+
+def test_the_order_can_be_given_where_no_event_tells_it() -> None:
+    episode = one(watched(), crossing(), mark(3, "db"), died(9), *CLEAR)
+    assert "wrong_victim" not in verdict(episode).flags
+    assert "wrong_victim" in verdict(episode, PODS).flags
+
+
+def test_the_order_is_the_last_one_told_before_the_kill() -> None:
+    other = (pod("db", 900 * MI), *PODS[:2])
+    late = one(watched(), ranked(), crossing(), *MARKED, ranked(4, other), *CLEAR)
+    assert facts(late).order == PODS
+
+
+def test_advice_for_a_polling_kubelet_and_for_outrace() -> None:
+    fast = judged("before anybody decided")  # 100 MiB/s: 12 s are 1200 MiB, 5 ms are half a MiB
+    assert "no threshold is enough for a kubelet" in fast.advice
+    assert "outrace --enforce needs memory.available<1Mi" in fast.advice
+    slow = verdict(one(*START, *growing(-1000, -100, 890, 10), crossing(), *MARKED, *CLEAR))
+    assert "a kubelet that looks every 10 s needs memory.available<120Mi" in slow.advice
+
+
+def test_the_grace_of_a_soft_threshold_is_compared_with_the_way_to_the_limit() -> None:
+    soft = {"hard": False, "quantity": 200 * MI}
+    told = watched(**soft, grace_s=60.0)
+    episode = one(*START, told, crossing(-900, 200, **soft), *MARKED, clear(12, hard=False), End(ms(5000)))
+    assert "takes 903 ms: its grace of 60 s has to be shorter" in verdict(episode).advice
+
+
+def test_the_timeline_has_every_step_and_what_grew_before() -> None:
+    podly = [sample(t, used, domain="/kubepods/hog", pod="uid-hog", limit=None) for t, used in ((-900, 10), (-1, 99))]
+    cache = [
+        sample(-900, 300, 100, domain="/kubepods/db", active_file=0),
+        sample(-1, 300, 20, domain="/kubepods/db", active_file=80 * MI),
+    ]
+    episode = one(*START, *podly, *cache, Reclaim(ms(-0.5), "/node"), crossing(), *EVICTED, *CLEAR)
+    found = verdict(episode).steps
+    assert [s["what"] for s in found] == [
+        "grew", "grew", "cache_activated", "reclaim", "crossed", "decided", "signalled", "gone", "clear",
+    ]  # fmt: skip
+    assert found[0] | {"pod": "shop/hog", "bytes": 89 * MI, "t_ms": -1.0} == found[0]
+    assert found[2]["active_file"] == 80 * MI
+    assert found[5] | {"t_ms": 0.1, "pod": "shop/hog", "available": round(99.75 * MI)} == found[5]
+
+
+def test_steps_of_a_kind_are_limited_and_the_rest_counted() -> None:
+    marks = [mark(3 + k / 100, pid=100 + k, **OWN, group=True) for k in range(200)]
+    found = verdict(one(*START, *marks, *(died(50, 100 + k) for k in range(200)))).steps
+    assert sum(s["what"] == "oom" for s in found) == 64
+    assert {"what": "more", "of": "oom", "count": 136} in [{k: v for k, v in s.items() if k != "t_ms"} for s in found]
+
+
+def test_a_process_marked_twice_is_one_victim() -> None:
+    assert len(verdict(one(*START, mark(3), mark(4), died(9))).oom_victims) == 1
+
+
+def test_two_limits_are_two_incidents() -> None:
+    other = {**OWN, "oom_path": "/kubepods/cart/main"}
+    found = episodes(*START, mark(3, **OWN), mark(4, "cart", pid=5, **other), died(9), died(9, 5), End(ms(9000)))
+    assert [e.domain for e in found] == ["/kubepods/hog/main", "/kubepods/cart/main"]
+    assert [verdict(e).verdict for e in found] == ["own_limit", "own_limit"]
+    assert len({verdict(e).id for e in found}) == 2
+
+
+def test_an_empty_episode_gets_a_verdict_too() -> None:
+    assert verdict(Episode("node", ms(0), ms(1), "quiet", ())).verdict == "relieved"
+
+
+def test_times_are_written_as_dates() -> None:
+    assert timestamp(0) == "1970-01-01T00:00:00.000Z"
+    assert timestamp(951_826_149_123 * MS) == "2000-02-29T12:09:09.123Z"
+    assert timestamp(4_107_542_399_999 * MS) == "2100-02-28T23:59:59.999Z"
+    found = verdict(one(*SCENARIOS["eviction won"][0]), realtime_ns=1_800_000_000 * 10**9)
+    assert (found.start, found.id) == ("2027-01-15T08:16:40.000Z", "20270115-081640.000-node")
+    assert found.margin_bytes is not None
+    assert found.margin_bytes <= CAPACITY
