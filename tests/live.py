@@ -27,8 +27,9 @@ from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import Hog, LabNode, LabPod
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Far longer than anything takes; only a hang reaches it.
-TIMEOUT_S = 30.0
+#: Far longer than anything takes, also in an emulated guest, where compiling the programs takes half a minute; only a
+#: hang reaches it.
+TIMEOUT_S = 120.0
 MIB = 1 << 20
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
@@ -122,7 +123,7 @@ def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * TIMEOUT_S,
         check=False,
         **options,
     )
@@ -183,7 +184,11 @@ class Puppet:
             stdout=subprocess.PIPE,
         )
         self._buffer = b""
-        assert self.answer() == "ready"
+        try:
+            assert self.answer() == "ready", f"the puppet could not join {cgroup}"
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -221,6 +226,10 @@ class Puppet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, if it has not ended, and reap it."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

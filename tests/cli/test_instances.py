@@ -98,7 +98,7 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
         cwd=evil,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert not marker.exists()

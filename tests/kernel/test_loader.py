@@ -52,7 +52,7 @@ def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.C
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -130,7 +130,7 @@ def kill_while_pinning(state: Path, target: Path) -> None:
         env=os.environ | live.PYTHONPATH,
         cwd="/",
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL

@@ -41,7 +41,7 @@ def protect(*wrapper: str) -> dict:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -80,7 +80,7 @@ def busy(node: Path) -> Iterator[None]:
 
 def _top(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _closed_port() -> str:

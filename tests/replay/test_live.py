@@ -135,7 +135,7 @@ def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> 
         capture_output=True,
         env=live.environment(),
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert json.loads(piped.stdout) == found
 

@@ -68,7 +68,7 @@ def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
         ["unshare", "--mount", "bash", "-c", _SCRIPT, "test", JOURNALD, sys.executable, _WRITER, out],
         env=environment(),
         check=True,
-        timeout=60,
+        timeout=240,
     )
     found = {made["OUTRACE_MSG"]: made for made in map(json.loads, out.read_text().splitlines())}
     incident = found["incident"]
