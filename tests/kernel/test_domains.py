@@ -39,6 +39,13 @@ def kernels(path: Path) -> Reading:
     return Reading(reading.usage, reading.inactive_file, reading.active_file)
 
 
+class Settled(list[str]):
+    """What still differs; true when nothing does."""
+
+    def __bool__(self) -> bool:
+        return not len(self)
+
+
 def agree(watch: live.Watching, *paths: Path) -> list[Reading]:
     """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
 
@@ -49,21 +56,20 @@ def agree(watch: live.Watching, *paths: Path) -> list[Reading]:
     def ours() -> list[Reading | None]:
         return [watch.table.read(cgroupfs.cgroup_id(p)) for p in paths]
 
-    def near() -> bool:
-        return all(
-            a is not None
-            and abs(a.inactive_file - b.inactive_file) <= GATE
-            and abs(a.active_file - b.active_file) <= GATE
-            for a, b in zip(ours(), map(kernels, paths), strict=True)
-        )
-
-    def exact() -> bool:
-        watch.sweeper.run()
-        return ours() == [kernels(p) for p in paths]
+    def settled(sweep: bool) -> Settled:
+        if sweep:
+            watch.sweeper.run()
+        apart = []
+        for path, a, b in zip(paths, ours(), map(kernels, paths), strict=True):
+            held = 0 if sweep else GATE
+            same = a is not None and (a.usage == b.usage or not sweep)
+            if not same or abs(a.inactive_file - b.inactive_file) > held or abs(a.active_file - b.active_file) > held:
+                apart.append(f"{path.name}: {a}, in memory.stat {b}")
+        return Settled(apart)
 
     if all(watch.table.read(cgroupfs.cgroup_id(p)) is not None for p in paths):
-        live.until(near, f"the table without a sweep and memory.stat of {[p.name for p in paths]} to agree")
-    live.until(exact, f"the table and memory.stat of {[p.name for p in paths]} to agree")
+        live.until(lambda: settled(False), "the table without a sweep and memory.stat to agree")
+    live.until(lambda: settled(True), "the table and memory.stat to agree")
     return [kernels(p) for p in paths]
 
 
