@@ -104,6 +104,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def kernel_thread(pid: int) -> bool:
+    """Whether the process is a thread of the kernel: one that has no memory of its own, and is no zombie."""
+    try:
+        return alive(pid) and Path(f"/proc/{pid}/cmdline").read_bytes() == b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@cache
+def emulated() -> bool:
+    """Whether QEMU emulates this CPU: then a second says nothing about what happens in one."""
+    return "QEMU TCG" in Path("/proc/cpuinfo").read_text()
+
+
 def children(pid: int) -> list[int]:
     """Pids of the child processes of a single-threaded process."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:

