@@ -42,23 +42,55 @@ BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
 BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing
 BPF_TABLE("lru_hash", u64, u64, firings, 1024);  // generation -> time
 
-// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind.
-static __always_inline void read_lru(u64 memcg, s64 *inactive, s64 *active) {
+#define NR_ZONES_ (LRU_ZONE_SIZES / NR_LRU_LISTS)
+
+#ifdef NR_GENERATIONS
+// The multi-gen LRU keeps file pages in generations, two of which are active: the youngest and the one before it (lru_gen_is_active()). Single
+// sizes may be negative for a moment. Returns whether new pages go there: the switch may be turned at run time, and pages move one by one.
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) {
+  s64 size[NR_ZONES_];
+  u64 youngest = 0;
+  u8 enabled = 0;
+  READ(youngest, info, OFF_PER_NODE_GEN_MAX_SEQ);
+  READ(enabled, info, OFF_PER_NODE_GEN_ENABLED);
+#pragma unroll
+  for (int gen = 0; gen < NR_GENERATIONS; gen++) {
+    s64 sum = 0;
+    if (READ(size, info, OFF_PER_NODE_GEN_PAGES + 8 * NR_ZONES_ * (2 * gen + 1))) continue;  // [gen][1]: file
+#pragma unroll
+    for (int zone = 0; zone < NR_ZONES_; zone++) sum += size[zone];
+    // Its age is 0, 1 (active), 2 or 3. By masks, because the verifier would follow both sides of a branch for each generation.
+    s64 old = -(s64)(((youngest - gen) & (NR_GENERATIONS - 1)) > 1);
+    *inactive += sum & old;
+    *active += sum & ~old;
+  }
+  return enabled;
+}
+#else
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) { return 0; }
+#endif
+
+// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind. Returns whether the multi-gen LRU
+// is on: its sizes change before the tracepoint fires, those of the lists after.
+static __always_inline int read_lru(u64 memcg, s64 *inactive, s64 *active) {
   u64 size[LRU_ZONE_SIZES];
   s64 in = 0, ac = 0;
+  int generations = 0;
   NO_UNROLL
   for (int node = 0; node < NR_NODES; node++) {
     u64 info = 0;
     READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
     if (!info || READ(size, info, OFF_PER_NODE_LRU_ZONE_SIZE)) continue;
 #pragma unroll
-    for (int zone = 0; zone < LRU_ZONE_SIZES / NR_LRU_LISTS; zone++) {
+    for (int zone = 0; zone < NR_ZONES_; zone++) {
       in += size[zone * NR_LRU_LISTS + LRU_INACTIVE_FILE];
       ac += size[zone * NR_LRU_LISTS + LRU_ACTIVE_FILE];
     }
+    generations |= read_generations(info, &in, &ac);
   }
   *inactive = in;
   *active = ac;
+  return generations;
 }
 
 // The whole machine, from the nodes' own counters: anon + file is what the kernel shows as usage of the root cgroup (v1), and what
@@ -204,9 +236,10 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 // Count the LRU lists of the cgroup that is charged.
 static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
   s64 inactive = 0, active = 0;
-  read_lru(memcg, &inactive, &active);
-  inactive += pending_inactive;
-  active += pending_active;
+  if (!read_lru(memcg, &inactive, &active)) {
+    inactive += pending_inactive;
+    active += pending_active;
+  }
   struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
   c->more_inactive = inactive;
   c->more_active = active;
@@ -284,6 +317,16 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
   }
 }
 
+// Ageing (inc_max_seq()) announces what it moves from the active to the inactive side before the generations change places, so reading
+// now gives the split of before: whatever comes through next reads once more (2: for no other reason).
+static __always_inline u64 read_again(u64 file) {
+#ifdef NR_GENERATIONS
+  return (file & 1) << 1;
+#else
+  return 0;
+#endif
+}
+
 static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
   u32 zero = 0;
   struct gate *g = gates.lookup(&zero);
@@ -313,7 +356,7 @@ static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64
   g->usage = usage;
   g->moved = 0;
   g->checked = 0;
-  g->file = 0;
+  g->file = read_again(file);
   return 0;
 wait:
   g->moved = moved;

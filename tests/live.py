@@ -19,8 +19,8 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from monitor.kernel import cgroupfs, loader, mounts
-from monitor.kernel.domains import DomainTable, Sweeper
-from monitor.kernel.pins import PRESSURE, Pins, Program, Ring, counts
+from monitor.kernel.domains import DomainTable, Reading, Sweeper
+from monitor.kernel.pins import PRESSURE, Pins, Program, Ring, counts, pin
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: hang reaches it.
 TIMEOUT_S = 120.0
 MIB = 1 << 20
+#: What the programs' gate holds back: 64 pages on each CPU.
+GATE = 64 * PAGE * (os.cpu_count() or 1)
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
@@ -66,6 +68,23 @@ def state_dir() -> Path:
 def pin_dir() -> Path:
     """The pins of `state_dir`, loaded if they are not there."""
     return loader.ensure_loaded(state_dir())[0]
+
+
+def lend_pins(state: Path) -> None:
+    """Pin the programs and maps of `state_dir` for another state dir as well, if it has none. Not for two at a time."""
+    source = pin_dir()
+    target = loader.instance_directory(state) / source.name
+    if target.exists():
+        return
+    with Watching(attach=False):
+        pass  # what earlier tests left in the rings is taken out
+    state.mkdir(mode=0o750, exist_ok=True)
+    target.mkdir(parents=True)
+    shared = Pins.open(source)
+    for path in source.iterdir():
+        fd = shared.fd(path.name)
+        pin(fd, target / path.name)
+        os.close(fd)
 
 
 def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
@@ -173,6 +192,11 @@ def read(path):
     with open(path, "rb", buffering=0) as file:
         while file.read(MIB):
             pass
+def attend(path):
+    with open(path, "rb") as file:
+        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+def look():
+    return sum(kept[-1][::4096])
 def drop(path):
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -188,7 +212,7 @@ for line in sys.stdin:
 
 class Puppet:
     """A process in a cgroup that runs the lines of Python it is given, with `anon(MIB)`, `write(PATH, MIB)`,
-    `read(PATH)` and `drop(PATH)` (from the page cache) at hand.
+    `read(PATH)`, `attend(PATH)` (map it), `look()` (at every page) and `drop(PATH)` (from the page cache) at hand.
     """
 
     def __init__(self, cgroup: Path) -> None:
@@ -337,6 +361,38 @@ class Watching:
         """What the programs counted since the block began."""
         return {name: n - self.before[name] for name, n in counts(self.pins).items()}
 
+    def agree(self, *paths: Path) -> list[Reading]:
+        """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
+
+        First without a sweep: the programs alone must have kept the file pages to within what their gate holds back, 64
+        pages on each CPU. Then after one: everything, exactly.
+        """
+        names = [path.name for path in paths]
+
+        def kernels() -> list[Reading]:
+            found = [cgroupfs.read_cgroup(cgroupfs.detect(), path) for path in paths]
+            return [Reading(r.usage, r.inactive_file, r.active_file) for r in found]
+
+        def ours() -> list[Reading | None]:
+            return [self.table.read(cgroupfs.cgroup_id(path)) for path in paths]
+
+        def near() -> bool:
+            return all(
+                a is not None
+                and abs(a.inactive_file - b.inactive_file) <= GATE
+                and abs(a.active_file - b.active_file) <= GATE
+                for a, b in zip(ours(), kernels(), strict=True)
+            )
+
+        def exact() -> bool:
+            self.sweeper.run()
+            return ours() == kernels()
+
+        if None not in ours():
+            until(near, f"the table without a sweep and memory.stat of {names} to agree")
+        until(exact, f"the table and memory.stat of {names} to agree")
+        return kernels()
+
     def oom(self, wanted: Callable[[OomEvent], bool]) -> OomEvent:
         """The first record of the OOM ring that is ``wanted``, waited for."""
 
@@ -350,10 +406,11 @@ class Watching:
 
 
 def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:
-    """A daemon for ``node`` that uses the programs pinned already; one with a state dir of its own loads its own, and
-    takes them away when it ends.
+    """A daemon for ``node`` that uses the programs pinned already; for a state dir of its own they are pinned a second
+    time, and those pins go when it ends. (Compiling them takes 2 s here, and half a minute in an emulated guest.)
     """
     if "state_dir" in rest:
+        lend_pins(rest["state_dir"])
         return LabDaemon(node, *options, **rest)
     pin_dir()
     return LabDaemon(node, *options, state_dir=state_dir(), keep_pins=True, **rest)

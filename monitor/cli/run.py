@@ -25,7 +25,6 @@ from monitor.daemon.config import CONFIG_FD, RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import meminfo
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.report.log import Log
 
@@ -198,11 +197,6 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
-    if meminfo.multi_gen_lru():
-        log.warning(
-            "multi-gen LRU is on: page cache cannot be told apart, all of it counts as working set",
-            remedy="echo 0 > /sys/kernel/mm/lru_gen/enabled",
-        )
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
         what = "for memory" if thresholds else "at all, but for pods over limits of their own"

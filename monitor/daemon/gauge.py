@@ -24,6 +24,8 @@ from monitor.policy.thresholds import Threshold
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
+#: From the removal of a cgroup until nothing of it is counted any more: a grace period of RCU and a work queue.
+SETTLE_NS = 1_000_000_000
 #: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
 _STEPS = 4
 
@@ -125,6 +127,14 @@ class Gauge:
         self._stats.add("sweeps")
         self._stats.set("sweep_ns", now)
         self.sweep_due_ns = now + SWEEP_NS
+
+    def sweep_soon(self) -> None:
+        """A pod went: sweep again when the kernel is done with its cgroups.
+
+        Linux 7.2 hands the pages of a removed cgroup to its parent some time after the removal, and no event tells:
+        until the next sweep its page cache is counted in both.
+        """
+        self.sweep_due_ns = min(self.sweep_due_ns, time.monotonic_ns() + SETTLE_NS)
 
     def reread(self) -> None:
         """Make the usage of every watched cgroup exact; a few microseconds."""

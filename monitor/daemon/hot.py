@@ -158,6 +158,7 @@ class Hot:
     def drop(self, uid: str) -> None:
         self.registry.drop(uid)
         self.trigger.forget(uid)
+        self.gauge.sweep_soon()
         self.dirty = True
 
     def publish(self, now_ns: int) -> None:

@@ -58,6 +58,26 @@ _ENUMS = {
     "LRU_ACTIVE_FILE": "LRU_ACTIVE_FILE",
     "NR_LRU_LISTS": "NR_LRU_LISTS",
 }
+#: lruvec.lrugen.nr_pages[generation][anon, file][zone]
+_ANON_AND_FILE = 2
+
+
+def _generations(btf: Btf, zones: int) -> dict[str, int]:
+    """The multi-gen LRU's sizes (`lru_gen_struct` in 6.1, `lru_gen_folio` since 6.2); {} without CONFIG_LRU_GEN."""
+    where = "lruvec.lrugen"
+    if not btf.has_member("mem_cgroup_per_node", f"{where}.nr_pages"):
+        return {}
+    length = btf.array_length("mem_cgroup_per_node", f"{where}.nr_pages")
+    generations = length // (_ANON_AND_FILE * zones)
+    # The number of a generation is its sequence modulo MAX_NR_GENS (4), which the programs take as a bit mask.
+    if generations & (generations - 1) or not generations or length != generations * _ANON_AND_FILE * zones:
+        raise CannotError("lruvec.lrugen.nr_pages has an unknown shape", "report this kernel's version")
+    return {
+        "OFF_PER_NODE_GEN_PAGES": btf.offset("mem_cgroup_per_node", f"{where}.nr_pages"),
+        "OFF_PER_NODE_GEN_MAX_SEQ": btf.offset("mem_cgroup_per_node", f"{where}.max_seq"),
+        "OFF_PER_NODE_GEN_ENABLED": btf.offset("mem_cgroup_per_node", f"{where}.enabled"),
+        "NR_GENERATIONS": generations,
+    }
 
 
 def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
@@ -80,6 +100,7 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out["LRU_ZONE_SIZES"] = btf.array_length("mem_cgroup_per_node", "lru_zone_size")
     if out["LRU_ZONE_SIZES"] < out["NR_LRU_LISTS"] or out["LRU_ZONE_SIZES"] % out["NR_LRU_LISTS"]:  # zones x lists
         raise CannotError("mem_cgroup_per_node.lru_zone_size has an unknown shape", "report this kernel's version")
+    out |= _generations(btf, out["LRU_ZONE_SIZES"] // out["NR_LRU_LISTS"])
     # 6.2 made the RSS counters percpu_counters; before, one struct of atomics.
     if btf.has_member("mm_struct", "rss_stat.count"):
         first, out["RSS_STRIDE"] = btf.offset("mm_struct", "rss_stat.count"), 8

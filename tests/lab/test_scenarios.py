@@ -21,8 +21,8 @@ from monitor.lab.stage import Scenario, play
 from monitor.lab.truth import NOTHING, Outcome
 from monitor.race.incident import FLAGS, VERDICTS
 
-#: At once: most of a scenario is waiting for things to be quiet.
-JOBS = 3
+#: At once: most of a scenario is waiting for things to be quiet. Where a CPU is emulated it is not.
+JOBS = 1 if live.emulated() else 3
 #: What cannot be made in a memory cgroup: tests/lab/test_global_oom.py makes it in a guest.
 NOT_HERE = {"global"}
 
@@ -55,6 +55,8 @@ def played(
     every = [tmp_path_factory.mktemp("state", numbered=True) for _ in range(JOBS)]
     for directory in every:
         directory.chmod(0o750)
+        if JOBS == 1:
+            live.lend_pins(directory)
         state_dirs.put(directory)
 
     def one(scenario: Scenario) -> Played:
