@@ -27,7 +27,7 @@ LEAST_S = 120.0
 DOCTOR = "python3 -m monitor.cli.main doctor\n"
 EPILOG = """\
 What follows `--` goes to pytest in the guest, instead of what is run else: the tests marked `kernel` or `live` that are
-not `slow`, and then, in a guest of 512 MiB that may be lost, those marked `global_oom`:
+neither `slow` nor `once`, and then, in a guest of 512 MiB that may be lost, those marked `global_oom`:
   make test-vm ARGS="--kernel 6.1 -- tests/kernel -k oom"
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
 Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died or hung. 2: wrong usage.
@@ -44,10 +44,19 @@ class Suite:
     memory_mib: int | None = None  # None: --memory
 
 
+def files(*marks: str) -> str:
+    """The test files with one of these marks in them, as words of a command. Collecting all files takes an emulated
+    guest most of a minute.
+    """
+    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any(m in file.read_text() for m in marks)]
+    return shlex.join(str(file.relative_to(ROOT)) for file in found)
+
+
+_KERNEL = files("mark.kernel", "mark.live")
 SUITES = (
-    Suite("kernel", "", "-m '(kernel or live) and not slow and not global_oom'"),
+    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not global_oom' {_KERNEL}"),
     # So small that running out of memory takes seconds in an emulated guest too.
-    Suite("global OOM", "-oom", "-m global_oom tests/lab", 512),
+    Suite("global OOM", "-oom", f"-m global_oom {files('mark.global_oom')}", 512),
 )
 
 
@@ -81,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         "--command", metavar="SH", help="run this in the guest, in the project's directory, instead of pytest"
     )
     made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
+    made.add_argument("--all", action="store_true", help="with the tests that are alike on every kernel (`once`)")
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
     made.add_argument("--rebuild", action="store_true", help="build images anew, with today's packages")
@@ -89,11 +99,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+#: With `--all` in place of the first of them: 25 minutes or more in an emulated guest instead of 7.
+EVERYTHING = Suite("kernel", "", f"-m '(kernel or live) and not slow and not global_oom' {_KERNEL}")
+
+
 def suites(options: argparse.Namespace) -> Sequence[Suite]:
     """What every guest runs; one boot of the given memory where the caller says what."""
     if options.command or options.pytest:
         return (Suite("as asked", "", shlex.join(options.pytest)),)
-    return SUITES
+    return (EVERYTHING, *SUITES[1:]) if options.all else SUITES
 
 
 def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadline_s: float | None = None) -> str:
@@ -195,7 +209,7 @@ def matrix(options: argparse.Namespace) -> int:
     if options.build_only:
         return 0
     seconds = time.monotonic() - began
-    whole = suites(options) is SUITES and options.cgroup == "v2" and not options.kernel and not options.before
+    whole = len(suites(options)) == len(SUITES) and options.cgroup == "v2" and not options.kernel and not options.before
     record = {"whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")

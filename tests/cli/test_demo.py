@@ -18,7 +18,7 @@ import live
 
 from monitor.kernel import cgroupfs, loader, pins
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 def traces(pid: int) -> list[Path]:

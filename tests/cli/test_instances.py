@@ -18,7 +18,7 @@ from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import loader, mounts, pins
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture

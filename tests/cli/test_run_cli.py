@@ -19,6 +19,7 @@ from monitor.lab.node import MIB, LabNode
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.once,
     pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed"),
 ]
 

@@ -67,6 +67,7 @@ def prog_id(directory: Path, name: str) -> int:
         os.close(fd)
 
 
+@pytest.mark.once
 def test_pins_are_used_again_and_replaced_when_the_source_changes(
     state: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -137,6 +138,7 @@ def kill_while_pinning(state: Path, target: Path) -> None:
     assert not target.exists(), "half a set of pins must never have the name of a whole one"
 
 
+@pytest.mark.once
 def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -> None:
     target = loader.instance_directory(state) / loader.stamp()
     kill_while_pinning(state, target)

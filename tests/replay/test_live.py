@@ -21,7 +21,7 @@ from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 HARD = ("--eviction-hard", "memory.available<48Mi")
 

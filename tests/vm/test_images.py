@@ -195,9 +195,15 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
 
 def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
     kernel, oom = matrix.suites(options())
-    assert matrix.guest_command(options(), kernel).endswith("not slow and not global_oom'\n")
-    assert matrix.guest_command(options(), oom).endswith("--require-kernel -m global_oom tests/lab\n")
+    assert " -m '(kernel or live) and not slow and not once and" in matrix.guest_command(options(), kernel)
+    everything, again = matrix.suites(options("--all"))
+    assert " -m '(kernel or live) and not slow and not global_oom' " in matrix.guest_command(options(), everything)
+    assert again == oom
+    assert matrix.guest_command(options(), oom).endswith("-m global_oom tests/lab/test_global_oom.py\n")
     assert (kernel.memory_mib, oom.memory_mib) == (None, 512)
+    named = set(kernel.selection.split())
+    assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
+    assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
     (asked,) = matrix.suites(options("--", "-k", "oom"))
     assert matrix.guest_command(options("--", "-k", "oom"), asked).endswith("--require-kernel -k oom\n")
     (shell,) = matrix.suites(options("--command", "true"))
