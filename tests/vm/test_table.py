@@ -27,9 +27,12 @@ def record(*rows: dict[str, Any], whole: bool = True) -> dict[str, Any]:
 
 
 def test_the_readme_has_the_table_of_the_kept_results() -> None:
+    readme = table.README.read_text()
+    if not table.RECORD.exists():
+        assert f"{table.BEGIN}\n{table.END}" in readme, "a table without results"
+        return
     kept = json.loads(table.RECORD.read_text())
     assert kept["whole"], "the record is of a part of the matrix"
-    readme = table.README.read_text()
     assert table.written(readme, kept) == readme, "README.md was edited by hand: python3 scripts/vm/table.py RESULTS"
     assert {r["kernel"] for r in kept["rows"]} <= {family.kernel for family in images.FAMILIES}
 
