@@ -103,6 +103,8 @@ def test_the_switch_may_be_turned_while_there_is_page_cache(files: Path, turn: C
 def test_pages_that_reclaim_makes_active_cross_without_a_charge(files: Path, turn: Callable[[str], object]) -> None:
     turn(ON)
     with live.Watching() as watch, live.cgroup("younger") as pod, live.Puppet(pod) as puppet:
+        if watch.partial:
+            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
         index = watch.add(pod)
         puppet.do(f"write('{files}/a', 48); attend('{files}/a')")
         watch.sweeper.run()
