@@ -45,6 +45,7 @@ static __always_inline void find_limit(struct oom_event *e, u64 pages) {
   u64 css = task_css(bpf_get_current_task());
   NO_UNROLL
   for (int i = 0; i < 64 && css; i++) {
+    COUNTS_UP(i);
     u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
     READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
     READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);

@@ -14,7 +14,7 @@ struct gate {
   u64 rising;   // this event adds memory: it may cross a ceiling
   u64 hidden;   // a ceiling seems crossed, but not by this event
 };
-BPF_PERCPU_ARRAY(gates, struct gate, 1);
+BPF_PERCPU_ARRAY(gates, struct gate, 2);  // the second is for uncharges, which may interrupt a charge (charges.c)
 
 // What one memory cgroup contributed to the sums of its ancestors. LRU: a dead cgroup's entry falls out by itself, and an entry
 // lost too early is put right by the next sweep.
@@ -229,7 +229,7 @@ struct scratch {
   u64 deepest;        // level of the last of them
   struct { u64 cgroup; u64 index; } found[MAX_NESTED];
 };
-BPF_PERCPU_ARRAY(scratches, struct scratch, 2);  // the second is for sweeps: user space may preempt a charge in the midst of this
+BPF_PERCPU_ARRAY(scratches, struct scratch, 3);  // for charges, and for sweeps and uncharges, which may come in the midst of one
 
 // Count the LRU lists of the cgroup that is charged.
 static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
@@ -272,13 +272,14 @@ static __always_inline void add_lists(struct scratch *c, struct domain *d, u64 s
 // fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
 static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
                                      s64 pending_active, u64 charging) {
-  u32 which = sweeping != 0;
+  u32 which = sweeping ? 1 : comparing && !comparing->rising ? 2 : 0;
   struct scratch *c = scratches.lookup(&which);
   if (!c) return;
   u64 cgroup = cgroup_of(memcg + OFF_MEMCG_CSS), n = 0;
   int level = level_of(cgroup);
   NO_UNROLL
   for (int i = 0; i <= MAX_LEVEL; i++) {
+    COUNTS_UP(i);
     if (i > level) break;
     u64 at = ancestor(cgroup, i), id = id_of(at);
     u32 *index = domain_of.lookup(&id);
@@ -297,6 +298,7 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
 
   NO_UNROLL
   for (int i = 0; i < MAX_NESTED; i++) {
+    COUNTS_UP(i);
     if (i >= c->n) break;
     u32 index = c->found[i].index;
     u64 at = c->found[i].cgroup, css = 0, usage = 0;
@@ -368,6 +370,7 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
   u32 index = ctx->args[0], end = ctx->args[2];
   NO_UNROLL
   for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;
@@ -396,6 +399,7 @@ int reread(struct bpf_raw_tracepoint_args *ctx) {
   u32 index = ctx->args[0], end = ctx->args[1];
   NO_UNROLL
   for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;

@@ -3,8 +3,8 @@
 | hook | since | sees |
 |---|---|---|
 | ``memcg-tracepoint`` | Linux 6.13 | charges, page cache that turns active, the root cgroup's own processes |
-| ``fentry`` | 5.5, x86-64; 6.0, arm64 | charges, when `page_counter_try_charge` returns |
-| ``kprobe`` | any with CONFIG_KPROBES | charges, when it is entered |
+| ``fentry`` | 5.5, x86-64; 6.0, arm64 | charges and uncharges, when the page_counter's functions return |
+| ``kprobe`` | any with CONFIG_KPROBES | the same, when they are entered |
 
 Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number: distributions
 carry things back, and configurations differ. An offer may still be refused by the verifier or by a lockdown: the
@@ -19,11 +19,14 @@ from pathlib import Path
 
 from monitor.kernel import probes
 from monitor.kernel.btf import Btf, BtfError
-from monitor.kernel.pins import CHARGE, FENTRY, KPROBE, TRACEPOINT
+from monitor.kernel.pins import CHARGE, FENTRY, KPROBE, TRACEPOINT, UNCHARGE
 
 #: As BTF spells them; the value is a long since 7.2.
 _EVENT_ARGUMENTS = [["struct mem_cgroup *", "int", value] for value in ("int", "long", "long int")]
-_FIRST_ARGUMENT = "struct page_counter *"
+_ARGUMENTS = {
+    CHARGE: ["struct page_counter *", "long unsigned int", "struct page_counter **"],
+    UNCHARGE: ["struct page_counter *", "long unsigned int"],
+}
 _TRACEFS = Path("/sys/kernel/tracing")
 _UPDATE = "run Linux 6.13 or newer"
 
@@ -69,12 +72,13 @@ def _tracepoint(btf: Btf) -> tuple[str, str]:
 
 
 def _function(btf: Btf) -> tuple[str, str]:
-    """What speaks against tracing CHARGE at all."""
-    found = btf.function(CHARGE)
-    if found is None:
-        return f"this kernel has no function {CHARGE} of its own", _UPDATE
-    if found[1][:1] != [_FIRST_ARGUMENT] or len(found[1]) != 3:
-        return f"this kernel changed {CHARGE}({', '.join(found[1])})", "report this line"
+    """What speaks against tracing the two functions at all."""
+    for name, arguments in _ARGUMENTS.items():
+        found = btf.function(name)
+        if found is None:
+            return f"this kernel has no function {name} of its own", _UPDATE
+        if found[1] != arguments:
+            return f"this kernel changed {name}({', '.join(found[1])})", "report this line"
     return "", ""
 
 
@@ -87,21 +91,22 @@ def _fentry(btf: Btf) -> tuple[str, str]:
     # What a trampoline is attached with; built only with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS.
     if not any(btf.function(name) for name in ("register_ftrace_direct", "modify_ftrace_direct")):
         return "this kernel cannot attach BPF to functions", "run one with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y"
-    traceable = _traceable()
-    if traceable is False:
-        return f"{CHARGE} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
+    missing = _untraceable()
+    if missing:
+        return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
     return "", ""
 
 
-def _traceable() -> bool | None:
-    """Whether ftrace can patch CHARGE; None when its list is there and cannot be read: then trying tells."""
+def _untraceable() -> str:
+    """Which of the functions ftrace cannot patch; "" also when its list cannot be read: then trying tells."""
     try:
         with (_TRACEFS / "available_filter_functions").open() as file:
-            return any(line.split()[:1] == [CHARGE] for line in file)
+            left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}
     except FileNotFoundError:
-        return False
+        left = set(_ARGUMENTS)
     except OSError:
-        return None
+        return ""
+    return min(left, default="")
 
 
 def _kprobe(btf: Btf) -> tuple[str, str]:

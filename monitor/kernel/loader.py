@@ -334,7 +334,7 @@ def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
     try:
         for name in pins.HOOKS[hook]:
             if hook == pins.FENTRY:
-                found = Btf().function(pins.CHARGE)
+                found = Btf().function(pins.FUNCTIONS[name])
                 assert found is not None  # or it was not offered
                 programs[name] = probes.load_fexit(name, bpf.dump_func(name), found[0])
             else:

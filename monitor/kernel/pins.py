@@ -41,12 +41,13 @@ TRACEPOINTS = {
 TRACEPOINT, FENTRY, KPROBE = "memcg-tracepoint", "fentry", "kprobe"
 HOOKS = {
     TRACEPOINT: ("on_lruvec_stat", "on_memcg_stat"),
-    FENTRY: ("on_charged",),
-    KPROBE: ("on_charge",),
+    FENTRY: ("on_charged", "on_uncharged"),
+    KPROBE: ("on_charge", "on_uncharge"),
 }
 PRESSURE = HOOKS[TRACEPOINT]
-#: What the other hooks hook. On every kernel from 5.4 to 7.3 it is global and nowhere inlined.
-CHARGE = "page_counter_try_charge"
+#: What the other hooks' programs are attached to. On every kernel from 5.4 to 7.3 both are global and nowhere inlined.
+CHARGE, UNCHARGE = "page_counter_try_charge", "page_counter_uncharge"
+FUNCTIONS = {"on_charged": CHARGE, "on_uncharged": UNCHARGE, "on_charge": CHARGE, "on_uncharge": UNCHARGE}
 #: Attached always, also while the daemon restarts.
 OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit", "on_memcg_reclaim", "on_direct_reclaim")
 #: Attached by the side: processes that appear in pods.
@@ -241,10 +242,10 @@ def attach(name: str, prog: int) -> int:
     Raises MonitorError.
     """
     if name in HOOKS[KPROBE]:
-        return probes.attach_kprobe(CHARGE, prog)
+        return probes.attach_kprobe(FUNCTIONS[name], prog)
     if name in HOOKS[FENTRY]:
         # Without a name: a program of type TRACING knows since it was loaded where it belongs.
-        where, link = CHARGE, libbpf().bpf_raw_tracepoint_open(None, prog)
+        where, link = FUNCTIONS[name], libbpf().bpf_raw_tracepoint_open(None, prog)
     else:
         where = f"the tracepoint {TRACEPOINTS[name]}"
         link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
