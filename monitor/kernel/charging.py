@@ -13,6 +13,7 @@ loader (monitor/kernel/loader.py) tries, and goes on to the next.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +63,19 @@ def offered() -> list[Offer]:
 
 
 def _tracepoint(btf: Btf) -> tuple[str, str]:
+    mounted = _mounted()
     for event in ("mod_memcg_lruvec_state", "mod_memcg_state"):
-        if not (_TRACEFS / "events/memcg" / event).is_dir():
+        if mounted and not (_TRACEFS / "events/memcg" / event).is_dir():
             return f"this kernel has no tracepoint memcg:{event}", _UPDATE
         arguments = btf.tracepoint_args(event)
         if arguments not in _EVENT_ARGUMENTS:
             return f"this kernel changed memcg:{event}({', '.join(arguments)})", "report this line"
     return "", ""
+
+
+def _mounted() -> bool:
+    """Whether tracefs can be asked. If not (`outrace doctor` by a user, or before the first start), BTF has to do."""
+    return os.access(_TRACEFS / "events", os.X_OK)
 
 
 def _function(btf: Btf) -> tuple[str, str]:
@@ -103,7 +110,7 @@ def _untraceable() -> str:
         with (_TRACEFS / "available_filter_functions").open() as file:
             left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}
     except FileNotFoundError:
-        left = set(_ARGUMENTS)
+        left = set(_ARGUMENTS) if _mounted() else set()
     except OSError:
         return ""
     return min(left, default="")
