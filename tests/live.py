@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import pytest
 
 from monitor.kernel import cgroupfs, loader, mounts
 from monitor.kernel.domains import DomainTable, Reading, Sweeper
-from monitor.kernel.pins import PRESSURE, Pins, Program, Ring, counts, pin
+from monitor.kernel.pins import TRACEPOINT, Pins, Program, Ring, counts, pin
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
@@ -40,8 +41,11 @@ T = TypeVar("T")
 
 
 @cache
-def state_dir() -> Path:
-    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9."""
+def state_dir(hook: str = loader.AUTO) -> Path:
+    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
+
+    One for each hook that is asked for: a state dir holds the programs of one.
+    """
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
     watcher = subprocess.Popen(
@@ -65,9 +69,9 @@ def state_dir() -> Path:
     return directory
 
 
-def pin_dir() -> Path:
+def pin_dir(hook: str = loader.AUTO) -> Path:
     """The pins of `state_dir`, loaded if they are not there."""
-    return loader.ensure_loaded(state_dir())[0]
+    return loader.ensure_loaded(state_dir(hook), hook)[0]
 
 
 def lend_pins(state: Path) -> None:
@@ -79,6 +83,8 @@ def lend_pins(state: Path) -> None:
     with Watching(attach=False):
         pass  # what earlier tests left in the rings is taken out
     state.mkdir(mode=0o750, exist_ok=True)
+    if (state_dir() / loader.REFUSED).exists():
+        shutil.copy(state_dir() / loader.REFUSED, state)
     target.mkdir(parents=True)
     shared = Pins.open(source)
     for path in source.iterdir():
@@ -311,8 +317,10 @@ class Event:
 class Watching:
     """Context manager: the pinned programs used as the hot process does, with the records in lists."""
 
-    def __init__(self, attach: bool = True) -> None:
-        self.pins = Pins.open(pin_dir())
+    def __init__(self, attach: bool = True, hook: str = loader.AUTO) -> None:
+        self.pins = Pins.open(pin_dir(hook))
+        #: Whether the hook sees charges only: not what becomes of page cache afterwards.
+        self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)
         self.table.reset()
         self.sweeper = Sweeper(self.pins, self.table)
@@ -334,7 +342,7 @@ class Watching:
 
     def __enter__(self) -> Self:
         if self._attach:
-            self.links = [self.pins.attach(name) for name in PRESSURE]
+            self.links = [self.pins.attach(name) for name in self.pins.pressure]
         return self
 
     def __exit__(
@@ -388,7 +396,7 @@ class Watching:
             self.sweeper.run()
             return ours() == kernels()
 
-        if None not in ours():
+        if None not in ours() and not self.partial:
             until(near, f"the table without a sweep and memory.stat of {names} to agree")
         until(exact, f"the table and memory.stat of {names} to agree")
         return kernels()

@@ -176,7 +176,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _announce(config: RunConfig, loaded: bool) -> None:
     """Say how this daemon was told to behave, and what was accepted without needing it."""
+    from monitor.kernel import loader
+    from monitor.kernel.pins import TRACEPOINT, Pins
+
     log = Log(config.log_format)
+    hook = Pins(Path(config.pin_dir)).hook
     given = {name: origin for name, origin in config.origins.items() if origin != "default"}
     log.info(
         "starting",
@@ -187,8 +191,12 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         listen=f"{config.listen_host}:{config.listen_port}",
         state_dir=config.state_dir,
         bpf="loaded" if loaded else "found pinned",
+        hook=hook,
         given=given,
     )
+    if hook != TRACEPOINT:
+        why = loader.refused(Path(config.state_dir))
+        log.info(f"hook {hook} sees charges only; what page cache does is looked up every second", refused=why)
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "

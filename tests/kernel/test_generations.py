@@ -19,6 +19,8 @@ pytestmark = pytest.mark.kernel
 MIB = live.MIB
 SWITCH = Path("/sys/kernel/mm/lru_gen/enabled")
 ON, OFF = "7", "0"
+#: Ageing waits for reclaim to use up two generations: some 20 rounds, of a second each on an emulated machine.
+SLOW_S = 100
 
 
 @pytest.fixture
@@ -50,11 +52,15 @@ def reclaim(cgroup: Path, size: int) -> None:
         pass
 
 
-def younger(watch: live.Watching, puppet: live.Puppet, *cgroups: Path) -> int:
-    """Look at the mapped file, reclaim a little; how many bytes of page cache are active then."""
+def younger(watch: live.Watching, puppet: live.Puppet, cgroup: Path) -> int:
+    """Look at the mapped file, reclaim a little; how many bytes of the cgroup's page cache are active then."""
     puppet.do("look()")
-    reclaim(cgroups[0], 2 * MIB)
-    return watch.agree(*cgroups)[0].active_file
+    reclaim(cgroup, 2 * MIB)
+    if watch.partial:
+        watch.sweeper.run()
+    reading = watch.table.read(cgroupfs.cgroup_id(cgroup))
+    assert reading is not None
+    return reading.active_file
 
 
 @pytest.mark.parametrize("how", [ON, OFF])
@@ -73,11 +79,14 @@ def test_page_cache_is_what_memory_stat_says(files: Path, turn: Callable[[str], 
             assert at[0].inactive_file == at[1].inactive_file
             puppet.do(f"read('{files}/a'); read('{files}/a')")
             watch.agree(node, pod)
+            reclaim(node, 4 * MIB)
+            watch.agree(node, pod)
+            puppet.do(f"drop('{files}/a')")
+            watch.agree(node, pod)
             # Mapped, and looked at again and again: made active when reclaim has used up the older generations.
             puppet.do(f"write('{files}/b', 16); attend('{files}/b')")
             watch.agree(node, pod)
-            live.until(lambda: younger(watch, puppet, node, pod) >= 4 * MIB, "page cache to turn active")
-            puppet.do(f"drop('{files}/a')")
+            live.until(lambda: younger(watch, puppet, node) >= 4 * MIB, "page cache to turn active", SLOW_S)
             watch.agree(node, pod)
         watch.table.remove(cgroupfs.cgroup_id(pod))
         cgroupfs.remove(pod)
@@ -103,6 +112,8 @@ def test_the_switch_may_be_turned_while_there_is_page_cache(files: Path, turn: C
 def test_pages_that_reclaim_makes_active_cross_without_a_charge(files: Path, turn: Callable[[str], object]) -> None:
     turn(ON)
     with live.Watching() as watch, live.cgroup("younger") as pod, live.Puppet(pod) as puppet:
+        if watch.partial:
+            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
         index = watch.add(pod)
         puppet.do(f"write('{files}/a', 48); attend('{files}/a')")
         watch.sweeper.run()
@@ -110,7 +121,9 @@ def test_pages_that_reclaim_makes_active_cross_without_a_charge(files: Path, tur
         watch.table.set_ceilings(index, [(before.working_set + 4 * MIB) // PAGE])
         watch.consume()
         watch.events.clear()
-        live.until(lambda: younger(watch, puppet, pod) >= before.active_file + 8 * MIB, "page cache to turn active")
+        live.until(
+            lambda: younger(watch, puppet, pod) >= before.active_file + 8 * MIB, "page cache to turn active", SLOW_S
+        )
         watch.consume()
         assert watch.table.reading(index).usage <= before.usage + MIB, "this was to charge nothing"
     # Ageing takes some of it back below in between.

@@ -128,6 +128,8 @@ def test_trembling_at_the_line_is_one_crossing() -> None:
 @pytest.mark.skipif(meminfo.multi_gen_lru(), reason="reading twice activates nothing here: see test_generations.py")
 def test_page_cache_that_turns_active_crosses_without_a_charge(files: Path) -> None:
     with live.cgroup("active") as node, live.Watching() as watch:
+        if watch.partial:
+            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
         pod = cgroupfs.make(node / "pod")
         index = watch.add(node)
         with live.Puppet(pod) as puppet:
