@@ -81,6 +81,9 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
             live.message(daemon, "would evict", id=i + 1)
             hog.expect("grown")
             hog.free()
+            # Without this, a daemon that gets no CPU meanwhile sees no end of it, and rightly says nothing new.
+            met = 'threshold_met{kind="hard",signal="memory.available"}'
+            live.until(lambda: live.metric(daemon, met) == 0, "the threshold to be clear")
         assert hog.process.poll() is None
         records = live.messages(daemon, "would evict")
         assert [r["id"] for r in records] == [1, 2, 3]
