@@ -38,6 +38,9 @@ def node(losing: LabNode) -> Iterator[LabNode]:
     assert losing.oom_kills() == 0, "the OOM killer was first"
 
 
+MET = 'threshold_met{kind="hard",signal="memory.available"}'
+
+
 def hard(mib: int) -> tuple[str, ...]:
     return ("--eviction-hard", f"memory.available<{mib}Mi")
 
@@ -82,8 +85,7 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
             hog.expect("grown")
             hog.free()
             # Without this, a daemon that gets no CPU meanwhile sees no end of it, and rightly says nothing new.
-            met = 'threshold_met{kind="hard",signal="memory.available"}'
-            live.until(lambda: live.metric(daemon, met) == 0, "the threshold to be clear")
+            live.until(lambda: live.metric(daemon, MET) == 0, "the threshold to be clear")
         assert hog.process.poll() is None
         records = live.messages(daemon, "would evict")
         assert [r["id"] for r in records] == [1, 2, 3]
