@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,13 @@ from monitor.race.incident import FLAGS, VERDICTS
 JOBS = 1 if live.emulated() else 3
 #: What cannot be made in a memory cgroup: tests/lab/test_global_oom.py makes it in a guest.
 NOT_HERE = {"global"}
+
+#: Played on every kernel: one for each verdict, and the flags that the kernel has a part in. A scenario takes an
+#: emulated guest some 20 s.
+EVERYWHERE = {
+    *("evicted-hard", "grace-too-long", "wrong-victim", "tmpfs-outlives", "pinned-cache", "own-limit", "relieved"),
+    *("record-stops", "cache-flood", "kubepods-limit", "user-kill", "group-kill"),
+}
 
 Played = tuple[Outcome, Path]
 
@@ -76,8 +84,16 @@ def _params(item: pytest.Item) -> dict[str, object]:
     return getattr(getattr(item, "callspec", None), "params", {})
 
 
+def cases() -> list[Any]:
+    return [pytest.param(s, id=s.name, marks=() if s.name in EVERYWHERE else pytest.mark.once) for s in SCENARIOS]
+
+
+def test_every_verdict_is_made_on_every_kernel() -> None:
+    assert {s.truth.verdict for s in named(tuple(EVERYWHERE))} == {*VERDICTS, NOTHING}
+
+
 @pytest.mark.kernel
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", cases())
 def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys: pytest.CaptureFixture[str]) -> None:
     if obstacle(scenario):
         pytest.skip(obstacle(scenario))
