@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test mutation lint setup clean test-vm test-vagrant
+.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test-vm: setup ## Run the kernel tests on Linux 6.1, 6.12 and 7.2 in virtual mac
 test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and destroyed afterwards
 	@$(BIN)/python scripts/vm/vagrant.py $(ARGS)
 
-clean: ## Remove .venv and everything built
+clean: ## Remove .venv and everything built but the guests' images
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './.git/*' -not -path './.vm/*' -prune -exec rm -rf {} +
+
+distclean: clean ## The same, and remove the guests' images and results (.vm): building them takes some minutes
+	rm -rf .vm

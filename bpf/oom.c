@@ -8,6 +8,7 @@ BPF_RINGBUF_OUTPUT(reclaims, 8);  // and what only explains a kill apart from bo
 
 struct killed {
   u64 ts_ns;
+  u64 cgroup;  // its memory cgroup
   u32 sender;
   s32 si_code;
   u32 domain;
@@ -45,6 +46,7 @@ static __always_inline void find_limit(struct oom_event *e, u64 pages) {
   u64 css = task_css(bpf_get_current_task());
   NO_UNROLL
   for (int i = 0; i < 64 && css; i++) {
+    COUNTS_UP(i);
     u64 memcg = css - OFF_MEMCG_CSS, usage = 0, max = 0;
     READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
     READ(max, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_MAX);
@@ -98,7 +100,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!e.domain && code != 128) return 0;
   fill_invoker(&e);
   e.ts_ns = bpf_ktime_get_ns();
-  struct killed k = {e.ts_ns, e.invoker_tgid, code, e.domain, 0};
+  struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, 0};
   u32 tgid = e.victim_tgid;
   killed.update(&tgid, &k);
   send_kill(&e, COUNT_EMIT_KILL);
@@ -130,6 +132,12 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
 
   u32 tgid = e.victim_tgid;
   struct killed *k = killed.lookup(&tgid);
+#if !MARK_VICTIM_HAS_TASK
+  if (k) {  // what the signal, 2-3 us ago, knew
+    e.victim_cgroup = k->cgroup;
+    e.domain = k->domain;
+  }
+#endif
   // Somebody else's SIGKILL a moment ago makes it one that was exiting anyway, also if the sender is who allocates now.
   if (!k || k->si_code != 128 || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 

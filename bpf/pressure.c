@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Memory moving: the charge path of every memory cgroup against the ceilings of the watched ones, compared here, in the kernel.
-//
-// memcg:mod_memcg_lruvec_state fires once per page or folio. The gate below lets 4 events per MiB through (measured: 128 MiB of 4K
-// pages = 515 passes), because the page_counter itself moves in batches of 64 pages; everything dear happens behind it.
+// Memory moving: the watched memory cgroups against their ceilings, compared here, in the kernel. What calls evaluate() is in stats.c
+// (tracepoints on memory cgroup statistics) or charges.c (the charge itself), of which one is compiled: monitor/kernel/charging.py chooses.
 
 BPF_RINGBUF_OUTPUT(events, 256);  // pages: 1 MiB, about 11,000 records
 
@@ -12,11 +10,11 @@ struct gate {
   u64 moved;    // pages of statistics that moved on this CPU since it last passed
   u64 checked;  // `moved` when usage was last read
   u64 file;     // some of them were file pages: the exact LRU sizes are worth reading
-  // Between on_stat() and compare(). In memory, because the verifier would follow every path once for each value of an argument.
+  // Between whoever evaluates and compare(). In memory, because the verifier would follow every path once for each value of an argument.
   u64 rising;   // this event adds memory: it may cross a ceiling
   u64 hidden;   // a ceiling seems crossed, but not by this event
 };
-BPF_PERCPU_ARRAY(gates, struct gate, 1);
+BPF_PERCPU_ARRAY(gates, struct gate, 2);  // the second is for uncharges, which may interrupt a charge (charges.c)
 
 // What one memory cgroup contributed to the sums of its ancestors. LRU: a dead cgroup's entry falls out by itself, and an entry
 // lost too early is put right by the next sweep.
@@ -42,23 +40,55 @@ BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
 BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing
 BPF_TABLE("lru_hash", u64, u64, firings, 1024);  // generation -> time
 
-// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind.
-static __always_inline void read_lru(u64 memcg, s64 *inactive, s64 *active) {
+#define NR_ZONES_ (LRU_ZONE_SIZES / NR_LRU_LISTS)
+
+#ifdef NR_GENERATIONS
+// The multi-gen LRU keeps file pages in generations, two of which are active: the youngest and the one before it (lru_gen_is_active()). Single
+// sizes may be negative for a moment. Returns whether new pages go there: the switch may be turned at run time, and pages move one by one.
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) {
+  s64 size[NR_ZONES_];
+  u64 youngest = 0;
+  u8 enabled = 0;
+  READ(youngest, info, OFF_PER_NODE_GEN_MAX_SEQ);
+  READ(enabled, info, OFF_PER_NODE_GEN_ENABLED);
+#pragma unroll
+  for (int gen = 0; gen < NR_GENERATIONS; gen++) {
+    s64 sum = 0;
+    if (READ(size, info, OFF_PER_NODE_GEN_PAGES + 8 * NR_ZONES_ * (2 * gen + 1))) continue;  // [gen][1]: file
+#pragma unroll
+    for (int zone = 0; zone < NR_ZONES_; zone++) sum += size[zone];
+    // Its age is 0, 1 (active), 2 or 3. By masks, because the verifier would follow both sides of a branch for each generation.
+    s64 old = -(s64)(((youngest - gen) & (NR_GENERATIONS - 1)) > 1);
+    *inactive += sum & old;
+    *active += sum & ~old;
+  }
+  return enabled;
+}
+#else
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) { return 0; }
+#endif
+
+// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind. Returns whether the multi-gen LRU
+// is on: its sizes change before the tracepoint fires, those of the lists after.
+static __always_inline int read_lru(u64 memcg, s64 *inactive, s64 *active) {
   u64 size[LRU_ZONE_SIZES];
   s64 in = 0, ac = 0;
+  int generations = 0;
   NO_UNROLL
   for (int node = 0; node < NR_NODES; node++) {
     u64 info = 0;
     READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
     if (!info || READ(size, info, OFF_PER_NODE_LRU_ZONE_SIZE)) continue;
 #pragma unroll
-    for (int zone = 0; zone < LRU_ZONE_SIZES / NR_LRU_LISTS; zone++) {
+    for (int zone = 0; zone < NR_ZONES_; zone++) {
       in += size[zone * NR_LRU_LISTS + LRU_INACTIVE_FILE];
       ac += size[zone * NR_LRU_LISTS + LRU_ACTIVE_FILE];
     }
+    generations |= read_generations(info, &in, &ac);
   }
   *inactive = in;
   *active = ac;
+  return generations;
 }
 
 // The whole machine, from the nodes' own counters: anon + file is what the kernel shows as usage of the root cgroup (v1), and what
@@ -199,14 +229,15 @@ struct scratch {
   u64 deepest;        // level of the last of them
   struct { u64 cgroup; u64 index; } found[MAX_NESTED];
 };
-BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+BPF_PERCPU_ARRAY(scratches, struct scratch, 3);  // for charges, and for sweeps and uncharges, which may come in the midst of one
 
 // Count the LRU lists of the cgroup that is charged.
 static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
   s64 inactive = 0, active = 0;
-  read_lru(memcg, &inactive, &active);
-  inactive += pending_inactive;
-  active += pending_active;
+  if (!read_lru(memcg, &inactive, &active)) {
+    inactive += pending_inactive;
+    active += pending_active;
+  }
   struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
   c->more_inactive = inactive;
   c->more_active = active;
@@ -237,17 +268,18 @@ static __always_inline void add_lists(struct scratch *c, struct domain *d, u64 s
   }
 }
 
-// Bring every watched ancestor of memcg up to date. `pending` is what this very event is about to add to its LRU lists: the tracepoint
-// fires before the sizes change.
+// Bring every watched ancestor of memcg up to date. `pending_` is what this very event is about to add to its LRU lists (the tracepoint
+// fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
 static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
-                                     s64 pending_active) {
-  u32 zero = 0;
-  struct scratch *c = scratches.lookup(&zero);
+                                     s64 pending_active, u64 charging) {
+  u32 which = sweeping ? 1 : comparing && !comparing->rising ? 2 : 0;
+  struct scratch *c = scratches.lookup(&which);
   if (!c) return;
   u64 cgroup = cgroup_of(memcg + OFF_MEMCG_CSS), n = 0;
   int level = level_of(cgroup);
   NO_UNROLL
   for (int i = 0; i <= MAX_LEVEL; i++) {
+    COUNTS_UP(i);
     if (i > level) break;
     u64 at = ancestor(cgroup, i), id = id_of(at);
     u32 *index = domain_of.lookup(&id);
@@ -266,6 +298,7 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
 
   NO_UNROLL
   for (int i = 0; i < MAX_NESTED; i++) {
+    COUNTS_UP(i);
     if (i >= c->n) break;
     u32 index = c->found[i].index;
     u64 at = c->found[i].cgroup, css = 0, usage = 0;
@@ -277,67 +310,11 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
       if (file) add_lists(c, d, sweeping);
       READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
       READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-      d->usage = usage;
+      d->usage = usage + charging;
       d->css = css;
     }
     if (comparing && d->synced) compare(d, index, comparing);
   }
-}
-
-static __always_inline int on_stat(u64 memcg, int val, int rising, u64 file, s64 pending_inactive, s64 pending_active) {
-  u32 zero = 0;
-  struct gate *g = gates.lookup(&zero);
-  if (!g) return 0;
-  u64 moved = g->moved + (val < 0 ? -val : val);
-  file |= g->file;
-  u64 usage;
-  if (g->memcg == memcg) {
-    // A batch of 64 pages is charged before its first page is counted here, so looking at every eighth page still finds it with 56
-    // of them unused. Reading usage at every page cost a page fault 15 % instead of 10 %.
-    if (moved - g->checked < 8) goto wait;
-    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-    // Two ways through: the page_counter moved (a batch was charged or freed), or 64 pages of statistics moved without it. The second
-    // is for the root cgroup, which is never charged, and for page cache that turns active: the working set rises, usage does not.
-    if (usage == g->usage && moved < 64) {
-      g->checked = moved;
-      goto wait;
-    }
-  } else {
-    READ(usage, memcg, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-  }
-  count(COUNT_EVALUATED);
-  g->rising = rising;
-  g->hidden = 0;
-  evaluate(memcg, file, g, 0, pending_inactive, pending_active);
-  g->memcg = g->hidden ? 0 : memcg;  // not seen for what it was: the next event comes through as well
-  g->usage = usage;
-  g->moved = 0;
-  g->checked = 0;
-  g->file = 0;
-  return 0;
-wait:
-  g->moved = moved;
-  g->file = file;
-  return 0;
-}
-
-// The items that matter, as a bitmap: all of them are below 64 on every kernel seen (17, 19, 2, 3 on 6.18).
-#define ITEMS (1ULL << NR_ANON_MAPPED_ | 1ULL << NR_FILE_PAGES_ | 1ULL << NR_INACTIVE_FILE_ | 1ULL << NR_ACTIVE_FILE_)
-
-int on_lruvec_stat(struct bpf_raw_tracepoint_args *ctx) {
-  u32 item = (u32)ctx->args[1];
-  if (item > 63 || !(ITEMS >> item & 1)) return 0;
-  int val = (int)ctx->args[2];  // int up to 7.0, zero-extended; long since 7.2: this cast is right for both
-  int inactive = item == NR_INACTIVE_FILE_, active = item == NR_ACTIVE_FILE_;
-  return on_stat(ctx->args[0], val, val > 0 && !inactive, inactive | active, inactive ? val : 0, active ? val : 0);
-}
-
-// Kernel memory, sockets: charged to the same counter, but they never touch an LRU list.
-int on_memcg_stat(struct bpf_raw_tracepoint_args *ctx) {
-  int item = (int)ctx->args[1];
-  if (item != MEMCG_KMEM_ && item != MEMCG_SOCK_) return 0;
-  int val = (int)ctx->args[2];
-  return on_stat(ctx->args[0], val, val > 0, 0, 0, 0);
 }
 
 // One stretch of a walk over all memory cgroups, also the dying ones that still hold page cache. Run by user space (BPF_PROG_RUN),
@@ -361,7 +338,7 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
   for (int n = 0; n < SWEEP_CHUNK; n++) {
     u64 css = s->css, at = 0;
     if (!s->up) {
-      evaluate(css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0);
+      evaluate(css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0, 0);
       count(COUNT_SWEPT);
       READ(at, css, OFF_CSS_CHILDREN);
       if (at && at != css + OFF_CSS_CHILDREN) {
@@ -393,6 +370,7 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
   u32 index = ctx->args[0], end = ctx->args[2];
   NO_UNROLL
   for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;
@@ -421,6 +399,7 @@ int reread(struct bpf_raw_tracepoint_args *ctx) {
   u32 index = ctx->args[0], end = ctx->args[1];
   NO_UNROLL
   for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;

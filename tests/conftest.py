@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from hypothesis import HealthCheck, settings
 # A shared machine is sometimes slow: how long an example takes says nothing about whether the code is right.
 settings.register_profile("outrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrace")
+
+#: scripts/vm/guest.py boots its guests with it.
+EXPENDABLE = "outrace.expendable=1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +56,20 @@ def kernel_obstacle() -> str:
     return ""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """In a guest, what a failure says is printed at once: a guest that dies later has no summary."""
+    report = yield
+    if report.failed and item.config.getoption("--require-kernel"):
+        terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+        for text in (report.longreprtext, *(f"{name}:\n{content}" for name, content in report.sections)):
+            terminal.write_line(f"\n{text}")
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("global_oom") and EXPENDABLE not in Path("/proc/cmdline").read_text().split():
+        pytest.skip("takes all memory of the machine: only in a guest of make test-vm, which may be lost")
     if item.get_closest_marker("kernel") and (obstacle := kernel_obstacle()):
         if item.config.getoption("--require-kernel"):
             pytest.fail(f"this machine cannot run kernel tests: {obstacle}", pytrace=False)

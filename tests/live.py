@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,17 +20,20 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from monitor.kernel import cgroupfs, loader, mounts
-from monitor.kernel.domains import DomainTable, Sweeper
-from monitor.kernel.pins import PRESSURE, Pins, Program, Ring, counts
+from monitor.kernel.domains import DomainTable, Reading, Sweeper
+from monitor.kernel.pins import TRACEPOINT, Pins, Program, Ring, counts, pin
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import Hog, LabNode, LabPod
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Far longer than anything takes; only a hang reaches it.
-TIMEOUT_S = 30.0
+#: Far longer than anything takes, also in an emulated guest, where compiling the programs takes half a minute; only a
+#: hang reaches it.
+TIMEOUT_S = 120.0
 MIB = 1 << 20
+#: What the programs' gate holds back: 64 pages on each CPU.
+GATE = 64 * PAGE * (os.cpu_count() or 1)
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
@@ -37,8 +41,11 @@ T = TypeVar("T")
 
 
 @cache
-def state_dir() -> Path:
-    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9."""
+def state_dir(hook: str = loader.AUTO) -> Path:
+    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
+
+    One for each hook that is asked for: a state dir holds the programs of one.
+    """
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
     watcher = subprocess.Popen(
@@ -62,9 +69,28 @@ def state_dir() -> Path:
     return directory
 
 
-def pin_dir() -> Path:
+def pin_dir(hook: str = loader.AUTO) -> Path:
     """The pins of `state_dir`, loaded if they are not there."""
-    return loader.ensure_loaded(state_dir())[0]
+    return loader.ensure_loaded(state_dir(hook), hook)[0]
+
+
+def lend_pins(state: Path) -> None:
+    """Pin the programs and maps of `state_dir` for another state dir as well, if it has none. Not for two at a time."""
+    source = pin_dir()
+    target = loader.instance_directory(state) / source.name
+    if target.exists():
+        return
+    with Watching(attach=False):
+        pass  # what earlier tests left in the rings is taken out
+    state.mkdir(mode=0o750, exist_ok=True)
+    if (state_dir() / loader.REFUSED).exists():
+        shutil.copy(state_dir() / loader.REFUSED, state)
+    target.mkdir(parents=True)
+    shared = Pins.open(source)
+    for path in source.iterdir():
+        fd = shared.fd(path.name)
+        pin(fd, target / path.name)
+        os.close(fd)
 
 
 def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
@@ -103,6 +129,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def kernel_thread(pid: int) -> bool:
+    """Whether the process is a thread of the kernel: one that has no memory of its own, and is no zombie."""
+    try:
+        return alive(pid) and Path(f"/proc/{pid}/cmdline").read_bytes() == b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@cache
+def emulated() -> bool:
+    """Whether QEMU emulates this CPU: then a second says nothing about what happens in one."""
+    return "QEMU TCG" in Path("/proc/cpuinfo").read_text()
+
+
 def children(pid: int) -> list[int]:
     """Pids of the child processes of a single-threaded process."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -122,7 +162,7 @@ def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * TIMEOUT_S,
         check=False,
         **options,
     )
@@ -158,6 +198,11 @@ def read(path):
     with open(path, "rb", buffering=0) as file:
         while file.read(MIB):
             pass
+def attend(path):
+    with open(path, "rb") as file:
+        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+def look():
+    return sum(kept[-1][::4096])
 def drop(path):
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -173,7 +218,7 @@ for line in sys.stdin:
 
 class Puppet:
     """A process in a cgroup that runs the lines of Python it is given, with `anon(MIB)`, `write(PATH, MIB)`,
-    `read(PATH)` and `drop(PATH)` (from the page cache) at hand.
+    `read(PATH)`, `attend(PATH)` (map it), `look()` (at every page) and `drop(PATH)` (from the page cache) at hand.
     """
 
     def __init__(self, cgroup: Path) -> None:
@@ -183,7 +228,11 @@ class Puppet:
             stdout=subprocess.PIPE,
         )
         self._buffer = b""
-        assert self.answer() == "ready"
+        try:
+            assert self.answer() == "ready", f"the puppet could not join {cgroup}"
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -221,6 +270,10 @@ class Puppet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, if it has not ended, and reap it."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -264,8 +317,10 @@ class Event:
 class Watching:
     """Context manager: the pinned programs used as the hot process does, with the records in lists."""
 
-    def __init__(self, attach: bool = True) -> None:
-        self.pins = Pins.open(pin_dir())
+    def __init__(self, attach: bool = True, hook: str = loader.AUTO) -> None:
+        self.pins = Pins.open(pin_dir(hook))
+        #: Whether the hook sees charges only: not what becomes of page cache afterwards.
+        self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)
         self.table.reset()
         self.sweeper = Sweeper(self.pins, self.table)
@@ -287,7 +342,7 @@ class Watching:
 
     def __enter__(self) -> Self:
         if self._attach:
-            self.links = [self.pins.attach(name) for name in PRESSURE]
+            self.links = [self.pins.attach(name) for name in self.pins.pressure]
         return self
 
     def __exit__(
@@ -314,6 +369,38 @@ class Watching:
         """What the programs counted since the block began."""
         return {name: n - self.before[name] for name, n in counts(self.pins).items()}
 
+    def agree(self, *paths: Path) -> list[Reading]:
+        """Wait until memory.stat has settled, which the kernel does every 2 s, and says what the table says.
+
+        First without a sweep: the programs alone must have kept the file pages to within what their gate holds back, 64
+        pages on each CPU. Then after one: everything, exactly.
+        """
+        names = [path.name for path in paths]
+
+        def kernels() -> list[Reading]:
+            found = [cgroupfs.read_cgroup(cgroupfs.detect(), path) for path in paths]
+            return [Reading(r.usage, r.inactive_file, r.active_file) for r in found]
+
+        def ours() -> list[Reading | None]:
+            return [self.table.read(cgroupfs.cgroup_id(path)) for path in paths]
+
+        def near() -> bool:
+            return all(
+                a is not None
+                and abs(a.inactive_file - b.inactive_file) <= GATE
+                and abs(a.active_file - b.active_file) <= GATE
+                for a, b in zip(ours(), kernels(), strict=True)
+            )
+
+        def exact() -> bool:
+            self.sweeper.run()
+            return ours() == kernels()
+
+        if None not in ours() and not self.partial:
+            until(near, f"the table without a sweep and memory.stat of {names} to agree")
+        until(exact, f"the table and memory.stat of {names} to agree")
+        return kernels()
+
     def oom(self, wanted: Callable[[OomEvent], bool]) -> OomEvent:
         """The first record of the OOM ring that is ``wanted``, waited for."""
 
@@ -327,10 +414,11 @@ class Watching:
 
 
 def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:
-    """A daemon for ``node`` that uses the programs pinned already; one with a state dir of its own loads its own, and
-    takes them away when it ends.
+    """A daemon for ``node`` that uses the programs pinned already; for a state dir of its own they are pinned a second
+    time, and those pins go when it ends. (Compiling them takes 2 s here, and half a minute in an emulated guest.)
     """
     if "state_dir" in rest:
+        lend_pins(rest["state_dir"])
         return LabDaemon(node, *options, **rest)
     pin_dir()
     return LabDaemon(node, *options, state_dir=state_dir(), keep_pins=True, **rest)

@@ -32,7 +32,7 @@ def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         **options,
     )
 
@@ -45,7 +45,7 @@ def test_help_lists_every_command_and_imports_none(flag: str) -> None:
     listing = "[name for name in sys.modules if name.startswith('monitor.')]"
     script = f"import json, sys; from monitor.cli.main import main; main(['{flag}']); print(json.dumps({listing}))"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     shown, loaded = done.stdout.rsplit("\n", 2)[:2]
@@ -128,7 +128,7 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
             env=ENVIRONMENT,
             stdout=write,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=240,
         )
     finally:
         os.close(write)
@@ -213,7 +213,7 @@ def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 3
@@ -234,7 +234,7 @@ def test_pypis_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
         env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
     assert "pip uninstall bcc" in done.stdout
@@ -263,7 +263,7 @@ def test_the_wrong_bcc_is_not_a_dependency() -> None:
 
 
 def test_make_alone_explains_every_target() -> None:
-    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert {"run", "test", "demo", "bench", "lint", "setup", "clean", "test-vm", "test-vagrant"} <= targets
     assert {line.split()[0] for line in shown.splitlines()} >= targets
@@ -284,7 +284,7 @@ def test_set_up_that_cannot_be_done_is_one_line(tmp_path: Path) -> None:
         if path.stat().st_uid == os.geteuid() and path.is_relative_to("/tmp") and path != Path("/tmp"):
             path.chmod(0o755)
     done = subprocess.run(
-        [*as_nobody, "/bin/bash", str(copy)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [*as_nobody, "/bin/bash", str(copy)], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 3
     assert done.stderr == "outrace: setup: must be root to install packages: run sudo make setup\n"

@@ -24,7 +24,7 @@ from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, loader, mounts
 from monitor.kernel.domains import POD, DomainTable, Sweeper, ceiling_pages
-from monitor.kernel.pins import OOM, PRESSURE, PROCS, Pins, Ring
+from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.lab.node import MIB, Child, LabNode, LabPod
 
 FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"
@@ -33,7 +33,6 @@ NODE_BYTES = 256 * MIB
 THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
-STATES = {"armed": (*PRESSURE, *OOM, *PROCS), "disarmed": (*OOM, *PROCS)}
 
 
 @contextmanager
@@ -64,10 +63,11 @@ def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
 
 def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], triples: int) -> dict[str, list[float]]:
     """CPU time per round in each state, divided by the mean of the rounds before and after with nothing attached."""
-    found: dict[str, list[float]] = {name: [] for name in STATES}
+    states = {"armed": (*pins.pressure, *OOM, *PROCS), "disarmed": (*OOM, *PROCS)}
+    found: dict[str, list[float]] = {name: [] for name in states}
     before = measure()
     for _ in range(triples):
-        for state, programs in STATES.items():
+        for state, programs in states.items():
             with attached(pins, programs):
                 during = measure()
             drain()

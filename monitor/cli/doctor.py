@@ -14,8 +14,9 @@ import click
 
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import headers, meminfo, mounts
+from monitor.kernel import charging, headers, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
+from monitor.kernel.pins import HOOKS
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
 CAPABILITIES = {
@@ -27,9 +28,6 @@ CAPABILITIES = {
     "CAP_KILL": (5, "evict pods of other users"),
 }
 _CAP_SYS_ADMIN = 21
-#: Raw tracepoint -> the arguments our programs take from it, as BTF spells them ("long" for val since 7.2).
-_MEMCG_ARGUMENTS = [["struct mem_cgroup *", "int", val] for val in ("int", "long", "long int")]
-HOOK_MEMCG = "memcg-tracepoint"
 
 
 @dataclass(frozen=True)
@@ -101,40 +99,32 @@ def _btf() -> list[Check]:
         return [Check("btf", False, error.message, error.remedy, required=True)]
     checks = [Check("btf", True, str(VMLINUX))]
     try:
-        arguments = btf.tracepoint_args("mod_memcg_lruvec_state")
-        known = arguments in _MEMCG_ARGUMENTS
-        checks.append(
-            Check(
-                "memcg-tracepoint",
-                known,
-                f"memcg:mod_memcg_lruvec_state({', '.join(arguments)})",
-                "" if known else "this kernel changed the tracepoint's arguments: please report it with this line",
-                required=True,
-            )
-        )
-    except BtfError as error:
-        checks.append(Check("memcg-tracepoint", False, error.message, "run Linux 6.13 or newer", required=True))
-    try:
         arguments = btf.tracepoint_args("mark_victim")
-        known = arguments[:1] == ["struct task_struct *"]
-        remedy = "" if known else "update the kernel: before 6.9 (6.1.176, Ubuntu 5.15.0-203) the event is only a pid"
+        known = arguments[:1] in (
+            ["struct task_struct *"],
+            ["int"],
+        )  # until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid
+        remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
         checks.append(Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, required=True))
     except BtfError as error:
         checks.append(
             Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", required=True)
         )
-    generations = meminfo.multi_gen_lru()
-    checks.append(
-        Check(
-            "page-cache-lists",
-            not generations,
-            "multi-gen LRU is on: page cache cannot be told apart, all of it counts as working set"
-            if generations
-            else "active and inactive lists",
-            "echo 0 > /sys/kernel/mm/lru_gen/enabled" if generations else "",
-        )
-    )
     return checks
+
+
+def _hooks() -> list[Check]:
+    """What tells of charges, best first. One is enough."""
+    offers = charging.offered()
+    used = next((offer.name for offer in offers if offer.ok), "")
+    unneeded = f"nothing to do: {used} is used" if used else ""
+    return [Check(o.name, o.ok, o.why, o.remedy and (unneeded or o.remedy), required=not used) for o in offers]
+
+
+def _page_cache_lists() -> list[Check]:
+    """Where inactive page cache is counted; outrace reads both (bpf/pressure.c)."""
+    detail = "multi-gen LRU: generations" if meminfo.multi_gen_lru() else "active and inactive lists"
+    return [Check("page-cache-lists", True, detail)]
 
 
 def _mounts() -> list[Check]:
@@ -253,8 +243,8 @@ def _swap() -> list[Check]:
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi, _lockdown, _scheduler, _thp,
-    _swap,
+    _root, _capabilities, _kernel, _btf, _hooks, _page_cache_lists, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi,
+    _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 
 
@@ -265,7 +255,9 @@ def examine() -> list[Check]:
 
 def hook_plan(checks: list[Check]) -> str | None:
     """Which hooks `outrace run --hooks auto` would use; None if a required check failed."""
-    return None if any(check.required and not check.ok for check in checks) else HOOK_MEMCG
+    if any(check.required and not check.ok for check in checks):
+        return None
+    return next((check.name for check in checks if check.ok and check.name in HOOKS), None)
 
 
 @click.command()

@@ -25,7 +25,6 @@ from monitor.daemon.config import CONFIG_FD, RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import meminfo
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.report.log import Log
 
@@ -177,7 +176,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _announce(config: RunConfig, loaded: bool) -> None:
     """Say how this daemon was told to behave, and what was accepted without needing it."""
+    from monitor.kernel import loader
+    from monitor.kernel.pins import TRACEPOINT, Pins
+
     log = Log(config.log_format)
+    hook = Pins(Path(config.pin_dir)).hook
     given = {name: origin for name, origin in config.origins.items() if origin != "default"}
     log.info(
         "starting",
@@ -188,8 +191,12 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         listen=f"{config.listen_host}:{config.listen_port}",
         state_dir=config.state_dir,
         bpf="loaded" if loaded else "found pinned",
+        hook=hook,
         given=given,
     )
+    if hook != TRACEPOINT:
+        why = loader.refused(Path(config.state_dir))
+        log.info(f"hook {hook} sees charges only; what page cache does is looked up every second", refused=why)
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "
@@ -198,11 +205,6 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
-    if meminfo.multi_gen_lru():
-        log.warning(
-            "multi-gen LRU is on: page cache cannot be told apart, all of it counts as working set",
-            remedy="echo 0 > /sys/kernel/mm/lru_gen/enabled",
-        )
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
         what = "for memory" if thresholds else "at all, but for pods over limits of their own"

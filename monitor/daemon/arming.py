@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import os
 
-from monitor.kernel.pins import PRESSURE, Pins, attach
+from monitor.kernel.pins import TRACEPOINT, Pins, attach
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
 MIN_LOOK_NS = 100_000_000
 MAX_LOOK_NS = 10_000_000_000
 #: Kept back for a late timer and for attaching itself.
 RESERVE_NS = 20_000_000
+#: Hooks on charges (fentry, kprobe) do not see what is never charged: the root cgroup's own processes. Near a threshold
+#: the machine's counters are read this often then (5 us); a machine can move max_fill_rate x 20 ms in between.
+REREAD_NS = 20_000_000
+#: Nor do they see page cache turn active: it becomes known this late at most, by a sweep (2.6 us per memory cgroup).
+PARTIAL_SWEEP_NS = 1_000_000_000
 #: Detach only with this much more headroom than attaching asks for, or a node at the border flaps.
 _HYSTERESIS = 2
 
@@ -26,7 +31,9 @@ class Arming:
 
     def __init__(self, pins: Pins, max_fill_rate: int) -> None:
         # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
-        self._programs = {name: pins.fd(f"prog_{name}") for name in PRESSURE}
+        self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
+        #: Whether the hook sees charges only.
+        self.partial = pins.hook != TRACEPOINT
         self._rate = max_fill_rate
         self._links: list[int] = []
         self.next_look_ns = 0
@@ -35,6 +42,11 @@ class Arming:
     @property
     def armed(self) -> bool:
         return bool(self._links)
+
+    @property
+    def looks(self) -> bool:
+        """Whether somebody has to look at headroom when `next_look_ns` comes."""
+        return not self._links or self.partial
 
     @property
     def near(self) -> int:
@@ -61,8 +73,11 @@ class Arming:
             safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
+        elif self.partial:
+            self._interval_ns = REREAD_NS
+            self.next_look_ns = now_ns + REREAD_NS
         return was != self.armed
 
     def unseen_bytes(self) -> int:
-        """While detached: what could be allocated before the next look."""
+        """What could be allocated before the next look; while attached, without a charge."""
         return self._rate * self._interval_ns // 1_000_000_000

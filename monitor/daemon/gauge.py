@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.daemon.arming import Arming
+from monitor.daemon.arming import PARTIAL_SWEEP_NS, Arming
 from monitor.daemon.config import RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, armed_bound, make_watch
@@ -24,6 +24,8 @@ from monitor.policy.thresholds import Threshold
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
+#: From the removal of a cgroup until nothing of it is counted any more: a grace period of RCU and a work queue.
+SETTLE_NS = 1_000_000_000
 #: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
 _STEPS = 4
 
@@ -56,6 +58,8 @@ class Gauge:
         ]
         self.find_kubepods()
         self.sweep_due_ns = 0
+        #: Bytes to the nearest threshold at the last look.
+        self.headroom = 1 << 62
 
     def find_kubepods(self, pod: Path | None = None) -> bool:
         """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
@@ -124,7 +128,15 @@ class Gauge:
         now = time.monotonic_ns()
         self._stats.add("sweeps")
         self._stats.set("sweep_ns", now)
-        self.sweep_due_ns = now + SWEEP_NS
+        self.sweep_due_ns = now + (PARTIAL_SWEEP_NS if self.arming.partial else SWEEP_NS)
+
+    def sweep_soon(self) -> None:
+        """A pod went: sweep again when the kernel is done with its cgroups.
+
+        Linux 7.2 hands the pages of a removed cgroup to its parent some time after the removal, and no event tells:
+        until the next sweep its page cache is counted in both.
+        """
+        self.sweep_due_ns = min(self.sweep_due_ns, time.monotonic_ns() + SETTLE_NS)
 
     def reread(self) -> None:
         """Make the usage of every watched cgroup exact; a few microseconds."""
@@ -145,13 +157,16 @@ class Gauge:
     def look(self, now_ns: int, sweep: Callable[[], object]) -> bool:
         """Attach or detach the fine-grained programs by headroom; True if that changed."""
         self._stats.add("looks")
-        changed = self.arming.decide(self._headroom(sweep), now_ns)
+        self.headroom = self._headroom(sweep)
+        changed = self.arming.decide(self.headroom, now_ns)
         armed = self.arming.armed
         if changed:
             self._stats.add("arms" if armed else "disarms")
             self._stats.set("armed", int(armed))
         if armed:
             bound = armed_bound(self._cpus, self._huge_page, self._node is None)
+            if self.arming.partial and self._node is None:
+                bound += self.arming.unseen_bytes()
         else:
             bound = self.arming.unseen_bytes()
         self._stats.set("bound_bytes", bound)

@@ -158,6 +158,7 @@ class Hot:
     def drop(self, uid: str) -> None:
         self.registry.drop(uid)
         self.trigger.forget(uid)
+        self.gauge.sweep_soon()
         self.dirty = True
 
     def publish(self, now_ns: int) -> None:
@@ -203,6 +204,8 @@ class Hot:
     def look(self, now_ns: int) -> None:
         """Attach or detach the fine-grained programs by headroom."""
         if not self.gauge.look(now_ns, self.sweep):
+            if self.gauge.arming.partial and self.gauge.headroom < 0 and not self.decider.pressed:
+                self.decider.run_pass()  # what a hook on charges cannot see
             return
         self.dirty = True
         self.housekeeping_ns = now_ns
@@ -250,7 +253,7 @@ class Hot:
         if self.decider.moved:
             return now_ns  # records that were read after the last turn had ranked
         due = self.housekeeping_ns
-        if not self.gauge.arming.armed:
+        if self.gauge.arming.looks:
             due = min(due, self.gauge.arming.next_look_ns)
         if self.decider.pressed:
             due = min(due, now_ns + TICK_NS)
@@ -336,7 +339,7 @@ class Hot:
                 decider.follow(now)
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):
                 decider.run_pass()
-            if not self.gauge.arming.armed and now >= self.gauge.arming.next_look_ns:
+            if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:
                 self.look(now)
             if now >= self.housekeeping_ns:
                 self.housekeeping(now)

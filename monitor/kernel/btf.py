@@ -26,7 +26,7 @@ _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
 
 _INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF = 1, 2, 3, 4, 5, 6, 7, 8
-_VOLATILE, _CONST, _RESTRICT, _FUNC_PROTO, _TYPE_TAG, _ENUM64 = 9, 10, 11, 13, 18, 19
+_VOLATILE, _CONST, _RESTRICT, _FUNC, _FUNC_PROTO, _TYPE_TAG, _ENUM64 = 9, 10, 11, 12, 13, 18, 19
 _MODIFIERS = frozenset((_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG))
 
 #: Words after the three every record starts with, by kind: a fixed number, and a number for each of its `vlen` entries.
@@ -248,10 +248,18 @@ class Btf:
         for number in self._named(f"btf_trace_{name}", _TYPEDEF):
             proto = self._strip(self._target(self._strip(number)))
             if self._kind(proto) == _FUNC_PROTO:
-                first = self._starts[proto] + 3
-                # The first parameter is the registering caller's `void *__data`, not an argument of the event.
-                return [self._describe(self._words[first + 2 * i + 1]) for i in range(1, self._vlen(proto))]
+                return self._arguments(proto)[1:]  # the first is the registering caller's `void *__data`
         raise BtfError(f"this kernel has no tracepoint {name} (no btf_trace_{name} in {self.path})")
+
+    def function(self, name: str) -> tuple[int, list[str]] | None:
+        """Number of the kernel's function ``name``, and its arguments as C-like text; None if there is none."""
+        for number in self._named(name, _FUNC):
+            return number, self._arguments(self._target(number))
+        return None
+
+    def _arguments(self, proto: int) -> list[str]:
+        first = self._starts[proto] + 3
+        return [self._describe(self._words[first + 2 * i + 1]) for i in range(self._vlen(proto))]
 
     def _describe(self, number: int) -> str:
         """C-like text of a type; qualifiers come first, as in source."""

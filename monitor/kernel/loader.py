@@ -21,17 +21,26 @@ from typing import Any
 
 from monitor import __version__
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, pins
+from monitor.kernel import cgroupfs, charging, pins, probes
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.offsets import defines
 
-SOURCES = ("wire.h", "memcg.h", "pressure.c", "oom.c", "procs.c")
+SOURCES = ("wire.h", "memcg.h", "pressure.c", "stats.c", "charges.c", "oom.c", "procs.c")
+#: Compiled for one hook only, with a definition of its own.
+_OF_HOOK = {
+    pins.TRACEPOINT: ("stats.c", "HOOK_MEMCG_TRACEPOINT"),
+    pins.FENTRY: ("charges.c", "HOOK_FENTRY"),
+    pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
+}
+AUTO = "auto"
 #: Turns of a run of `sweep` and of `commit`. The verifier follows every turn of a loop: 8 of a sweep come close to the
 #: million instructions that it accepts.
 SWEEP_CHUNK = 2
 COMMIT_CHUNK = 64
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
 _TRACEFS = Path("/sys/kernel/tracing/events")
+#: Hooks that were offered and refused, in the state dir: tried again after a boot, or when their stamp changes.
+REFUSED = "refused-hooks.json"
 #: What clang and the verifier say, in the state dir.
 LOG = "loader.log"
 #: Which state dir an instance belongs to: bpffs holds nothing but BPF objects. Gone after a reboot, as the pins are.
@@ -47,10 +56,11 @@ def bpf_directory() -> Path:
     raise MonitorError(f"the BPF sources are missing beside {here}", "reinstall outrace")
 
 
-def program_text() -> str:
+def program_text(hook: str = pins.TRACEPOINT) -> str:
     """One text, because BCC rewrites map accesses in the main file only."""
     directory = bpf_directory()
-    return "\n".join((directory / name).read_text() for name in SOURCES)
+    others = {name for name, _ in _OF_HOOK.values()} - {_OF_HOOK[hook][0]}
+    return "\n".join((directory / name).read_text() for name in SOURCES if name not in others)
 
 
 def _numa_nodes() -> int:
@@ -59,10 +69,10 @@ def _numa_nodes() -> int:
     return max(found, default=0) + 1
 
 
-def compile_flags() -> list[str]:
+def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
-    values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK}
+    values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
@@ -79,16 +89,17 @@ def state_directory(instance: Path) -> Path | None:
         return None
 
 
-def stamp() -> str:
-    """Hash of what decides the loaded programs: their sources, how offsets are taken from which BTF, the kernel.
+def stamp(hook: str = pins.TRACEPOINT) -> str:
+    """Hash of what decides the loaded programs: hook, sources, how offsets are taken from which BTF, the kernel.
 
     Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
-    h.update(program_text().encode())
-    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py"))  # pins.py says what is pinned
+    h.update(f"{hook}\n{program_text(hook)}".encode())
+    # pins.py says what is pinned, probes.py loads some of it.
+    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "probes.py"))
     for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
         try:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
@@ -98,41 +109,87 @@ def stamp() -> str:
 
 
 def missing_tracepoints() -> list[str]:
-    """Tracepoints the programs need and this kernel does not offer."""
-    where = {
-        "mod_memcg_lruvec_state": "memcg",
-        "mod_memcg_state": "memcg",
-        "mark_victim": "oom",
-        "signal_generate": "signal",
-    }
+    """Tracepoints the programs need whichever hook tells of charges, and this kernel does not offer."""
+    where = {"mark_victim": "oom", "signal_generate": "signal"}
     return [f"{group}:{name}" for name, group in where.items() if not (_TRACEFS / group / name).is_dir()]
 
 
-def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
+def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     """The pin directory for this state dir and kernel, loading first if it is missing or stale.
 
-    And whether it was loaded.
+    And whether it was loaded. ``hook``: one of `pins.HOOKS`, or ``auto`` for the best that this kernel offers and does
+    not refuse; what was refused is in `refused`.
 
     Raises CannotError (exit code 3) when this kernel or machine cannot, with the remedy.
     """
     missing = missing_tracepoints()
     if missing:
-        raise CannotError(
-            f"this kernel has no tracepoint {missing[0]}",
-            "memory cgroup tracepoints came with Linux 6.13; other hooks for older kernels are not in this version",
-        )
+        raise CannotError(f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y")
+    offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
+    if not offers:
+        raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
-    directory = instance / stamp()
+    known = _refused_stamps(state_dir) if hook == AUTO else {}
+    last: CannotError | None = None
+    for offer in offers:
+        if not offer.ok:
+            continue
+        mark = stamp(offer.name)
+        if mark in known:
+            last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
+            continue
+        try:
+            return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name)
+        except HookRefusedError as error:
+            last = error
+            _remember_refused(state_dir, mark, f"{offer.name}: {error.message}")
+    if last is not None:
+        raise last
+    raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
+
+
+class HookRefusedError(CannotError):
+    """This hook's own programs could not be loaded or attached; another hook's may."""
+
+
+def refused(state_dir: Path) -> list[str]:
+    """Why better hooks than the one in use were passed over, as ``HOOK: REASON``."""
+    known = _refused_stamps(state_dir)
+    return [known[mark] for mark in (stamp(hook) for hook in pins.HOOKS) if mark in known] if known else []
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _refused_stamps(state_dir: Path) -> dict[str, str]:
+    """{stamp: why} of this boot."""
+    try:
+        found = json.loads((state_dir / REFUSED).read_text())
+        return {str(mark): str(why) for mark, why in found["stamps"].items()} if found["boot"] == _boot() else {}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return {}  # tried again then
+
+
+def _remember_refused(state_dir: Path, mark: str, why: str) -> None:
+    found = {"boot": _boot(), "stamps": _refused_stamps(state_dir) | {mark: why}}
+    with suppress(OSError):
+        (state_dir / REFUSED).write_text(json.dumps(found))
+
+
+def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
+    """Whether the pins had to be made."""
+    instance = directory.parent
     if directory.is_dir():
         _remember(instance, state_dir)  # /run may have been emptied since
         for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
             unload(half)
-        return directory, False
+        return False
     _forget_removed()
     forget_unpinned()
     done = subprocess.run(
         # -P: nothing lying in the working directory is imported as root.
-        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory)],
+        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory), hook],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -147,8 +204,9 @@ def ensure_loaded(state_dir: Path) -> tuple[Path, bool]:
             f"the BPF loader ended with status {done.returncode}: {tail}", "see `outrace doctor`"
         ) from None
     if "error" in answer:
-        raise CannotError(answer["error"], answer["remedy"])
-    return directory, True
+        kind = HookRefusedError if answer["hook"] else CannotError
+        raise kind(answer["error"], answer["remedy"])
+    return True
 
 
 def _remember(instance: Path, state_dir: Path) -> None:
@@ -208,7 +266,7 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
-def _load(state_dir: Path, directory: Path) -> None:
+def _load(state_dir: Path, directory: Path, hook: str) -> None:
     from monitor.kernel import headers
 
     source = headers.prepare(state_dir / "headers")
@@ -225,12 +283,16 @@ def _load(state_dir: Path, directory: Path) -> None:
         )
 
     # Header trees of 7.x need the Microsoft extensions for anonymous tagged members.
-    flags = [*compile_flags(), "-fms-extensions", "-Wno-microsoft-anon-tag", "-Wno-macro-redefined"]
+    flags = [*compile_flags(hook), "-fms-extensions", "-Wno-microsoft-anon-tag", "-Wno-macro-redefined"]
     log = state_dir / LOG
     try:
         with _stderr_to(log):
-            bpf = BPF(text=program_text(), cflags=flags)
-            functions = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT) for name in (*pins.TRACEPOINTS, *pins.RUN)}
+            bpf = BPF(text=program_text(hook), cflags=flags)
+            always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
+            programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
+            programs |= _load_hook(bpf, hook, log)
+    except HookRefusedError:
+        raise
     except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
         first = str(error).strip().splitlines()[0]
         raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
@@ -244,10 +306,10 @@ def _load(state_dir: Path, directory: Path) -> None:
     try:
         for name in pins.MAPS:
             pins.pin(bpf[name].map_fd, fresh / f"map_{name}")
-        for name, function in functions.items():
-            pins.pin(function.fd, fresh / f"prog_{name}")
+        for name, fd in programs.items():
+            pins.pin(fd, fresh / f"prog_{name}")
         for name in pins.OOM:
-            link = lib.bpf_attach_raw_tracepoint(functions[name].fd, pins.TRACEPOINTS[name].encode())
+            link = lib.bpf_attach_raw_tracepoint(programs[name], pins.TRACEPOINTS[name].encode())
             if link < 0:
                 raise CannotError(f"cannot attach to the tracepoint {pins.TRACEPOINTS[name]}", "see `outrace doctor`")
             links.append(link)
@@ -264,13 +326,35 @@ def _load(state_dir: Path, directory: Path) -> None:
             unload(other)
 
 
-def main(argv: list[str]) -> int:
-    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR``: load and pin; one JSON line on stdout says how it went."""
+def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
+    """Load the hook's own programs, and attach them once: near a threshold it is too late to find that it fails."""
+    from bcc import BPF
+
+    programs: dict[str, int] = {}
     try:
-        _load(Path(argv[0]), Path(argv[1]))
+        for name in pins.HOOKS[hook]:
+            if hook == pins.FENTRY:
+                found = Btf().function(pins.FUNCTIONS[name])
+                assert found is not None  # or it was not offered
+                programs[name] = probes.load_fexit(name, bpf.dump_func(name), found[0])
+            else:
+                kind = BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT
+                programs[name] = bpf.load_func(name, kind).fd
+            os.close(pins.attach(name, programs[name]))
+    except Exception as error:  # noqa: BLE001  # as above
+        first = str(error).strip().splitlines()[0]
+        raise HookRefusedError(f"the BPF programs of {hook} do not load: {first}", f"details in {log}") from None
+    return programs
+
+
+def main(argv: list[str]) -> int:
+    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK``: load and pin; a JSON line says how it went."""
+    try:
+        _load(Path(argv[0]), Path(argv[1]), argv[2])
         print(json.dumps({"pinned": argv[1]}))
     except MonitorError as error:
-        print(json.dumps({"error": error.message, "remedy": error.remedy}))
+        hook = isinstance(error, HookRefusedError)
+        print(json.dumps({"error": error.message, "remedy": error.remedy, "hook": hook}))
         return error.exit_code
     return 0
 

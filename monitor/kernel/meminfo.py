@@ -46,7 +46,7 @@ def mem_total(path: str | Path = MEMINFO) -> int:
 def multi_gen_lru(path: Path = Path("/sys/kernel/mm/lru_gen/enabled")) -> bool:
     """Whether the kernel keeps page cache in generations instead of an active and an inactive list.
 
-    It then leaves the list sizes that the BPF programs read at 0 (mm/vmscan.c, lru_gen_update_size).
+    The sizes of those lists are 0 then (include/linux/mm_inline.h, lru_gen_update_size()); the programs read both.
     """
     try:
         return bool(int(path.read_text(), 16) & 1)

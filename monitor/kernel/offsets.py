@@ -17,6 +17,7 @@ _OFFSETS = {
     "OFF_COUNTER_MAX": ("page_counter", "max"),
     "OFF_CSS_CGROUP": ("cgroup_subsys_state", "cgroup"),
     "OFF_CSS_PARENT": ("cgroup_subsys_state", "parent"),
+    "OFF_CSS_SS": ("cgroup_subsys_state", "ss"),
     "OFF_CSS_CHILDREN": ("cgroup_subsys_state", "children"),
     "OFF_CSS_SIBLING": ("cgroup_subsys_state", "sibling"),
     "OFF_CGROUP_KN": ("cgroup", "kn"),
@@ -47,8 +48,6 @@ _ENUMS = {
     "NR_FILE_PAGES_": "NR_FILE_PAGES",
     "NR_INACTIVE_FILE_": "NR_INACTIVE_FILE",
     "NR_ACTIVE_FILE_": "NR_ACTIVE_FILE",
-    "MEMCG_KMEM_": "MEMCG_KMEM",
-    "MEMCG_SOCK_": "MEMCG_SOCK",
     "MEMORY_CGRP_ID": "memory_cgrp_id",
     "MM_FILEPAGES_": "MM_FILEPAGES",
     "MM_ANONPAGES_": "MM_ANONPAGES",
@@ -58,6 +57,30 @@ _ENUMS = {
     "LRU_ACTIVE_FILE": "LRU_ACTIVE_FILE",
     "NR_LRU_LISTS": "NR_LRU_LISTS",
 }
+#: Of the memcg-tracepoint hook alone: MEMCG_KMEM came after 5.15.
+_ITEMS = {"MEMCG_KMEM_": "MEMCG_KMEM", "MEMCG_SOCK_": "MEMCG_SOCK"}
+#: The first two arguments in a kprobe's registers: x86-64 (by name), arm64 (an array).
+_REGISTERS = (("di", "si"), ("regs", "regs"))
+#: lruvec.lrugen.nr_pages[generation][anon, file][zone]
+_ANON_AND_FILE = 2
+
+
+def _generations(btf: Btf, zones: int) -> dict[str, int]:
+    """The multi-gen LRU's sizes (`lru_gen_struct` in 6.1, `lru_gen_folio` since 6.2); {} without CONFIG_LRU_GEN."""
+    where = "lruvec.lrugen"
+    if not btf.has_member("mem_cgroup_per_node", f"{where}.nr_pages"):
+        return {}
+    length = btf.array_length("mem_cgroup_per_node", f"{where}.nr_pages")
+    generations = length // (_ANON_AND_FILE * zones)
+    # The number of a generation is its sequence modulo MAX_NR_GENS (4), which the programs take as a bit mask.
+    if generations & (generations - 1) or not generations or length != generations * _ANON_AND_FILE * zones:
+        raise CannotError("lruvec.lrugen.nr_pages has an unknown shape", "report this kernel's version")
+    return {
+        "OFF_PER_NODE_GEN_PAGES": btf.offset("mem_cgroup_per_node", f"{where}.nr_pages"),
+        "OFF_PER_NODE_GEN_MAX_SEQ": btf.offset("mem_cgroup_per_node", f"{where}.max_seq"),
+        "OFF_PER_NODE_GEN_ENABLED": btf.offset("mem_cgroup_per_node", f"{where}.enabled"),
+        "NR_GENERATIONS": generations,
+    }
 
 
 def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
@@ -73,6 +96,12 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
                 f"this kernel has no {member} in its BTF", "memory cgroups must be built in (CONFIG_MEMCG=y)"
             )
         out[name] = value
+    out |= {name: value for name, member in _ITEMS.items() if (value := btf.enum(member)) is not None}
+    for first_register, second in _REGISTERS:
+        if btf.has_member("pt_regs", second):
+            out["OFF_REGS_ARG0"] = btf.offset("pt_regs", first_register)
+            out["OFF_REGS_ARG1"] = btf.offset("pt_regs", second) + (8 if second == first_register else 0)
+            break
     # On v2 the same bytes are the counter of swap alone (a union), whose limit is 0 for most pods: not a limit that
     # was hit.
     if cgroup_version == 1 and btf.has_member("mem_cgroup", "memsw.usage.counter"):
@@ -80,6 +109,7 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out["LRU_ZONE_SIZES"] = btf.array_length("mem_cgroup_per_node", "lru_zone_size")
     if out["LRU_ZONE_SIZES"] < out["NR_LRU_LISTS"] or out["LRU_ZONE_SIZES"] % out["NR_LRU_LISTS"]:  # zones x lists
         raise CannotError("mem_cgroup_per_node.lru_zone_size has an unknown shape", "report this kernel's version")
+    out |= _generations(btf, out["LRU_ZONE_SIZES"] // out["NR_LRU_LISTS"])
     # 6.2 made the RSS counters percpu_counters; before, one struct of atomics.
     if btf.has_member("mm_struct", "rss_stat.count"):
         first, out["RSS_STRIDE"] = btf.offset("mm_struct", "rss_stat.count"), 8

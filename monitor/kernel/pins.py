@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
+from monitor.kernel import probes
 from monitor.kernel.wire import COUNTS
 
 BPFFS = Path("/sys/fs/bpf")
@@ -36,8 +37,17 @@ TRACEPOINTS = {
     "on_exec": "sched_process_exec",
     "on_attach": "cgroup_attach_task",
 }
-#: The fine-grained programs: attached near a threshold only.
-PRESSURE = ("on_lruvec_stat", "on_memcg_stat")
+#: The fine-grained programs: attached near a threshold only. One hook's are loaded (monitor/kernel/charging.py).
+TRACEPOINT, FENTRY, KPROBE = "memcg-tracepoint", "fentry", "kprobe"
+HOOKS = {
+    TRACEPOINT: ("on_lruvec_stat", "on_memcg_stat"),
+    FENTRY: ("on_charged", "on_uncharged"),
+    KPROBE: ("on_charge", "on_uncharge"),
+}
+PRESSURE = HOOKS[TRACEPOINT]
+#: What the other hooks' programs are attached to. On every kernel from 5.4 to 7.3 both are global and nowhere inlined.
+CHARGE, UNCHARGE = "page_counter_try_charge", "page_counter_uncharge"
+FUNCTIONS = {"on_charged": CHARGE, "on_uncharged": UNCHARGE, "on_charge": CHARGE, "on_uncharge": UNCHARGE}
 #: Attached always, also while the daemon restarts.
 OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit", "on_memcg_reclaim", "on_direct_reclaim")
 #: Attached by the side: processes that appear in pods.
@@ -180,6 +190,19 @@ class Pins:
             raise MonitorError(f"no BPF programs are pinned at {directory}", "start `outrace run`, which loads them")
         return cls(directory)
 
+    @property
+    def hook(self) -> str:
+        """Which hook's programs are pinned here."""
+        for hook, programs in HOOKS.items():
+            if (self.directory / f"prog_{programs[0]}").exists():
+                return hook
+        raise MonitorError(f"no programs of any hook are pinned at {self.directory}", "`outrace unload`")
+
+    @property
+    def pressure(self) -> tuple[str, ...]:
+        """The fine-grained programs pinned here."""
+        return HOOKS[self.hook]
+
     def fd(self, name: str) -> int:
         """A new file descriptor (close-on-exec) of ``prog_X``, ``map_X`` or ``link_X``."""
         fd: int = libbpf().bpf_obj_get(os.fsencode(self.directory / name))
@@ -202,9 +225,9 @@ class Pins:
             os.close(fd)
 
     def attach(self, name: str) -> int:
-        """Attach program ``name`` to its tracepoint.
+        """Attach program ``name`` to its tracepoint or function.
 
-        Closing the returned link fd detaches it (208 and 92 us, measured).
+        Closing the returned descriptor detaches it (208 and 92 us, measured).
         """
         prog = self.fd(f"prog_{name}")
         try:
@@ -214,11 +237,21 @@ class Pins:
 
 
 def attach(name: str, prog: int) -> int:
-    """Attach a program that is open as descriptor ``prog``; the link's descriptor. Raises MonitorError."""
-    link: int = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
+    """Attach a program that is open as descriptor ``prog``; a descriptor that detaches it when it is closed.
+
+    Raises MonitorError.
+    """
+    if name in HOOKS[KPROBE]:
+        return probes.attach_kprobe(FUNCTIONS[name], prog)
+    if name in HOOKS[FENTRY]:
+        # Without a name: a program of type TRACING knows since it was loaded where it belongs.
+        where, link = FUNCTIONS[name], libbpf().bpf_raw_tracepoint_open(None, prog)
+    else:
+        where = f"the tracepoint {TRACEPOINTS[name]}"
+        link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
     if link < 0:
-        raise _fail(f"cannot attach {name} to the tracepoint {TRACEPOINTS[name]}")
-    return link
+        raise _fail(f"cannot attach {name} to {where}")
+    return int(link)
 
 
 class Ring:

@@ -24,6 +24,8 @@ from monitor.kernel import loader
 from monitor.lab.node import LabNode
 
 Record = dict[str, Any]
+#: Only a hang takes so long, also where a kernel is emulated: there compiling the programs takes half a minute.
+PATIENCE_S = 120.0
 
 
 class LabDaemon:
@@ -68,7 +70,7 @@ class LabDaemon:
         self.start()
         return self
 
-    def start(self, ready_timeout: float = 30.0) -> None:
+    def start(self, ready_timeout: float = PATIENCE_S) -> None:
         """Start it and wait until /readyz says 200. Raises MonitorError with its own words when it does not start."""
         node = self.node
         command = [
@@ -129,7 +131,7 @@ class LabDaemon:
         self.log.extend(fresh)
         return fresh
 
-    def wait_for(self, wanted: Callable[[Record], bool], timeout: float = 10.0, since: int = 0) -> Record | None:
+    def wait_for(self, wanted: Callable[[Record], bool], timeout: float = PATIENCE_S, since: int = 0) -> Record | None:
         """The first record from position ``since`` of the log on that is ``wanted``.
 
         None after ``timeout`` or at the daemon's end.
@@ -154,7 +156,7 @@ class LabDaemon:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of one HTTP request to it; status 0 when nothing answers."""
         try:
-            with urllib.request.urlopen(self.address + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.address + path, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -174,7 +176,7 @@ class LabDaemon:
                 out[name] = float(value)
         return out
 
-    def stop(self, timeout: float = 10.0) -> int:
+    def stop(self, timeout: float = PATIENCE_S) -> int:
         """SIGTERM and wait; its exit status."""
         assert self.process is not None
         if self.process.poll() is None:

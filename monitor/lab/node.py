@@ -6,6 +6,7 @@ and it disappears however the owner ends (monitor/lab/janitor.py).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -25,6 +26,8 @@ from monitor.lab import janitor
 Qos = Literal["Guaranteed", "Burstable", "BestEffort"]
 MIB = 1 << 20
 _HERE = Path(__file__).parent
+#: Only a hang takes so long, also on an emulated machine.
+PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
 PYTHON = (sys.executable, "-S", "-E")
 
@@ -66,7 +69,7 @@ class Child:
         except BrokenPipeError:
             pass
 
-    def answer(self, timeout: float = 30.0) -> str:
+    def answer(self, timeout: float = PATIENCE_S) -> str:
         """The next line the child prints, or "" if it ended instead. MonitorError after ``timeout`` seconds."""
         assert self.process.stdout is not None
         out = self.process.stdout.fileno()
@@ -80,7 +83,7 @@ class Child:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line.decode()
 
-    def expect(self, word: str, timeout: float = 30.0) -> str:
+    def expect(self, word: str, timeout: float = PATIENCE_S) -> str:
         """As `answer`, which must begin with ``word``; returns what follows. MonitorError if it does not."""
         line = self.answer(timeout)
         first, _, rest = line.partition(" ")
@@ -90,7 +93,7 @@ class Child:
         reason = self.complaint or f"it ended with {self.process.returncode}"
         raise MonitorError(f"process {self.pid} of the lab said {line!r} instead of {word!r}: {reason}")
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = PATIENCE_S) -> int:
         """Exit status (negative: the signal). MonitorError after ``timeout`` seconds."""
         try:
             return self.process.wait(timeout)
@@ -157,6 +160,7 @@ class LabNode:
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
         self._janitor: subprocess.Popen[bytes] | None = None
         self._pidfds: list[int] = []
+        self._peak_fd = -1
         self._directories: list[str] = []
         self._freezers: list[str] = []
 
@@ -194,6 +198,7 @@ class LabNode:
         """End the node's own processes, remove its cgroups and files. MonitorError if a cgroup would not go."""
         for child in self.children:
             child.close()
+        self._close_peak()
         gone = janitor.clean(str(self.cgroup), self._pidfds, self._directories, self._freezers)
         for fd in self._pidfds:
             os.close(fd)
@@ -329,15 +334,35 @@ class LabNode:
         )
 
     def reset_peak(self) -> None:
-        """Start measuring `peak` anew (v1; v2 can since Linux 6.12, by writing to the file it is read from)."""
-        self._peak_file().write_text("0")
+        """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's
+        beginning.
+        """
+        if self.hierarchy.version == 1:
+            (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
+            return
+        # What is written counts for whoever reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
+        self._close_peak()
+        path = self.cgroup / "memory.peak"
+        try:
+            self._peak_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.write(self._peak_fd, b"0")
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EACCES):
+                raise
+            self._close_peak()
 
     def peak(self) -> int:
-        """The most bytes ever charged to the node at once, since it was made or `reset_peak`."""
-        return int(self._peak_file().read_text())
+        """The most bytes charged to the node at once, since it was made or `reset_peak`."""
+        if self.hierarchy.version == 1:
+            return int((self.cgroup / "memory.max_usage_in_bytes").read_text())
+        if self._peak_fd >= 0:
+            return int(os.pread(self._peak_fd, 32, 0))
+        return int((self.cgroup / "memory.peak").read_text())
 
-    def _peak_file(self) -> Path:
-        return self.cgroup / ("memory.peak" if self.hierarchy.version == 2 else "memory.max_usage_in_bytes")
+    def _close_peak(self) -> None:
+        if self._peak_fd >= 0:
+            os.close(self._peak_fd)
+            self._peak_fd = -1
 
 
 def _count(path: Path, key: str) -> int:

@@ -216,6 +216,19 @@ def pod_limit(stage: Stage) -> None:
     stage.dies(hog)
 
 
+def group_kill(stage: Stage) -> None:
+    """Kubernetes sets memory.oom.group in every container on cgroup v2: one process too many costs all of them."""
+    pod = stage.pod("family")
+    container = pod.containers["c0"]
+    cgroupfs.set_limit(container, 64 * MIB)
+    (container / "memory.oom.group").write_text("1")
+    stage.expect_kill_at(container)
+    sibling = stage.filled(pod, 16)
+    hog = stage.hog(pod, 80, rate=STEADY)
+    hog.go()
+    stage.dies(hog, sibling)
+
+
 def relieved(stage: Stage) -> None:
     hog = stage.filled(stage.pod("hog"), 140, rate=STEADY)
     hog.free()

@@ -15,7 +15,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
 
 #: A race at full speed is over in a second; one that a slow poller loses by sleeping too.
-RACE_TIMEOUT_S = 60.0
+RACE_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Monitor:
 
     def finish(self, evicted: bool) -> dict[str, Any]:
         if evicted:
-            done = self.daemon.wait_for(lambda r: r.get("msg") == "evicted", 10.0, self._since)
+            done = self.daemon.wait_for(lambda r: r.get("msg") == "evicted", since=self._since)
             if done is None:
                 raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {self.daemon.complaint()}")
         else:

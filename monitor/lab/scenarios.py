@@ -1,14 +1,14 @@
 """Scripted situations on the real kernel, each with its known truth: who won the race, and why.
 
 All are played in a memory cgroup that stands for the node, so none can cost the machine a process. What they cannot
-show there: `global` (the machine itself runs out) and `group_kill` (memory.oom.group of cgroup v2, in a pod).
+show there: `global` (the machine itself runs out).
 """
 
 from __future__ import annotations
 
 from monitor.errors import ConfigError
 from monitor.lab import plays
-from monitor.lab.stage import FREEZER, Scenario
+from monitor.lab.stage import FREEZER, UNIFIED, Scenario
 from monitor.lab.truth import NOTHING, Truth
 from monitor.race import incident as i
 
@@ -233,6 +233,15 @@ SCENARIOS = (
         plays.pod_limit,
         hard(32),
         enforce=True,
+    ),
+    Scenario(
+        "group-kill",
+        "a container whose processes die together hits its own limit",
+        Truth(i.OWN_LIMIT, _flags(i.GROUP_KILL), killed=("family",), domain="/c0"),
+        plays.group_kill,
+        hard(32),
+        enforce=True,
+        needs=UNIFIED,
     ),
     Scenario(
         "relieved",

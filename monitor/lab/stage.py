@@ -28,8 +28,10 @@ from monitor.race.forecast import Point
 from monitor.report.incident_reader import IncidentReader
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
+#: Where cgroup v2 is all there is.
+UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 #: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 #: Between two looks at who would be killed, and at how much memory there is.
 _LOOK_S = 0.02
 
@@ -37,7 +39,7 @@ _LOOK_S = 0.02
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """``story`` is one line for people. ``thresholds`` are options of `outrace run`. ``prepare`` changes the node
-    before the daemon starts. ``needs``: a directory without which this machine cannot play it. ``stops``: it ends the
+    before the daemon starts. ``needs``: a path without which this machine cannot play it. ``stops``: it ends the
     daemon, so that each run has one of its own.
     """
 
@@ -237,7 +239,7 @@ def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> li
 
     ``state_dir``: one to keep the incidents and the pins in (the caller unloads them); else there is a temporary one.
     """
-    if scenario.needs is not None and not scenario.needs.is_dir():
+    if scenario.needs is not None and not scenario.needs.exists():
         raise MonitorError(f"scenario {scenario.name} needs {scenario.needs}", "leave it out with --only")
     done: list[Outcome] = []
     while len(done) < runs:

@@ -1,4 +1,4 @@
-"""`make test-vm`: run the project's tests on Debian's kernels, each in a virtual machine of its own."""
+"""`make test-vm`: run the project's tests on Debian's kernels, each in virtual machines of its own."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
-from guest import Options, Outcome, Stopped, boot, check, stopping
+import table
+from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
 from images import ROOT, Builder, Family, Image, VmError, choose, install_tools, say
+from report import Row, counts, failures, lines
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
 #: One hung test must not cost the others their result: its traces are printed after this, long before the deadline.
 FAULTHANDLER_S = 150
-SELECTION = "-m 'kernel and not slow'"
+#: A guest that is begun with less than this left of `--within` could only be killed in the middle.
+LEAST_S = 120.0
 #: Its exit code is the kernel's affair; what it says belongs to the results.
 DOCTOR = "python3 -m monitor.cli.main doctor\n"
 EPILOG = """\
-What follows `--` goes to pytest in the guest, instead of `-m "kernel and not slow"`:
+What follows `--` goes to pytest in the guest, instead of what is run else: the tests marked `kernel` or `live` that are
+neither `slow` nor `once`, and then, in a guest of 512 MiB that may be lost, those marked `global_oom`:
   make test-vm ARGS="--kernel 6.1 -- tests/kernel -k oom"
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
 Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died or hung. 2: wrong usage.
@@ -30,23 +35,29 @@ Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a gu
 
 
 @dataclass(frozen=True)
-class Row:
-    """A guest's line of the matrix."""
+class Suite:
+    """What one boot of a guest runs."""
 
-    name: str
-    kernel: str
-    release: str
-    cgroup: str
-    passed: int
-    failed: int
-    skipped: int
-    seconds: float
-    code: int | None
-    why: str
+    what: str
+    suffix: str
+    selection: str
+    memory_mib: int | None = None  # None: --memory
 
-    @property
-    def good(self) -> bool:
-        return self.code == 0
+
+def files(*marks: str) -> str:
+    """The test files with one of these marks in them, as words of a command. Collecting all files takes an emulated
+    guest most of a minute.
+    """
+    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any(m in file.read_text() for m in marks)]
+    return shlex.join(str(file.relative_to(ROOT)) for file in found)
+
+
+_KERNEL = files("mark.kernel", "mark.live")
+SUITES = (
+    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not global_oom' {_KERNEL}"),
+    # So small that running out of memory takes seconds in an emulated guest too.
+    Suite("global OOM", "-oom", f"-m global_oom {files('mark.global_oom')}", 512),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +74,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory of a guest (default 1024)")
     made.add_argument("--cpus", type=int, default=2, help="CPUs of a guest (default 2)")
     made.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="guests at a time (default: one per CPU)"
+    )
+    made.add_argument(
         "--deadline", type=float, default=1500, metavar="S", help="a guest that runs longer is killed (1500)"
+    )
+    made.add_argument(
+        "--within", type=float, default=float("inf"), metavar="S", help="seconds for everything, images included"
     )
     made.add_argument("--append", default="", metavar="WORDS", help="more words for the kernel command line")
     made.add_argument(
@@ -72,59 +89,49 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--command", metavar="SH", help="run this in the guest, in the project's directory, instead of pytest"
     )
+    made.add_argument("--before", metavar="SH", help="run this in the guest before pytest")
+    made.add_argument("--all", action="store_true", help="with the tests that are alike on every kernel (`once`)")
     made.add_argument("--results", type=Path, metavar="DIR", help="where results go (default .vm/results)")
     made.add_argument("--build-only", action="store_true", help="build the images that are missing and stop")
     made.add_argument("--rebuild", action="store_true", help="build images anew, with today's packages")
+    made.add_argument("--readme", action="store_true", help="write the table in README.md from the results")
     made.add_argument("pytest", nargs="*", help=argparse.SUPPRESS)
     return made
 
 
-def guest_command(options: argparse.Namespace) -> str:
+#: With `--all` in place of the first of them: 25 minutes or more in an emulated guest instead of 7.
+EVERYTHING = Suite("kernel", "", f"-m '(kernel or live) and not slow and not global_oom' {_KERNEL}")
+
+
+def suites(options: argparse.Namespace) -> Sequence[Suite]:
+    """What every guest runs; one boot of the given memory where the caller says what."""
+    if options.command or options.pytest:
+        return (Suite("as asked", "", shlex.join(options.pytest)),)
+    return (EVERYTHING, *SUITES[1:]) if options.all else SUITES
+
+
+def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadline_s: float | None = None) -> str:
     """The bash script that the guest runs."""
     if options.command:
         return f"{options.command}\n"
-    return f"{DOCTOR}exec {pytest_command(options, '/out/junit.xml')}\n"
+    before = f"{options.before}\n" if options.before else ""
+    return f"{before}{DOCTOR}exec {pytest_command(options, '/out/junit.xml', suite, deadline_s)}\n"
 
 
-def pytest_command(options: argparse.Namespace, junit: str) -> str:
+def pytest_command(
+    options: argparse.Namespace, junit: str, suite: Suite = SUITES[0], deadline_s: float | None = None
+) -> str:
     """pytest in a guest; interrupted, which still reports and writes junit.xml, well before the guest is killed."""
-    selection = shlex.join(options.pytest) if options.pytest else SELECTION
-    fixed = f"-p no:cacheprovider --color=no --junitxml={junit} -o faulthandler_timeout={FAULTHANDLER_S}"
-    limit = f"timeout --signal=INT --kill-after=60 {options.deadline * 0.85:.0f}"
+    selection = shlex.join(options.pytest) if options.pytest else suite.selection
+    fixed = f"-p no:cacheprovider --color=no --durations=15 --junitxml={junit} -o faulthandler_timeout={FAULTHANDLER_S}"
+    limit = f"timeout --signal=INT --kill-after=60 {(deadline_s or options.deadline) * 0.85:.0f}"
     return f"{limit} python3 -m pytest {fixed} --require-kernel {selection}"
-
-
-def counts_of(junit: str) -> tuple[int, int, int]:
-    """(passed, failed, skipped) of a junit.xml; errors count as failed, expected failures as skipped."""
-    total = failed = skipped = 0
-    for suite in ElementTree.fromstring(junit).iter("testsuite"):
-        total += int(suite.get("tests", 0))
-        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        skipped += int(suite.get("skipped", 0))
-    return total - failed - skipped, failed, skipped
-
-
-def counts(file: Path) -> tuple[int, int, int]:
-    """`counts_of` a file; zeros when the guest left none."""
-    return counts_of(file.read_text()) if file.exists() and file.stat().st_size else (0, 0, 0)
-
-
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        f"{'guest':<9} {'kernel':<28} {'cgroup':<6} {'passed':>6} {'failed':>6} {'skipped':>7} {'time':>7}  result"
-    ]
-    for row in rows:
-        result = row.why or ("ok" if row.good else f"exit code {row.code}")
-        lines.append(
-            f"{row.name:<9} {row.release:<28} {row.cgroup:<6} {row.passed:>6} {row.failed:>6} {row.skipped:>7} "
-            f"{row.seconds:>5.0f} s  {result}"
-        )
-    return "\n".join(lines)
 
 
 def prefixed(name: str) -> Callable[[str], None]:
     def show(line: str) -> None:
-        print(f"[{name}] {line}", flush=True)
+        sys.stdout.write(f"[{name}] {line}\n")  # in one piece: other guests write too
+        sys.stdout.flush()
 
     return show
 
@@ -135,46 +142,86 @@ def clear(results: Path) -> None:
         (results / name).unlink(missing_ok=True)
 
 
-def one(family: Family, image: Image, options: argparse.Namespace, results: Path) -> Row:
-    """Boot one guest and say what came of it."""
-    name = family.kernel if options.cgroup == "v2" else f"{family.kernel}-v1"
+def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, ends: float) -> Row:
+    """Boot one guest and say what came of it. ``ends``: time.monotonic() at which all must be over."""
+    family = image.family
+    name = f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
+    memory = suite.memory_mib or options.memory
     place = results / name
     clear(place)
-    how = Options(options.memory, options.cpus, options.cgroup, options.append, options.deadline, options.accel)
-    check(how, image)
-    outcome = boot(image, guest_command(options), how, place, prefixed(name))
+
+    def row(code: int | None, why: str, seconds: float = 0.0) -> Row:
+        said = (name, suite.what, family.kernel, image.release, options.cgroup, memory)
+        return Row(*said, *counts(place / "junit.xml"), seconds, code, why)
+
+    left = ends - time.monotonic()
+    if left < LEAST_S:
+        return row(None, f"not begun: only {max(0, left):.0f} s were left of --within")
+    deadline = min(options.deadline, left)
+    how = Options(memory, options.cpus, options.cgroup, options.append, deadline, options.accel)
+    outcome = boot(image, guest_command(options, suite, deadline), how, place, prefixed(name))
     if outcome.code is None:
         explain(name, outcome, place)
-    passed, failed, skipped = counts(place / "junit.xml")
-    return Row(
-        name, family.kernel, image.release, options.cgroup, passed, failed, skipped,
-        outcome.seconds, outcome.code, outcome.why,
-    )  # fmt: skip
+    return row(outcome.code, outcome.why, outcome.seconds)
 
 
 def explain(name: str, outcome: Outcome, place: Path) -> None:
     """Show the end of the console of a guest that died or hung."""
-    say(f"{name} {outcome.why}. The end of its console ({place / 'console.log'}):")
-    for line in outcome.console:
-        print(f"  {name} | {line}", file=sys.stderr)
+    tail = [f"  {name} | {line}" for line in outcome.console]
+    say("\n".join([f"{name} {outcome.why}. The end of its console ({place / 'console.log'}):", *tail]))
+
+
+def possible(options: argparse.Namespace) -> list[Family]:
+    """The families that were asked for and can be had; the others are named with the reason."""
+    families = choose(options.kernel)
+    for family in families:
+        if why := obstacle(family, options.cgroup):
+            say(f"{family.kernel} is left out: {why}")
+    found = [family for family in families if not obstacle(family, options.cgroup)]
+    if not found:
+        raise VmError(f"{obstacle(families[0], options.cgroup)}: --cgroup {options.cgroup} is for 6.1")
+    return found
+
+
+def guests(options: argparse.Namespace, families: Sequence[Family], results: Path, ends: float) -> list[Row]:
+    """Build images and boot guests, while the next images are being built, `--jobs` at a time."""
+    waiting: list[Future[Row]] = []
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        try:
+            for family in families:
+                image = Builder(family, CACHE).get(options.rebuild)
+                if not options.build_only:
+                    for suite in suites(options):
+                        waiting.append(pool.submit(one, image, suite, options, results, ends))
+            return [future.result() for future in waiting]
+        except BaseException:  # Ctrl-C and SIGTERM too
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
 
 
 def matrix(options: argparse.Namespace) -> int:
-    families = choose(options.kernel)
+    began = time.monotonic()
+    families = possible(options)
     install_tools()
     results = options.results or CACHE / "results"
-    rows: list[Row] = []
-    for family in families:
-        image = Builder(family, CACHE).get(options.rebuild)
-        if not options.build_only:
-            rows.append(one(family, image, options, results))
+    rows = guests(options, families, results, began + options.within)
     if options.build_only:
         return 0
-    (results / "matrix.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(table(rows))
+    seconds = time.monotonic() - began
+    whole = len(suites(options)) == len(SUITES) and options.cgroup == "v2" and not options.kernel and not options.before
+    record = {"whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
+    for row in rows:
+        for failed in failures(results / row.name / "junit.xml"):
+            print(f"{row.name}: FAILED {failed}")
+    print(lines(rows))
     if not options.command:
         sums = [sum(row.passed for row in rows), sum(row.failed for row in rows), sum(row.skipped for row in rows)]
-        print(f"{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped")
+        print(f"{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped, in {seconds:.0f} s")
+    if options.readme:
+        table.update(results / "matrix.json")
     return 0 if all(row.good for row in rows) else 1
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from box import Box, BoxBuilder
 from guest import Stopped, project_files, stopping, usable_acceleration
 from images import ROOT, TOOLS, VmError, choose, install_tools, say
-from matrix import CACHE, counts, pytest_command
+from matrix import CACHE, pytest_command
+from report import counts
 
 VAGRANT_TOOLS = {
     **TOOLS,

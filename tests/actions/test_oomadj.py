@@ -23,6 +23,7 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 
+pytestmark = pytest.mark.live
 GIB = 1 << 30
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from monitor.actions.reap import mrelease, reap
 
+pytestmark = pytest.mark.live
 FREEZER = Path("/sys/fs/cgroup/freezer")
 SIZE = 32 << 20
 CODE = f"""

@@ -13,7 +13,7 @@ from tests import live
 from tests.alerts.services import Alertmanager, fetch
 from tests.alerts.test_rules_live import INTERVAL_S, prometheus
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture

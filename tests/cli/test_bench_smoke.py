@@ -41,6 +41,7 @@ def run_bench(directory: Path, name: str, *options: str) -> tuple[int, dict[str,
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_bench_pods_misses_no_crossing_and_leaves_no_pod_behind(tmp_path: Path) -> None:
     code, rows = run_bench(tmp_path, "pods", "--duration", "3", "--pods", "6", "--period", "0.3")
     crossings = rows["crossings"]
@@ -60,6 +61,7 @@ def test_bench_pods_misses_no_crossing_and_leaves_no_pod_behind(tmp_path: Path) 
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_bench_footprint_measures_starts_memory_and_idle_cpu(tmp_path: Path) -> None:
     code, rows = run_bench(tmp_path, "footprint", "--runs", "1", "--pods", "3", "--idle", "0.5")
     assert code == 0

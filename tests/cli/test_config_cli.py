@@ -211,6 +211,7 @@ def test_capacity_of_disks_that_are_named(
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_node_cgroup(capsys: pytest.CaptureFixture[str]) -> None:
     with live.cgroup("config", 64 << 20) as node:
         data = shown(capsys, "--node-cgroup", str(node), "--kube-reserved", "memory=1Mi")

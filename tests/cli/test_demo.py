@@ -18,7 +18,7 @@ import live
 
 from monitor.kernel import cgroupfs, loader, pins
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 def traces(pid: int) -> list[Path]:
@@ -53,7 +53,7 @@ def demo(*arguments: str) -> subprocess.Popen[str]:
 
 def test_eviction_wins_every_race() -> None:
     process = demo("--runs", "2", "--margin", "2Mi")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert err == ""
     data = json.loads(out)
@@ -103,7 +103,7 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         watched = [os.pidfd_open(pid) for pid in pids if live.alive(pid)]
         (mine,) = live.until(lambda: instances(pids), "the daemon to be known by its lock")
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     finally:
         with process:  # ended above, unless something was wrong
             process.kill()

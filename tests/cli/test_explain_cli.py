@@ -455,6 +455,7 @@ def test_options_that_explain_nothing_are_refused(node: LabNode) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_exact_figures_from_the_daemon() -> None:
     with LabNode("test-explain-daemon", 128 * MIB) as node:
         pod = node.add_pod("hog")

@@ -18,7 +18,7 @@ from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import loader, mounts, pins
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
         cwd=evil,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert not marker.exists()

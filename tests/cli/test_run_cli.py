@@ -19,6 +19,7 @@ from monitor.lab.node import MIB, LabNode
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.once,
     pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed"),
 ]
 
@@ -56,9 +57,15 @@ def test_no_bcc(tmp_path: Path) -> None:
     live.one_line(result, 3, "bcc", "apt-get install python3-bpfcc")
 
 
-def test_no_memcg_tracepoints(tmp_path: Path) -> None:
-    """As on every kernel before 6.13."""
-    result = run_with(hide("/sys/kernel/tracing/events/memcg"), tmp_path)
+def test_no_hook(tmp_path: Path) -> None:
+    """A kernel before 6.13 has no tracepoints on memory cgroup statistics; this one has no other hook either."""
+    functions = "/sys/kernel/tracing/available_filter_functions"
+    missing = f"[ ! -e {functions} ] || mount --bind /dev/null {functions}"
+    tracepoints = "/sys/kernel/tracing/events/memcg"
+    changes = [hide("/sys/bus/event_source/devices"), missing]
+    if Path(tracepoints).is_dir():
+        changes.append(hide(tracepoints))
+    result = run_with(" && ".join(f"{{ {change}; }}" for change in changes), tmp_path)
     live.one_line(result, 3, "no tracepoint memcg:mod_memcg_lruvec_state", "6.13")
 
 

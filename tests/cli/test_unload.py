@@ -15,7 +15,7 @@ import live
 from monitor.kernel import loader, pins
 from monitor.lab.node import MIB, LabNode
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
+from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, REREAD_NS, RESERVE_NS, Arming
 from monitor.kernel.pins import Pins
 
 pytestmark = pytest.mark.kernel
@@ -80,3 +80,19 @@ def test_it_looks_as_rarely_as_it_may(arming: Arming) -> None:
     assert arming.next_look_ns == 5 + MAX_LOOK_NS
     arming.decide(RATE, 5)
     assert arming.next_look_ns == 5 + SECOND - RESERVE_NS
+
+
+def test_what_a_hook_on_charges_cannot_see_is_looked_after_while_armed(arming: Arming) -> None:
+    was = arming.partial
+    try:
+        for arming.partial in (True, False):
+            arming.decide(1 << 50, 5)
+            assert arming.looks
+            assert arming.next_look_ns == 5 + MAX_LOOK_NS
+            arming.decide(0, 7)
+            assert arming.looks == arming.partial
+            if arming.partial:
+                assert arming.next_look_ns == 7 + REREAD_NS
+                assert arming.unseen_bytes() == RATE * REREAD_NS // SECOND
+    finally:
+        arming.partial = was

@@ -62,6 +62,7 @@ def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: 
         assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
 
 
+@pytest.mark.once
 def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("leak")
     with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
@@ -74,7 +75,8 @@ def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -
         hog.process.kill()
         hog.process.wait()
         assert live.metric(daemon, "forecast_error_seconds_count") == 1
-        assert live.metric(daemon, "forecast_error_seconds_sum") < 10
+        if not live.emulated():
+            assert live.metric(daemon, "forecast_error_seconds_sum") < 10
 
 
 def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
@@ -87,6 +89,7 @@ def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_pa
         live.until(lambda: live.metric(daemon, "victim_mismatch") == 1, "the mismatch")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("damage", [b"garbage" * 1000, b""])
 def test_a_damaged_store_stops_nobody(node: LabNode, tmp_path: Path, damage: bytes) -> None:
     state = tmp_path / "state"
@@ -100,6 +103,7 @@ def test_a_damaged_store_stops_nobody(node: LabNode, tmp_path: Path, damage: byt
         assert live.metric(daemon, "incident_store_failing") == 0
 
 
+@pytest.mark.once
 def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
     with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:

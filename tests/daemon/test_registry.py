@@ -195,6 +195,7 @@ class Histories(RuleBasedStateMachine):
             assert self.watch.table.index(number) == (known.index if known else None)
 
 
+@pytest.mark.once
 def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

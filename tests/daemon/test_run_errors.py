@@ -28,7 +28,7 @@ def run(*arguments: str, root: Path = ROOT, user: int | None = None) -> subproce
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         user=user,
         group=user,

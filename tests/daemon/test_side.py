@@ -26,7 +26,7 @@ from monitor.kernel import cgroupfs
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 STATE: dict[str, Any] = {
     "t": "state",

@@ -23,7 +23,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.kernel.loader import package_path
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ class Builder:
         return Btf(path)
 
 
+@pytest.mark.live
 @needs_btf
 def test_offsets_of_the_running_kernel_are_laid_out_as_c_does(kernel: Btf) -> None:
     assert kernel.offset("list_head", "next") == 0
@@ -55,12 +56,14 @@ def test_offsets_of_the_running_kernel_are_laid_out_as_c_does(kernel: Btf) -> No
     assert kernel.offset("mem_cgroup", "memory.usage.counter") == kernel.offset("mem_cgroup", "memory") + usage
 
 
+@pytest.mark.live
 @needs_btf
 def test_members_of_anonymous_structs_are_found(kernel: Btf) -> None:
     # struct page is a word of flags and then anonymous unions of anonymous structs.
     assert kernel.offset("page", "lru") == kernel.offset("page", "lru.next") >= struct.calcsize("P")
 
 
+@pytest.mark.live
 @needs_btf
 def test_types_read_like_c(kernel: Btf) -> None:
     assert kernel.member_type("page_counter", "parent") == "struct page_counter *"
@@ -69,6 +72,7 @@ def test_types_read_like_c(kernel: Btf) -> None:
     assert kernel.array_length("task_struct", "comm") == 16
 
 
+@pytest.mark.live
 @needs_btf
 def test_enum_values_are_those_the_kernel_prints(kernel: Btf) -> None:
     fields = [line.split()[0] for line in Path("/proc/vmstat").read_text().splitlines()]
@@ -81,6 +85,7 @@ def test_enum_values_are_those_the_kernel_prints(kernel: Btf) -> None:
     assert kernel.enum("OUTRACE_HAS_NO_SUCH_ENUMERATOR") is None
 
 
+@pytest.mark.live
 @needs_btf
 @pytest.mark.skipif(not (TRACING / "oom/mark_victim/format").exists(), reason="tracefs is not mounted or not readable")
 def test_tracepoint_arguments_match_what_tracefs_says_of_the_record(kernel: Btf) -> None:
@@ -110,6 +115,7 @@ def test_what_is_missing_is_named(kernel: Btf, ask, named: str) -> None:
     assert caught.value.exit_code == EXIT_CANNOT
 
 
+@pytest.mark.live
 @needs_btf
 def test_presence_can_be_asked_without_an_exception(kernel: Btf) -> None:
     assert kernel.has_struct("mem_cgroup")

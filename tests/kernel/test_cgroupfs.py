@@ -234,6 +234,7 @@ def test_v2_limit_and_controllers_write_the_right_files(v2: Hierarchy) -> None:
 # --- the real kernel -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.live
 def test_make_limit_read_and_remove_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     child = cgroupfs.make(path / "a/b")
@@ -253,6 +254,7 @@ def test_make_limit_read_and_remove_on_the_kernel(real: tuple[Hierarchy, Path]) 
     cgroupfs.remove(path)  # gone already
 
 
+@pytest.mark.live
 def test_processes_and_remove_refuses_while_there_are_any(
     real: tuple[Hierarchy, Path], sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -269,6 +271,7 @@ def test_processes_and_remove_refuses_while_there_are_any(
     assert not path.exists()
 
 
+@pytest.mark.live
 def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
     real: tuple[Hierarchy, Path], tmp_path: Path
 ) -> None:
@@ -286,6 +289,7 @@ def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
     assert reading.working_set == reading.usage - reading.inactive_file
 
 
+@pytest.mark.live
 def test_the_machine() -> None:
     total = meminfo.mem_total()
     reading = cgroupfs.read_node(cgroupfs.detect(), total)

@@ -150,6 +150,6 @@ print(b["forks"][0].value)
 def test_bcc_compiles_and_loads_a_program_with_what_is_prepared(tmp_path: Path) -> None:
     source = headers.prepare(tmp_path)
     environment = {**os.environ, "BCC_KERNEL_SOURCE": source} if source else dict(os.environ)
-    done = subprocess.run([SYSTEM_PYTHON, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([SYSTEM_PYTHON, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1

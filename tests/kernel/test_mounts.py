@@ -42,7 +42,7 @@ def in_own_namespace(script: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

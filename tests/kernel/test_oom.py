@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,10 @@ def test_the_limit_of_a_parent_is_hit_by_another_than_the_victim() -> None:
             victim.do("open('/proc/self/comm', 'w').write('a (comm) of 15!')")
             before = rss(victim.pid)
             victim.do("anon(40)")
-            invoker.do("anon(32)")  # succeeds, because the victim makes room
+            # The victim makes room. On a slow CPU it is not quick enough, and the kernel takes the invoker as well.
+            invoker.tell("anon(32)")
             assert victim.wait() == -signal.SIGKILL
+            assert invoker.answer() in ("done", "")
             records = chain(watch, victim.pid)
         # A victim that is woken on the invoker's CPU takes it away, and may be gone before it is marked.
         assert sorted(e.kind for e in records) == ["exit", "kill", "mark"]
@@ -219,6 +222,10 @@ def test_reclaim_at_a_limit_is_told_once_with_the_cache_of_that_moment(tmp_path:
         assert told.oom_active_file is not None
         assert 8 * MIB < told.oom_inactive_file + told.oom_active_file <= 32 * MIB
         watch.consume()
-        assert [e for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == told.oom_cgroup] == [told]
+        # It is news again when there was none for a second.
+        every = [e.ts_ns for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == told.oom_cgroup]
+        assert every[0] == told.ts_ns
+        assert all(b - a >= 1_000_000_000 for a, b in pairwise(every))
+        assert len(every) == 1 or live.emulated()
         assert watch.table.cgroup_id(index) == told.oom_cgroup
         assert reader.process.poll() is None

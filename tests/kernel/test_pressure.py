@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.wire import CROSS, PAGE, STEP
 from monitor.lab.node import LabNode
 
@@ -69,7 +69,9 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
     assert counted["emitted_cross"] == len(watch.events)
     assert counted["lost_cross"] == 0
     assert {(event.kind, event.cgroup_id) for event in watch.events} == {(CROSS, number) for number in ids}
-    assert {event.tgid for event in watch.events} == {hog.pid for hog in hogs}
+    # khugepaged charges too, when it makes one page of the small ones of an interpreter.
+    charged = {event.tgid for event in watch.events}
+    assert {pid for pid in charged if not live.kernel_thread(pid)} == {hog.pid for hog in hogs}
     for index in indexes:
         seen: list[live.Event] = []
         for event in (event for event in watch.events if event.domain == index):
@@ -123,8 +125,11 @@ def test_trembling_at_the_line_is_one_crossing() -> None:
         assert [(e.kind, e.domain) for e in watch.events] == [(CROSS, index)]
 
 
+@pytest.mark.skipif(meminfo.multi_gen_lru(), reason="reading twice activates nothing here: see test_generations.py")
 def test_page_cache_that_turns_active_crosses_without_a_charge(files: Path) -> None:
     with live.cgroup("active") as node, live.Watching() as watch:
+        if watch.partial:
+            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
         pod = cgroupfs.make(node / "pod")
         index = watch.add(node)
         with live.Puppet(pod) as puppet:

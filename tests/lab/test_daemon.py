@@ -19,7 +19,7 @@ from monitor.kernel import loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_more_than_the_node_has_is_killed_by_the_kernel_and_counted(node: LabNod
     bystander.expect("grown")
 
 
+@pytest.mark.once
 def test_a_hog_may_ignore_sigterm(node: LabNode) -> None:
     pod = node.add_pod("stubborn")
     stubborn = node.start_hog(pod, mib=1, ignore_term=1)
@@ -99,6 +100,7 @@ def test_a_hog_ends_with_its_stdin_even_while_it_grows(node: LabNode) -> None:
     assert hog.wait() == 0
 
 
+@pytest.mark.once
 def test_a_bad_option_is_explained() -> None:
     with pytest.raises(MonitorError, match="'mb=3' is not one of cgroup="):
         Hog(None, mb=3)
@@ -106,6 +108,7 @@ def test_a_bad_option_is_explained() -> None:
         Hog(None, kind="gpu")
 
 
+@pytest.mark.once
 def test_an_exception_inside_leaves_nothing() -> None:
     try:
         with LabNode("test-lab", 64 * MIB) as node:
@@ -119,6 +122,7 @@ def test_an_exception_inside_leaves_nothing() -> None:
     assert hog.process.poll() is not None
 
 
+@pytest.mark.once
 def test_two_nodes_of_one_name_do_not_meet() -> None:
     with LabNode("test-lab", 64 * MIB) as one, LabNode("test-lab", 64 * MIB) as two:
         assert one.cgroup != two.cgroup

@@ -36,6 +36,7 @@ def test_anything_said_is_not_quiet(said: dict[str, object]) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_twenty_seconds(tmp_path: Path) -> None:
     result = CliRunner().invoke(soak, ["--minutes", "0.33", "--directory", str(tmp_path), "-o", "json"])
     made = json.loads(result.stdout)

@@ -152,6 +152,7 @@ def monitored() -> Iterator[tuple[Path, int]]:
     cgroupfs.remove(base)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("where", ["pod", "container", "tree"])
 def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder: Path, where: str) -> None:
     base, pid = monitored

@@ -279,6 +279,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
+@pytest.mark.live
 def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     cgroupfs.make(path / "kubepods/burstable")
@@ -315,6 +316,7 @@ def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> 
     source.close()
 
 
+@pytest.mark.live
 def test_the_pause_process_is_no_container(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
     hierarchy, path = real
     pod = cgroupfs.make(path / f"kubepods/burstable/pod{UID}")
@@ -347,6 +349,7 @@ def test_the_pause_process_is_no_container(real: tuple[Hierarchy, Path], tmp_pat
         source.close()
 
 
+@pytest.mark.live
 def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
     """The runtime's own process is in the cgroup before the container's is, with the runtime's oom_score_adj."""
     hierarchy, path = real
@@ -378,6 +381,7 @@ def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path
         source.close()
 
 
+@pytest.mark.live
 def test_a_changed_limit_is_told(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     pod = cgroupfs.make(path / f"kubepods/pod{UID}")

@@ -80,7 +80,7 @@ def busy(node: Path) -> Iterator[None]:
 
 def _top(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _closed_port() -> str:
@@ -93,6 +93,7 @@ def _common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
     return ["--once", "--node-cgroup", node.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state"]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
@@ -161,6 +162,7 @@ def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path,
     assert any(line.startswith("default/busy ") for line in lines)
 
 
+@pytest.mark.live
 def test_the_machine_against_the_scripts_sources() -> None:
     """The documentation's scripts for cgroup v1 and v2 read the same two figures; `top` does between two looks."""
     hierarchy = cgroupfs.detect()

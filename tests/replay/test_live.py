@@ -21,7 +21,7 @@ from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 HARD = ("--eviction-hard", "memory.available<48Mi")
 
@@ -135,7 +135,7 @@ def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> 
         capture_output=True,
         env=live.environment(),
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert json.loads(piped.stdout) == found
 

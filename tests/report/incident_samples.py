@@ -71,6 +71,14 @@ EVICTION_WON: Incident = {
     "observed": False,
     "by": "outrace",
     "missing": [],
+    "burst": {
+        "signal": "memory.available",
+        "capacity": 17179869184,
+        "threshold": 104857600,
+        "beyond": 0,
+        "rate": 52428800.5,
+        "most": [[1, 52428], [12500, 655360000]],
+    },
     "counterfactual": [
         {
             "mode": "poll",
@@ -176,6 +184,7 @@ DURING_GRACE: Incident = {
     "by": "outrace",
     "missing": [],
     "counterfactual": [],
+    "burst": None,
 }
 
 #: A container at its own limit: no race.
@@ -225,6 +234,7 @@ OWN_LIMIT: Incident = {
     "by": None,
     "missing": [],
     "counterfactual": [],
+    "burst": None,
 }
 SAMPLES = (EVICTION_WON, DURING_GRACE, OWN_LIMIT)
 #: A moment after all of them, in Unix seconds.

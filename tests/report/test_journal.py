@@ -60,6 +60,7 @@ def test_fields_are_named_as_journald_wants_them() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
     if not JOURNALD.exists() or shutil.which("journalctl") is None or os.geteuid() != 0:
         pytest.skip("needs systemd-journald, journalctl and root: apt-get install systemd")
@@ -68,7 +69,7 @@ def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
         ["unshare", "--mount", "bash", "-c", _SCRIPT, "test", JOURNALD, sys.executable, _WRITER, out],
         env=environment(),
         check=True,
-        timeout=60,
+        timeout=240,
     )
     found = {made["OUTRACE_MSG"]: made for made in map(json.loads, out.read_text().splitlines())}
     incident = found["incident"]

@@ -42,6 +42,25 @@ with guest.stopping():
 """
 
 
+# The same in the threads of the matrix, two at a time.
+MATRIX = """
+import sys, types
+sys.path.insert(0, sys.argv[1])
+import guest, images, matrix
+def boot(image, command, options, results, show):
+    guest.watch([*guest.machine("tcg", 32, 1), "-qmp", "unix:" + sys.argv[2]], 600, show)
+    return guest.Outcome(None, "ended", 1.0)
+matrix.boot = boot
+matrix.Builder.get = lambda self, rebuild: images.Image(self.family, None, None, "1.2.3")
+options = matrix.parser().parse_args(["--jobs", "2", "--results", sys.argv[3]])
+with guest.stopping():
+    try:
+        matrix.guests(options, images.FAMILIES[:1], options.results, float("inf"))
+    except (KeyboardInterrupt, guest.Stopped) as error:
+        print(type(error).__name__)
+"""
+
+
 def test_a_guest_that_hangs_is_killed_at_its_deadline() -> None:
     why, seconds = guest.watch(guest.machine("tcg", 32, 1), 1.0, lambda line: None)
     assert why == "hung: no end within its deadline of 1 s"
@@ -58,24 +77,29 @@ def test_a_qemu_that_cannot_start_says_why_on_the_console() -> None:
 @pytest.mark.parametrize(
     ("number", "says"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stopped"), (signal.SIGKILL, "")]
 )
-def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str) -> None:
+@pytest.mark.parametrize(("script", "guests"), [(WATCH, 1), (MATRIX, 2)], ids=["one", "several"])
+def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str, script: str, guests: int) -> None:
     address = tmp_path / "qmp"
     listener = socket.socket(socket.AF_UNIX)
     listener.settimeout(TIMEOUT_S)
     listener.bind(str(address))
     listener.listen()
-    runner = subprocess.Popen([sys.executable, "-c", WATCH, SCRIPTS, address], stdout=subprocess.PIPE, text=True)
+    arguments = [sys.executable, "-c", script, SCRIPTS, address, tmp_path]
+    runner = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
-        connection = listener.accept()[0]  # QEMU calls when it is up; the socket tells its pid
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        qemu = os.pidfd_open(struct.unpack("3i", credentials)[0])
+        running = []
+        for _ in range(guests):
+            connection = listener.accept()[0]  # QEMU calls when it is up; the socket tells its pid
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            running.append((connection, os.pidfd_open(struct.unpack("3i", credentials)[0])))
         runner.send_signal(number)
-        assert select.select([qemu], [], [], TIMEOUT_S)[0], "QEMU is still there"
-        os.close(qemu)
-        connection.close()
+        for connection, qemu in running:
+            assert select.select([qemu], [], [], TIMEOUT_S)[0], "QEMU is still there"
+            os.close(qemu)
+            connection.close()
         assert runner.wait(TIMEOUT_S) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
         assert runner.stdout is not None
-        assert runner.stdout.read().strip() == says
+        assert runner.stdout.read().strip().endswith(says)
     finally:
         listener.close()
         runner.kill()

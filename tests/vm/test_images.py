@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ sys.path.insert(0, str(SCRIPTS))
 import guest  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
 import images  # noqa: E402
 import matrix  # noqa: E402
+import report  # noqa: E402
 
 JUNIT = """<?xml version="1.0"?><testsuites>
 <testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
@@ -168,7 +170,7 @@ def test_a_guest_cannot_write_outside_its_results(tmp_path: Path, name: str) -> 
 def test_every_test_is_counted_once(numbers: tuple[int, int, int, int]) -> None:
     passed, failures, errors, skipped = numbers
     text = JUNIT.format(tests=sum(numbers), failures=failures, errors=errors, skipped=skipped)
-    assert matrix.counts_of(text) == (passed, failures + errors, skipped)
+    assert report.counts_of(text) == (passed, failures + errors, skipped)
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -180,10 +182,55 @@ def test_what_follows_the_dashes_goes_to_pytest_word_by_word() -> None:
     assert command.endswith("--require-kernel tests/kernel -k 'oom and not slow'\n")
 
 
-def test_v1_is_refused_where_distributions_dropped_it(tmp_path: Path) -> None:
+def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert [family.kernel for family in matrix.possible(options("--cgroup", "v1"))] == ["6.1"]
+    said = capsys.readouterr().err
+    for kernel in ("6.12", "7.2"):
+        assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in said
+    with pytest.raises(images.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"):
+        matrix.possible(options("--cgroup", "v1", "--kernel", "7.2"))
+
+
+def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
+    kernel, oom = matrix.suites(options())
+    assert " -m '(kernel or live) and not slow and not once and" in matrix.guest_command(options(), kernel)
+    everything, again = matrix.suites(options("--all"))
+    assert " -m '(kernel or live) and not slow and not global_oom' " in matrix.guest_command(options(), everything)
+    assert again == oom
+    assert matrix.guest_command(options(), oom).endswith("-m global_oom tests/lab/test_global_oom.py\n")
+    assert (kernel.memory_mib, oom.memory_mib) == (None, 512)
+    named = set(kernel.selection.split())
+    assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
+    assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
+    (asked,) = matrix.suites(options("--", "-k", "oom"))
+    assert matrix.guest_command(options("--", "-k", "oom"), asked).endswith("--require-kernel -k oom\n")
+    (shell,) = matrix.suites(options("--command", "true"))
+    assert matrix.guest_command(options("--command", "true"), shell) == "true\n"
+
+
+def test_pytest_is_interrupted_before_the_guest_is_killed() -> None:
+    assert "timeout --signal=INT --kill-after=60 85 python3" in matrix.guest_command(options(), deadline_s=100)
+
+
+def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
     image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
-    with pytest.raises(images.VmError, match="has no memory controller for cgroup v1"):
-        guest.check(guest.Options(cgroup="v1"), image)
+    row = matrix.one(image, matrix.SUITES[0], options(), tmp_path, time.monotonic() + matrix.LEAST_S / 2)
+    assert not row.good
+    assert row.why.startswith("not begun: only ")
+    assert row.name in report.lines([row])
+    assert row.why in report.lines([row])
+
+
+def test_failed_tests_are_named_with_their_first_line(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text(
+        '<testsuites><testsuite tests="2"><testcase classname="tests.a" name="test_good"/>'
+        '<testcase classname="tests.b" name="test_bad[1]"><failure message="assert 1 == 2&#10;more">x</failure>'
+        "</testcase></testsuite></testsuites>"
+    )
+    assert report.failures(tmp_path / "junit.xml") == ["tests.b::test_bad[1]: assert 1 == 2"]
+    assert report.failures(tmp_path / "nothing") == []
 
 
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:

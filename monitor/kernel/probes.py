@@ -1,0 +1,99 @@
+"""Loading and attaching what neither BCC nor libbpf's C interface does alike in all their releases: two system calls.
+
+`bpf(BPF_PROG_LOAD)` for a program of type TRACING (BCC derives its target from the name of the function, by rules that
+changed), and `perf_event_open` for a kprobe. Both are the kernel's own interface (include/uapi/linux/bpf.h,
+perf_event.h), the same on every release that has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from monitor.errors import CannotError, MonitorError
+
+#: System call numbers of bpf and perf_event_open.
+_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
+_BPF_PROG_LOAD = 5
+_PROG_TYPE_TRACING = 26
+_TRACE_FEXIT = 25
+#: union bpf_attr of BPF_PROG_LOAD up to attach_btf_id, which is all a kernel of 5.5 or later has to know.
+_LOAD = struct.Struct("=II QQ II QI I 16s II II QI I QI I")
+#: struct perf_event_attr up to config2 (PERF_ATTR_SIZE_VER1).
+_EVENT = struct.Struct("=II QQ QQQ II QQ")
+_EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
+_FLAG_FD_CLOEXEC = 8
+_LOG_BYTES = 1 << 22
+KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
+
+
+def _call(which: int, *arguments: object) -> int:
+    numbers = _NUMBERS.get(os.uname().machine)
+    if numbers is None:
+        raise CannotError(f"fentry and kprobe are not supported on {os.uname().machine}", "use another of --hooks")
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(ctypes.c_long(numbers[which]), *arguments)
+    return result
+
+
+def load_fexit(name: str, instructions: bytes, function: int) -> int:
+    """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
+
+    Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2.
+    """
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = ctypes.create_string_buffer(b"GPL")
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    for level in (0, 1):  # a log costs time, and one that does not fit makes the load fail
+        attr = bytearray(_LOAD.size + 8)
+        _LOAD.pack_into(
+            attr, 0,
+            _PROG_TYPE_TRACING, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence),
+            level, _LOG_BYTES if level else 0, ctypes.addressof(log) if level else 0, 0, 0, name.encode()[:15],
+            0, _TRACE_FEXIT, 0, 0, 0, 0, 0, 0, 0, function,
+        )  # fmt: skip
+        buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+        if fd >= 0:
+            return fd
+    number = ctypes.get_errno()
+    said = log.value.decode(errors="replace")
+    os.write(2, said.encode())
+    last = said.strip().splitlines()[-1:] or [""]
+    raise MonitorError(f"cannot load {name}: {os.strerror(number)}" + (f" ({last[0]})" if last[0] else ""))
+
+
+def attach_kprobe(function: str, prog: int) -> int:
+    """Run program ``prog`` whenever a kernel function is entered, until the returned descriptor is closed.
+
+    Raises MonitorError; CannotError where the kernel has no kprobes or refuses them.
+    """
+    try:
+        kind = int(KPROBE_PMU.read_text())
+    except (OSError, ValueError):
+        raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y") from None
+    name = ctypes.create_string_buffer(function.encode())
+    attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    # On CPU 0 for no process: the kernel runs the program on every CPU, and only the counting would be CPU 0's alone.
+    fd = _call(1, buffer, ctypes.c_long(-1), ctypes.c_long(0), ctypes.c_long(-1), ctypes.c_long(_FLAG_FD_CLOEXEC))
+    if fd < 0:
+        raise _refused(function, ctypes.get_errno())
+    try:
+        fcntl.ioctl(fd, _EVENT_IOC_SET_BPF, prog)
+        fcntl.ioctl(fd, _EVENT_IOC_ENABLE, 0)
+    except OSError as error:
+        os.close(fd)
+        raise _refused(function, error.errno or 0) from None
+    return fd
+
+
+def _refused(function: str, number: int) -> MonitorError:
+    text = f"cannot attach a kprobe to {function}: {os.strerror(number)}"
+    if number in (errno.EPERM, errno.EACCES):
+        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
+    return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist" if number == errno.EINVAL else "")

@@ -1,0 +1,204 @@
+"""The hooks that tell of charges: what this kernel offers, what each of them sees, and how often it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel import cgroupfs, charging, loader, meminfo, pins
+from monitor.kernel.wire import CROSS, PAGE
+from monitor.lab.node import LabNode
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+
+
+@pytest.fixture(scope="module", params=list(pins.HOOKS))
+def hook(request: pytest.FixtureRequest) -> str:
+    """Each hook of this kernel."""
+    name: str = request.param
+    offer = next(offer for offer in charging.offered() if offer.name == name)
+    if not offer.ok:
+        pytest.skip(offer.why)
+    try:
+        live.pin_dir(name)
+    except loader.HookRefusedError as error:
+        pytest.skip(f"offered, but refused: {error}")
+    return name
+
+
+@pytest.fixture
+def files() -> Iterator[Path]:
+    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+def test_what_is_offered_is_told_best_first() -> None:
+    offers = charging.offered()
+    assert [offer.name for offer in offers] == ["memcg-tracepoint", "fentry", "kprobe"] == list(pins.HOOKS)
+    for offer in offers:
+        assert offer.why
+        assert bool(offer.remedy) != offer.ok, offer
+
+
+def test_the_pins_say_whose_they_are(hook: str) -> None:
+    found = pins.Pins.open(live.pin_dir(hook))
+    assert found.hook == hook
+    assert found.pressure == pins.HOOKS[hook]
+    others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
+    assert [name for name in others if (found.directory / f"prog_{name}").exists()] == []
+
+
+@pytest.mark.parametrize(("pages", "for_each_mib"), [("4k", 4.0), ("thp", 0.5)])
+def test_runs_for_each_mib(hook: str, pages: str, for_each_mib: float) -> None:
+    """One batch of 64 pages, or one huge page, is one charge of the page_counter, and one evaluation."""
+    size, seen = 64, []
+    with LabNode("test-runs", 192 * MIB) as node, live.Watching(hook=hook) as watch:
+        hog = node.start_hog(node.add_pod("p"), mib=size, pages=pages)
+        for _ in range(5):  # the quietest counts: other processes of the machine are charged, too
+            before = watch.counted()["evaluated"]
+            hog.go()
+            hog.expect("grown")
+            seen.append(watch.counted()["evaluated"] - before)
+            hog.free()
+    if pages == "thp" and min(seen) > 2 * size:
+        pytest.skip(f"no huge pages to be had here: {seen} runs for {size} MiB")
+    # Not less: every batch must be seen. A little more: page tables; the ends of the block, where no huge page fits;
+    # whoever else is charged meanwhile. A hook in the wrong place would run 64 times as often.
+    assert size * for_each_mib - 2 <= min(seen) <= size * for_each_mib * 1.5 + 40, f"{hook}: {seen}"
+
+
+def test_a_crossing_is_told_at_the_batch_that_makes_it(hook: str) -> None:
+    with live.cgroup("told") as node, live.Watching(hook=hook) as watch:
+        pod = cgroupfs.make(node / "pod")
+        indexes = watch.add(node), watch.add(pod)
+        with live.Puppet(pod) as puppet:
+            puppet.do("anon(8)")
+            watch.sweeper.run()
+            ceiling = watch.table.working_set(indexes[1]) + 4 * MIB
+            for index in indexes:
+                watch.table.set_ceilings(index, [ceiling // PAGE])
+            puppet.do("anon(3)")
+            watch.consume()
+            assert watch.events == []
+            puppet.do("anon(8)")
+            watch.consume()
+        assert [(e.kind, e.domain, e.threshold) for e in watch.events] == [(CROSS, index, 0) for index in indexes]
+        for event in watch.events:
+            assert event.tgid == puppet.pid
+            assert ceiling < event.working_set <= ceiling + 64 * PAGE
+            assert event.usage <= ceiling + live.GATE
+
+
+def test_other_counters_are_not_taken_for_memory(hook: str) -> None:
+    """What is charged to a sibling, and to counters that are not `memory`, changes nothing in a watched cgroup."""
+    with live.cgroup("mine") as mine, live.cgroup("other") as other, live.Watching(hook=hook) as watch:
+        index = watch.add(mine)
+        with live.Puppet(mine) as still, live.Puppet(other) as busy:
+            watch.sweeper.run()
+            before = watch.table.reading(index)
+            # Kernel memory and sockets: page tables of 2 MiB each, pipes, and datagrams nobody reads.
+            busy.do("anon(32); fds = [os.pipe() for _ in range(200)]; [os.write(w, bytes(4096)) for _, w in fds]")
+            busy.do(
+                "import socket; pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); pair[0].send(b'x' * 4096)"
+            )
+            assert watch.table.reading(index) == before
+            still.do("anon(4)")
+            watch.sweeper.reread()
+            assert watch.table.reading(index).usage == cgroupfs.read_cgroup(cgroupfs.detect(), mine).usage
+        assert watch.counted()["evaluated"] > 0
+
+
+def test_page_cache_that_is_freed_is_seen_without_a_sweep(hook: str, files: Path) -> None:
+    with live.cgroup("freed") as node, live.Watching(hook=hook) as watch:
+        pod = cgroupfs.make(node / "pod")
+        index = watch.add(node)
+        with live.Puppet(pod) as puppet:
+            puppet.do(f"write('{files}/a', 24)")
+            (at,) = watch.agree(node)
+            assert at.inactive_file >= 20 * MIB
+            puppet.do(f"drop('{files}/a')")
+            assert watch.table.reading(index).inactive_file <= at.inactive_file - 20 * MIB
+            watch.agree(node)
+
+
+@pytest.mark.skipif(meminfo.multi_gen_lru(), reason="reading twice activates nothing under the multi-gen LRU")
+def test_page_cache_that_turns_active_is_seen_by_a_sweep(hook: str, files: Path) -> None:
+    """Nothing is charged. Hooks on charges leave it to the sweeps, which the daemon then makes every second."""
+    with live.cgroup("late") as pod, live.Watching(hook=hook) as watch, live.Puppet(pod) as puppet:
+        index = watch.add(pod)
+        puppet.do(f"write('{files}/a', 24)")
+        (at,) = watch.agree(pod)
+        assert at.inactive_file >= 20 * MIB
+        puppet.do(f"read('{files}/a'); read('{files}/a')")
+        if watch.partial:
+            assert watch.table.reading(index).active_file < 4 * MIB, "no need to sweep so often then"
+        (at,) = watch.agree(pod)
+        assert at.active_file >= 20 * MIB
+
+
+def test_charges_are_compared_with_the_page_cache_of_that_moment(hook: str, files: Path) -> None:
+    """Page cache being written raises usage, and the inactive list with it: no crossing, whoever tells."""
+    with live.cgroup("cache") as pod, live.Watching(hook=hook) as watch, live.Puppet(pod) as puppet:
+        index = watch.add(pod)
+        watch.sweeper.run()
+        watch.table.set_ceilings(index, [(watch.table.working_set(index) + 12 * MIB) // PAGE])
+        puppet.do(f"write('{files}/a', 48)")
+        watch.consume()
+        assert watch.events == []
+        puppet.do("anon(20)")
+        watch.consume()
+        assert {(e.kind, e.domain) for e in watch.events} == {(CROSS, index)}
+
+
+def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best one is refused: the next is loaded, the reason kept, and not tried again until the next boot."""
+    tried: list[str] = []
+
+    def load(_: Path, directory: Path, hook: str) -> bool:
+        tried.append(hook)
+        if hook == "fentry":
+            raise loader.HookRefusedError("the verifier said no", "details")
+        return True
+
+    offers = [charging.Offer(name, name != "memcg-tracepoint", "why", "") for name in pins.HOOKS]
+    monkeypatch.setattr(charging, "offered", lambda: offers)
+    monkeypatch.setattr(loader, "_load_if_missing", load)
+    wanted = loader.instance_directory(tmp_path) / loader.stamp("kprobe")
+    assert loader.ensure_loaded(tmp_path) == (wanted, True)
+    assert tried == ["fentry", "kprobe"]
+    assert loader.refused(tmp_path) == ["fentry: the verifier said no"]
+    assert loader.ensure_loaded(tmp_path) == (wanted, True)
+    assert tried == ["fentry", "kprobe", "kprobe"]
+    # Asked for by name it is tried, and nothing else is.
+    with pytest.raises(CannotError, match="the verifier said no"):
+        loader.ensure_loaded(tmp_path, "fentry")
+    assert tried == ["fentry", "kprobe", "kprobe", "fentry"]
+    # Another boot.
+    kept = json.loads((tmp_path / loader.REFUSED).read_text())
+    (tmp_path / loader.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
+    assert loader.refused(tmp_path) == []
+    loader.ensure_loaded(tmp_path)
+    assert tried[-2:] == ["fentry", "kprobe"]
+
+
+def test_a_hook_that_is_not_offered_or_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MonitorError, match="there is no hook 'uprobe'; one of auto, memcg-tracepoint, fentry, kprobe"):
+        loader.ensure_loaded(tmp_path, "uprobe")
+    offers = [charging.Offer(name, False, f"no {name}", f"get {name}") for name in pins.HOOKS]
+    monkeypatch.setattr(charging, "offered", lambda: offers)
+    with pytest.raises(CannotError, match="no memcg-tracepoint; no fentry; no kprobe; get memcg-tracepoint"):
+        loader.ensure_loaded(tmp_path)
+    with pytest.raises(CannotError, match="no kprobe; get kprobe"):
+        loader.ensure_loaded(tmp_path, "kprobe")
+    assert not loader.instance_directory(tmp_path).exists()

@@ -1,0 +1,131 @@
+"""Page cache under the multi-gen LRU: told apart as memory.stat does, to the page, also while the switch is turned."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.wire import CROSS, PAGE
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+SWITCH = Path("/sys/kernel/mm/lru_gen/enabled")
+ON, OFF = "7", "0"
+#: Ageing waits for reclaim to use up two generations: some 20 rounds, of a second each on an emulated machine.
+SLOW_S = 100
+
+
+@pytest.fixture
+def files() -> Iterator[Path]:
+    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def turn() -> Iterator[Callable[[str], object]]:
+    """Turn the machine's switch; it is put back."""
+    if not SWITCH.exists():
+        pytest.skip("this kernel has no multi-gen LRU (CONFIG_LRU_GEN)")
+    before = SWITCH.read_text()
+    try:
+        yield SWITCH.write_text
+    finally:
+        SWITCH.write_text(before)
+
+
+def reclaim(cgroup: Path, size: int) -> None:
+    """Have the kernel take ``size`` bytes of page cache back. Less than asked for is EAGAIN, and just as good."""
+    if not (cgroup / "memory.reclaim").exists():
+        pytest.skip("memory.reclaim needs cgroup v2 (Linux 5.19 and later)")
+    try:
+        (cgroup / "memory.reclaim").write_text(str(size))
+    except BlockingIOError:
+        pass
+
+
+def younger(watch: live.Watching, puppet: live.Puppet, cgroup: Path) -> int:
+    """Look at the mapped file, reclaim a little; how many bytes of the cgroup's page cache are active then."""
+    puppet.do("look()")
+    reclaim(cgroup, 2 * MIB)
+    if watch.partial:
+        watch.sweeper.run()
+    reading = watch.table.read(cgroupfs.cgroup_id(cgroup))
+    assert reading is not None
+    return reading.active_file
+
+
+@pytest.mark.parametrize("how", [ON, OFF])
+def test_page_cache_is_what_memory_stat_says(files: Path, turn: Callable[[str], object], how: str) -> None:
+    """One story: written, read, touched, reclaimed (which ages it), dropped, and left behind by a removed cgroup."""
+    turn(how)
+    with live.Watching() as watch, live.cgroup("generations", 256 * MIB) as node:
+        pod = cgroupfs.make(node / "pod")
+        for path in (node, pod):
+            watch.add(path)
+        with live.Puppet(pod) as puppet:
+            watch.agree(node, pod)
+            puppet.do(f"write('{files}/a', 24)")
+            at = watch.agree(node, pod)
+            assert at[0].inactive_file >= 20 * MIB
+            assert at[0].inactive_file == at[1].inactive_file
+            puppet.do(f"read('{files}/a'); read('{files}/a')")
+            watch.agree(node, pod)
+            reclaim(node, 4 * MIB)
+            watch.agree(node, pod)
+            puppet.do(f"drop('{files}/a')")
+            watch.agree(node, pod)
+            # Mapped, and looked at again and again: made active when reclaim has used up the older generations.
+            puppet.do(f"write('{files}/b', 16); attend('{files}/b')")
+            watch.agree(node, pod)
+            live.until(lambda: younger(watch, puppet, node) >= 4 * MIB, "page cache to turn active", SLOW_S)
+            watch.agree(node, pod)
+        watch.table.remove(cgroupfs.cgroup_id(pod))
+        cgroupfs.remove(pod)
+        at = watch.agree(node)
+        assert at[0].inactive_file + at[0].active_file >= 4 * MIB
+
+
+def test_the_switch_may_be_turned_while_there_is_page_cache(files: Path, turn: Callable[[str], object]) -> None:
+    with live.Watching() as watch, live.cgroup("turned") as pod, live.Puppet(pod) as puppet:
+        watch.add(pod)
+        watch.sweeper.run()
+        for n, how in enumerate((ON, OFF, ON, OFF)):
+            turn(how)
+            puppet.do(f"write('{files}/{n}', 8)")
+            (at,) = watch.agree(pod)
+            assert at.inactive_file + at.active_file >= (8 * n + 7) * MIB
+        for n in range(4):
+            puppet.do(f"drop('{files}/{n}')")
+            (at,) = watch.agree(pod)
+        assert at.inactive_file + at.active_file < 2 * MIB
+
+
+def test_pages_that_reclaim_makes_active_cross_without_a_charge(files: Path, turn: Callable[[str], object]) -> None:
+    turn(ON)
+    with live.Watching() as watch, live.cgroup("younger") as pod, live.Puppet(pod) as puppet:
+        if watch.partial:
+            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
+        index = watch.add(pod)
+        puppet.do(f"write('{files}/a', 48); attend('{files}/a')")
+        watch.sweeper.run()
+        before = watch.table.reading(index)
+        watch.table.set_ceilings(index, [(before.working_set + 4 * MIB) // PAGE])
+        watch.consume()
+        watch.events.clear()
+        live.until(
+            lambda: younger(watch, puppet, pod) >= before.active_file + 8 * MIB, "page cache to turn active", SLOW_S
+        )
+        watch.consume()
+        assert watch.table.reading(index).usage <= before.usage + MIB, "this was to charge nothing"
+    # Ageing takes some of it back below in between.
+    assert {(e.kind, e.domain) for e in watch.events} == {(CROSS, index)}
+    assert all(e.active_file >= before.active_file + 3 * MIB for e in watch.events)

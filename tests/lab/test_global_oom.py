@@ -1,0 +1,171 @@
+"""All memory of a machine is taken, for real: only in a guest of 512 MiB that may be lost (`make test-vm`)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs, meminfo
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.report.incident_reader import IncidentReader
+
+pytestmark = [pytest.mark.kernel, pytest.mark.global_oom]
+
+#: MiB/s. The interval from the threshold to the end then lasts seconds, which an emulated machine needs too.
+RATE = 40
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine() -> Iterator[None]:
+    """Without overcommitting, the hogs would be refused their memory instead of being killed for it."""
+    live.pin_dir()  # compiled before memory is scarce: it takes 150 MB
+    OVERCOMMIT.write_text("1")
+    yield
+    OVERCOMMIT.write_text("0")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    """The pods of the machine; their common cgroup has more than the machine, so it is never the limit."""
+    with LabNode("test-global", 1 << 40) as made:
+        yield made
+
+
+def below_now(mib: int) -> str:
+    """A threshold that is crossed when ``mib`` are taken, the daemon's own 90 MiB among them."""
+    # The compiler's pages are in the page cache: giving them up one by one would be a minute of thrashing.
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    hierarchy, total = cgroupfs.detect(), meminfo.mem_total()
+    available = cgroupfs.read_node(hierarchy, total).available
+    assert available is not None
+    threshold = available // MIB - mib
+    assert threshold > 100, f"{available // MIB} MiB are too few to begin with"
+    return f"memory.available<{threshold}Mi"
+
+
+def hog(node: LabNode, pod: LabPod, mib: int = 1024, rate: int = RATE) -> Hog:
+    """A process with the score that a kubelet gives it, so that the kernel takes nobody else."""
+    made = node.start_hog(pod, mib=mib, rate=rate)
+    Path(f"/proc/{made.pid}/oom_score_adj").write_text("1000")
+    return made
+
+
+def oom_kills() -> int:
+    """Processes that the OOM killer took on this machine."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def incident(daemon: LabDaemon, began: int) -> dict[str, Any]:
+    """The one that was stored since there were ``began`` of them; the daemon has ended then."""
+    live.message(daemon, "incident", final=True)
+    live.ended(daemon)
+    (found,) = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    return dict(found)
+
+
+def stored() -> int:
+    path = live.state_dir() / "incidents.db"
+    return len(list(IncidentReader(path).all())) if path.exists() else 0
+
+
+def watching(node: LabNode, threshold: str, *options: str) -> LabDaemon:
+    return live.daemon(node, "--eviction-hard", threshold, *options, machine=True)
+
+
+def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
+    began, pod = stored(), node.add_pod("hog")
+    with watching(node, below_now(130)) as daemon:
+        pids = [daemon.pid, *live.children(daemon.pid)]
+        victim = hog(node, pod)
+        victim.go()
+        assert victim.wait() == -signal.SIGKILL
+        told = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=victim.pid)
+        assert (told["pod"], told["oom_score_adj"]) == ("lab/hog", 1000)
+        assert daemon.metrics()['outrace_oom_kills_total{scope="global"}'] == 1
+        assert [daemon.pid, *live.children(daemon.pid)] == pids
+        assert all(live.alive(pid) for pid in pids)
+        assert daemon.get("/healthz")[0] == 200
+        found = incident(daemon, began)
+    # Seconds lie between the decision and the kill, and what the pod held is all that grew.
+    assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", ["global"], True)
+    assert found["domain"] == "node"
+    assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/hog")]
+    assert found["margin_ms"] > 0
+
+
+def test_without_a_threshold_nobody_saw_it_come(node: LabNode) -> None:
+    began, pod = stored(), node.add_pod("hog")
+    with watching(node, "nodefs.available<1%") as daemon:
+        victim = hog(node, pod, rate=100)
+        victim.go()
+        assert victim.wait() == -signal.SIGKILL
+        found = incident(daemon, began)
+    assert (found["verdict"], found["flags"]) == ("oom_unseen", ["global"])
+
+
+@pytest.mark.parametrize("trigger", ["user", "kernel"])
+def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
+    began, before, pod = stored(), oom_kills(), node.add_pod("hog")
+    with watching(node, below_now(130), "--enforce", "--trigger", trigger) as daemon:
+        assert int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text()) == -999
+        victim = hog(node, pod, rate=0)
+        victim.go()
+        assert victim.wait() == -signal.SIGKILL
+        live.message(daemon, "evicted")
+        found = incident(daemon, began)
+    assert oom_kills() == before, "the OOM killer was first"
+    assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", [], False)
+    assert ([e["pod"] for e in found["evicted"]], found["oom_victims"]) == (["lab/hog"], [])
+
+
+def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNode) -> None:
+    """A pod that is never evicted grows until nobody else is left."""
+    before = oom_kills()
+    pods = {
+        "guaranteed": (node.add_pod("guaranteed", "Guaranteed", request=64 * MIB), 24),  # uses less than it requests
+        "burstable": (node.add_pod("burstable", "Burstable", request=8 * MIB), 24),
+        "besteffort": (node.add_pod("besteffort"), 32),
+    }
+    agent = node.add_pod("agent", priority=2_000_001_000)
+    with watching(node, below_now(220), "--enforce") as daemon:
+        hogs = {}
+        for name, (pod, mib) in pods.items():
+            hogs[name] = node.start_hog(pod, mib=mib)
+            hogs[name].go()
+            hogs[name].expect("grown")
+        grower = node.start_hog(agent, mib=140, rate=RATE)
+        grower.go()
+        for name in ("besteffort", "burstable", "guaranteed"):
+            live.message(daemon, "evicted", uid=pods[name][0].uid)
+        assert all(one.wait() == -signal.SIGKILL for one in hogs.values())
+        assert grower.process.poll() is None
+        order = [r["pod"] for r in live.messages(daemon, "evicting")]
+        live.ended(daemon)
+    assert order == ["lab/besteffort", "lab/burstable", "lab/guaranteed"]
+    assert oom_kills() == before, "the OOM killer was first"
+
+
+@pytest.mark.skipif(cgroupfs.detect().version == 1, reason="memory.oom.group is cgroup v2's")
+def test_a_group_dies_together(node: LabNode) -> None:
+    began, pod = stored(), node.add_pod("family")
+    (pod.containers["c0"] / "memory.oom.group").write_text("1")
+    with watching(node, below_now(130)) as daemon:
+        siblings = [live.filled(node, pod, 8) for _ in range(2)]
+        victim = hog(node, pod)
+        victim.go()
+        assert [one.wait() for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
+        found = incident(daemon, began)
+    assert set(found["flags"]) == {"global", "group_kill"}
+    assert {v["pid"] for v in found["oom_victims"]} == {one.pid for one in (victim, *siblings)}
+    assert {v["pod"] for v in found["oom_victims"]} == {"lab/family"}

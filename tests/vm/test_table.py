@@ -1,0 +1,81 @@
+"""README's table of kernels: what the last whole run of `make test-vm` found, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts/vm"))
+
+import images  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
+import table  # noqa: E402
+
+
+def row(kernel: str, what: str = "kernel", **changed: Any) -> dict[str, Any]:
+    where = {"name": kernel, "what": what, "kernel": kernel, "release": f"{kernel}.1-cloud", "cgroup": "v2"}
+    result = {"memory_mib": 1024, "passed": 10, "failed": 0, "skipped": 0, "seconds": 1.0, "code": 0, "why": ""}
+    return where | result | changed
+
+
+def record(*rows: dict[str, Any], whole: bool = True) -> dict[str, Any]:
+    return {"whole": whole, "seconds": 1, "rows": list(rows)}
+
+
+def test_the_readme_has_the_table_of_the_kept_results() -> None:
+    readme = table.README.read_text()
+    if not table.RECORD.exists():
+        assert f"{table.BEGIN}\n{table.END}" in readme, "a table without results"
+        return
+    kept = json.loads(table.RECORD.read_text())
+    assert kept["whole"], "the record is of a part of the matrix"
+    assert table.written(readme, kept) == readme, "README.md was edited by hand: python3 scripts/vm/table.py RESULTS"
+    assert {r["kernel"] for r in kept["rows"]} <= {family.kernel for family in images.FAMILIES}
+
+
+def test_a_line_for_each_kernel_and_a_column_for_each_suite() -> None:
+    made = table.render(
+        record(
+            row("6.1", skipped=2),
+            row("6.1", "global OOM", memory_mib=512, passed=5, failed=1, code=1),
+            row("7.2", code=None, why="hung: no end within its deadline of 9 s"),
+            row("7.2", "global OOM", memory_mib=512, code=2, passed=0),
+        )
+    )
+    assert made.splitlines() == [
+        "| kernel | cgroup | kernel tests (1024 MiB) | global OOM tests (512 MiB) |",
+        "| --- | --- | --- | --- |",
+        "| Linux 6.1.1-cloud | v2 | 10 passed, 2 skipped | 5 passed, **1 failed** |",
+        "| Linux 7.2.1-cloud | v2 | hung | 0 passed, exit code 2 |",
+    ]
+
+
+def test_only_what_is_between_the_marks_changes_and_results_are_kept(tmp_path: Path) -> None:
+    readme, kept, results = (tmp_path / name for name in ("README.md", "data/matrix.json", "matrix.json"))
+    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    results.write_text(json.dumps(record(row("6.1"))))
+    table.update(results, readme, kept)
+    assert readme.read_text() == f"before\n{table.BEGIN}\n{table.render(record(row('6.1')))}\n{table.END}\nafter\n"
+    assert kept.read_text() == results.read_text()
+    table.update(kept, readme, kept)  # again, from what is kept
+
+
+@pytest.mark.parametrize(
+    ("results", "readme", "says"),
+    [
+        (json.dumps(record(whole=False)), f"{table.BEGIN}{table.END}", "is of a part of the matrix"),
+        ("nonsense", f"{table.BEGIN}{table.END}", "run make test-vm first"),
+        (json.dumps(record()), "no marks", "README.md has no lines '<!-- kernels: written"),
+    ],
+)
+def test_what_cannot_be_a_table_changes_nothing(tmp_path: Path, results: str, readme: str, says: str) -> None:
+    for name, text in (("README.md", readme), ("matrix.json", results)):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(images.VmError, match=says):
+        table.update(tmp_path / "matrix.json", tmp_path / "README.md", tmp_path / "kept.json")
+    assert (tmp_path / "README.md").read_text() == readme
+    assert not (tmp_path / "kept.json").exists()
