@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ class Records:
 
     def __init__(
         self,
+        pins: Pins,
         gauge: Gauge,
         registry: Registry,
         decider: Decider,
@@ -39,6 +41,7 @@ class Records:
     ) -> None:
         self.watches: dict[int, Watch] = {}
         self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._pins = pins
         self._gauge = gauge
         self._registry = registry
         self._decider = decider
@@ -47,8 +50,9 @@ class Records:
         self._flight = Flight(tell)
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, pins: Pins) -> None:
-        """Open the rings, and read what was written while no daemon ran."""
+    def open(self, epoll: select.epoll) -> None:
+        """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
+        pins = self._pins
         self._events = Ring(pins, "events", self._on_event)
         self._ooms = Ring(pins, "ooms", self._on_oom)
         self._kills = Ring(pins, "kills", self._on_oom)
@@ -56,10 +60,8 @@ class Records:
         rings = (self._events, self._ooms, self._kills, self._reclaims)
         self._by_fd = {ring.fileno(): ring for ring in rings}
         self._take_over(pins)
-
-    def filenos(self) -> list[int]:
-        """One descriptor for each ring, readable when it has something."""
-        return list(self._by_fd)
+        for fd in self._by_fd:
+            epoll.register(fd, select.EPOLLIN)
 
     def consume(self, fd: int) -> bool:
         """Read the ring of this descriptor; False if it is none."""
