@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -53,8 +54,13 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             f"--trigger kernel needs a BPF program, and --hooks {config.hooks} has none",
             f"use --trigger user, or --hooks {AUTO}",
         )
-    offered = rungs(facts(config.max_fill_rate))
     wanted = NAMES if config.hooks == AUTO else (config.hooks,)
+    if set(wanted) & set(BPF_RUNGS):
+        from monitor.kernel import mounts
+
+        with suppress(MonitorError):  # said when a rung that needs it is tried
+            mounts.ensure()
+    offered = rungs(facts(config.max_fill_rate))
     missed: list[dict[str, str]] = []
     for rung in offered:
         if rung.name not in wanted:
