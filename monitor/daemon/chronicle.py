@@ -11,6 +11,8 @@ from typing import Any
 
 from monitor.daemon.places import Place, Places
 from monitor.daemon.witness import Witness
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.policy.ranking import Candidate
@@ -371,14 +373,12 @@ class Chronicle:
     def _sample(self, now_ns: int) -> None:
         self._places.update(self._view.pods, self._view.kubepods)
         table = self._view.table
-        if table is None:
-            return
         before, self._still = self._still, {}
         for at in self._places.ids():
-            reading = table.read(at)
+            place = self._places.place(at)
+            reading = table.read(at) if table is not None else self._from_files(place)
             if reading is None:
                 continue
-            place = self._places.place(at)
             # A pod that stands still is written down now and then: 110 of them would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
             if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
@@ -386,6 +386,16 @@ class Chronicle:
                 continue
             self._still[at] = (reading, now_ns)
             self._feed_sample(now_ns, place, reading.usage, reading.inactive_file, reading.active_file, None)
+
+    def _from_files(self, place: Place) -> Reading | None:
+        """A cgroup's memory where there is no BPF table; None if it is gone."""
+        hierarchy = self._view.hierarchy
+        path = hierarchy.root / place.path.lstrip("/")
+        try:
+            found = cgroupfs.read_cgroup(hierarchy, path)
+        except MonitorError:
+            return None
+        return Reading(found.usage, found.inactive_file, found.active_file)
 
     def _feed_sample(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int, limit: int | None) -> None:
         if place.kind == "container":

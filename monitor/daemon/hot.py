@@ -220,6 +220,7 @@ class Hot:
         # Detached and with no limit that somebody could lower, there is nothing to look after so often.
         quiet = not self.gauge.arming.armed and all(w.machine for w in self.gauge.watches)
         self.housekeeping_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
+        self.records.look_after()
         if self.gauge.limits_changed():
             self.watch_thresholds()
             self.look(now_ns)
@@ -393,10 +394,14 @@ class Hot:
         self.gauge.arming.detach()
         self.side.stop()
 
-    def abandon(self) -> None:
-        """As `finish`, when a program of the kernel's failed: what else fails meanwhile is not told."""
+    def abandon(self) -> int:
+        """Let go of everything because a program in the kernel failed; the pid of the side, which ends by itself."""
         with suppress(MonitorError, OSError):
-            self.finish()
+            self.trigger.disarm()
+            self.gauge.arming.detach()
+        if self.side.sock is not None:
+            self.side.sock.close()
+        return self.side.pid
 
 
 def main() -> int:
@@ -411,8 +416,7 @@ def main() -> int:
     except MonitorError as error:
         if hot is not None and not isinstance(error, NodeGone) and ladder.may_step_down(config):
             failed, hot = hot, None
-            failed.abandon()
-            ladder.step_down(config, failed.stats, error)
+            ladder.step_down(config, failed.stats, error, failed.abandon())
         os.write(2, f"outrace: error: {error}\n".encode())
         return error.exit_code
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from monitor.daemon.source import Source
     from monitor.daemon.stats import SharedStats
 
+#: Pid of the side that a process before this one left to end by itself.
+_LEFT = "OUTRACE_LEFT"
+
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -40,6 +44,7 @@ class AnyRecords(Protocol):
     def open(self, epoll: select.epoll) -> None: ...
     def consume(self, fd: int) -> bool: ...
     def read_events(self) -> int: ...
+    def look_after(self) -> None: ...
     def send_flight(self) -> None: ...
 
 
@@ -122,6 +127,9 @@ def records(
 def tell(config: RunConfig, log: Callable[..., None]) -> None:
     """Say on which rung this is, and why on none above: one line."""
     if config.stepped_from:
+        left = int(os.environ.pop(_LEFT, "0"))
+        if left:  # ours to collect still
+            threading.Thread(target=_collect, args=(left,), daemon=True).start()
         why = config.missed[-1]
         log(
             "warning",
@@ -131,6 +139,11 @@ def tell(config: RunConfig, log: Callable[..., None]) -> None:
             problem=why["why"],
             remedy=why["remedy"],
         )
+
+
+def _collect(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def announcement(config: RunConfig) -> dict[str, str]:
@@ -153,8 +166,12 @@ def below(config: RunConfig, offered: Sequence[Rung] | None = None) -> Rung:
     return choose(rungs(facts(config.max_fill_rate, ())) if offered is None else offered, AUTO, SOFT_RUNGS)
 
 
-def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError) -> NoReturn:
-    """Become the hot process of the best rung without BPF. Raises MonitorError."""
+def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side_pid: int) -> NoReturn:
+    """Become the hot process of the best rung without BPF. Raises MonitorError.
+
+    Nobody waits for the old side, ``side_pid``, which writes what it has and ends: a second without anybody watching
+    may be the one that counts.
+    """
     rung = below(config)
     missed = {"name": config.rung, "why": problem.message, "remedy": problem.remedy}
     lower = dataclasses.replace(
@@ -165,6 +182,7 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError) -> N
         pin_dir="",
         trigger="user",
     )
+    os.environ[_LEFT] = str(side_pid)
     stats.add("step_downs")
     for name in ("armed", "ready_ns", "published_ns"):
         stats.set(name, 0)

@@ -15,7 +15,7 @@ from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
-from monitor.kernel.pins import Pins, Ring, counts
+from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 
 _OOM_RECORDS = {
@@ -48,11 +48,13 @@ class Records:
         self._stats = stats
         self._tell = tell
         self._flight = Flight(tell)
+        self._unpinned = False
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
     def open(self, epoll: select.epoll) -> None:
         """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
         pins = self._pins
+        self._links = [pins.fd(f"link_{name}") for name in OOM]
         self._events = Ring(pins, "events", self._on_event)
         self._ooms = Ring(pins, "ooms", self._on_oom)
         self._kills = Ring(pins, "kills", self._on_oom)
@@ -74,6 +76,24 @@ class Records:
     def read_events(self) -> int:
         """Read the ring of crossings and steps now; how many there were."""
         return self._events.consume()
+
+    def look_after(self) -> None:
+        """Once a second: say it once when the pins are gone.
+
+        Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
+        lives.
+        """
+        if not self._unpinned and not self._pins.directory.is_dir():
+            self._unpinned = True
+            self._tell(
+                {
+                    "t": "log",
+                    "level": "warning",
+                    "msg": "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
+                    "pin_dir": str(self._pins.directory),
+                    "remedy": "mount bpffs again if it is not, and restart outrace",
+                }
+            )
 
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""

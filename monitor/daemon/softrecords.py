@@ -38,6 +38,8 @@ ABOVE_NS = 25_000_000
 LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
+#: A turn that took longer did something else.
+_MOST_NS = 1_000_000
 
 
 class SoftRecords:
@@ -69,7 +71,8 @@ class SoftRecords:
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
-        self._cost_ns = 50_000.0
+        self._cost_ns = float(pace.TURN_NS)
+        self._spent_ns, self._steps_then = 0, 0
         self._step = config.step
         self._cpus = os.cpu_count() or 1
         arming.on_armed = self._wake
@@ -87,6 +90,7 @@ class SoftRecords:
         """Look if this descriptor asks for it; False if it is not of this object."""
         if fd == self._timer.fileno():
             self._timer.acknowledge()
+            self._account()
             self._look()
         elif self._alarms.acknowledge(fd):
             self._look(alarmed=True)
@@ -111,6 +115,9 @@ class SoftRecords:
         """Look now; how many crossings there were."""
         return self._look()
 
+    def look_after(self) -> None:
+        """Once a second: nothing, here."""
+
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""
         if self.eventful:
@@ -120,11 +127,18 @@ class SoftRecords:
     def _wake(self) -> None:
         self._timer.set(1)
 
+    def _account(self) -> None:
+        """What a quiet turn from one look to the next costs in CPU time; waits are planned by that."""
+        spent, before = time.thread_time_ns(), self._spent_ns
+        if before and self._decider.steps == self._steps_then and self._decider.is_calm:
+            self._cost_ns += (min(spent - before, _MOST_NS) - self._cost_ns) / 16
+        self._spent_ns, self._steps_then = spent, self._decider.steps
+
     # looking
 
     def _look(self, alarmed: bool = False) -> int:
         """Compare every watched domain with its ceilings; plan the next look."""
-        start, began = time.monotonic_ns(), time.thread_time_ns()
+        start = time.monotonic_ns()
         fresh: list[tuple[Watch, int]] = []
         wait, moved, hidden = IDLE_NS, alarmed, 0
         for watch in self._watches.values():
@@ -149,8 +163,6 @@ class SoftRecords:
             self._pods(start)
             self._decider.steps += 1  # the vigil goes on while somebody takes memory
         self._looked_ns = start
-        if not fresh:
-            self._cost_ns += (time.thread_time_ns() - began - self._cost_ns) / 16
         if self._arming.armed:
             self._bound(wait, hidden)
         if start >= self._count_due_ns:

@@ -14,8 +14,9 @@ FINEST_NS = 1_000_000
 COARSEST_NS = 100_000_000
 #: Looking takes at most this part (1/20) of one CPU, whatever a look costs here.
 SHARE = 20
-#: CPU time of a turn of the hot loop around a look (waking up, asking what is due), measured.
-TURN_NS = 30_000
+#: CPU time of a look and of the turn of the hot loop around it, on a quiet machine (measured; it is measured again all
+#: the time, and is twice that on a busy one).
+TURN_NS = 80_000
 #: memory.stat may lack so many pages of each CPU (MEMCG_CHARGE_BATCH, mm/memcontrol.c), for up to 2 s.
 STAT_PAGES = 64
 #: A usage threshold of cgroup v1 is compared after every 128 pages charged on a CPU (THRESHOLDS_EVENTS_TARGET,
@@ -26,7 +27,8 @@ EVENT_PAGES = 128
 def wait_ns(headroom: int, rate: int, cost_ns: int) -> int:
     """Until the next look, with ``headroom`` bytes below the nearest threshold.
 
-    ``rate``: bytes a second that can be taken at most. ``cost_ns``: CPU time of a look.
+    ``rate``: bytes a second that can be taken at most. ``cost_ns``: CPU time of a look and the loop's turn around
+    it.
     """
     lasts = max(0, headroom) * 1_000_000_000 // rate
     return max(floor_ns(cost_ns), min(COARSEST_NS, lasts))
@@ -34,7 +36,7 @@ def wait_ns(headroom: int, rate: int, cost_ns: int) -> int:
 
 def floor_ns(cost_ns: int) -> int:
     """The shortest wait between two looks that cost ``cost_ns`` each."""
-    return max(FINEST_NS, SHARE * (cost_ns + TURN_NS))
+    return max(FINEST_NS, SHARE * cost_ns)
 
 
 def polled_bytes(rate: int, interval_ns: int, cpus: int) -> int:

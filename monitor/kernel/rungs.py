@@ -113,9 +113,9 @@ def _psi_problem() -> str:
 def rungs(seen: Facts) -> tuple[Rung, ...]:
     """Every rung, best first."""
     batch = seen.cpus * max(seen.huge_page, _BATCH * PAGE)
-    polled = pace.polled_bytes(seen.fill_rate, pace.FINEST_NS, seen.cpus)
+    finest_ns = pace.floor_ns(pace.TURN_NS)
+    polled = pace.polled_bytes(seen.fill_rate, finest_ns, seen.cpus)
     notified = pace.notified_bytes(seen.cpus, seen.huge_page)
-    finest_ms = pace.FINEST_NS / 1e6
     found = []
     for offer in seen.bpf:
         ok = offer.ok and not seen.no_cgroups
@@ -141,7 +141,7 @@ def rungs(seen: Facts) -> tuple[Rung, ...]:
     ):
         ok = not (obstacle or seen.no_cgroups)
         said = "" if ok else _remedy(seen, remedy)
-        found.append(Rung(name, ok, seen.no_cgroups or obstacle or detail, said, unseen, finest_ms))
+        found.append(Rung(name, ok, seen.no_cgroups or obstacle or detail, said, unseen, finest_ns / 1e6))
     return tuple(found)
 
 
