@@ -205,10 +205,11 @@ class Side:
                 self.log.warning("no BPF objects: memory figures come from the cgroup files")
             return
         from monitor.kernel.domains import DomainTable
-        from monitor.kernel.pins import Pins
+        from monitor.kernel.pins import Pins, possible_cpus
 
         try:
             pins = Pins.open(self.config.pin_dir)
+            pins.kept_counts = pins.map("counts", 8 * possible_cpus())
             self.view.table = DomainTable(pins)
             self.view.pins = pins
         except MonitorError as error:

@@ -39,7 +39,7 @@ LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
 #: A turn that took longer did something else.
-_MOST_NS = 1_000_000
+_MOST_NS = 10_000_000
 
 
 class SoftRecords:

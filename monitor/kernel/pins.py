@@ -171,6 +171,8 @@ class Pins:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        #: The map of counters, held open by who asks for them again and again, also when the pins are gone.
+        self.kept_counts: Map | None = None
 
     @classmethod
     def open(cls, directory: Path | str) -> Pins:
@@ -272,10 +274,11 @@ def possible_cpus() -> int:
 def counts(pins: Pins) -> dict[str, int]:
     """The programs' own counters summed over CPUs: ``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``."""
     cpus = possible_cpus()
-    table = pins.map("counts", 8 * cpus)
+    table = pins.kept_counts or pins.map("counts", 8 * cpus)
     out = {}
     for i, name in enumerate(COUNTS):
         raw = table.lookup(i.to_bytes(4, sys.byteorder))
         out[name] = sum(memoryview(raw).cast("Q")) if raw else 0
-    os.close(table.fd)
+    if pins.kept_counts is None:
+        os.close(table.fd)
     return out
