@@ -66,11 +66,15 @@ def bpf_offers() -> tuple[Offer, ...]:
     """The rungs that need BPF: whether the kernel has their hooks. (Whether they load is found out by loading them.)"""
     from monitor.kernel import loader
 
-    missing = loader.missing_tracepoints()
+    try:
+        missing = loader.missing_tracepoints()
+        obstacle = f"no tracepoint {missing[0]}" if missing else ""
+    except OSError as error:
+        obstacle = f"{error.filename}: {error.strerror}"
     there = "memcg:mod_memcg_lruvec_state, compared in the kernel"
     unsupported = "this version has no programs for it"
     return (
-        Offer(MEMCG, not missing, f"no tracepoint {missing[0]}" if missing else there, "run Linux 6.13 or newer"),
+        Offer(MEMCG, not obstacle, obstacle or there, "run Linux 6.13 or newer, as root"),
         Offer(FENTRY, False, unsupported, "use another rung"),
         Offer(KPROBE, False, unsupported, "use another rung"),
     )

@@ -123,7 +123,7 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
         killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert killed["victim_pid"] == 0
         assert {"victim", "oom"} <= set(killed["missing"])
-        found = incident(daemon)
+        found = live.message(daemon, "incident")
         assert found["verdict"] == "undetermined", "whose limit it was is not known, and is not guessed"
         assert "lost_events" in found["flags"]
 
