@@ -203,7 +203,7 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
-    if meminfo.multi_gen_lru():
+    if config.rung in BPF_RUNGS and meminfo.multi_gen_lru():  # memory.stat, which the others read, is right
         log.warning(
             "multi-gen LRU is on: page cache cannot be told apart, all of it counts as working set",
             remedy="echo 0 > /sys/kernel/mm/lru_gen/enabled",
