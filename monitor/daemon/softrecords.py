@@ -22,7 +22,7 @@ from monitor.daemon.softalarms import REAIM_BYTES, Alarms
 from monitor.daemon.softoom import SoftOom
 from monitor.daemon.source import SoftArming
 from monitor.daemon.stats import SharedStats
-from monitor.daemon.watch import Watch
+from monitor.daemon.watch import MACHINE_LAG, Watch
 from monitor.kernel import meminfo, pace
 from monitor.kernel.alarms import Timer
 from monitor.kernel.softtable import Entry, SoftTable
@@ -244,5 +244,7 @@ class SoftRecords:
         unseen = pace.polled_bytes(self._arming.rate, wait_ns, self._cpus)
         if self._alarms.are_aimed:  # usage cannot pass a threshold unannounced: only page cache can hide growth
             unseen = min(unseen, hidden) + REAIM_BYTES + pace.notified_bytes(self._cpus, self._huge_page)
+        if any(watch.machine for watch in self._watches.values()):
+            unseen += self._cpus * MACHINE_LAG
         self._stats.set("bound_bytes", unseen)
         self._stats.set("bound_ns", wait_ns)

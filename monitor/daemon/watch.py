@@ -23,6 +23,7 @@ _BATCH = 64
 #: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
 #: summed.
 _REMAINDER = 125
+MACHINE_LAG = 2 * _REMAINDER * PAGE
 
 
 @dataclass(slots=True)
@@ -109,5 +110,4 @@ def armed_bound(cpus: int, huge_page: int, machine: bool) -> int:
 
     ``huge_page``: its bytes, 0 where they are off. The machine's own counters lag behind by what is not folded in yet.
     """
-    lag = 2 * _REMAINDER if machine else 0
-    return cpus * (max(huge_page, _BATCH * PAGE) + lag * PAGE)
+    return cpus * (max(huge_page, _BATCH * PAGE) + (MACHINE_LAG if machine else 0))
