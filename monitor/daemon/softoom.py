@@ -53,6 +53,7 @@ class SoftOom:
         self._stats = stats
         self._tell = tell
         self._log = OomLog(gauge.hierarchy, table.index)
+        self.marked = False  # somebody was killed since this was cleared
         self._fd = -1
         self._epoll: select.epoll | None = None
         self._dying: dict[int, dict[str, Any]] = {}  # pidfd -> the message about the kill
@@ -132,6 +133,7 @@ class SoftOom:
         return found
 
     def _send(self, counter: str, message: dict[str, Any]) -> None:
+        self.marked = self.marked or message["kind"] == "mark"
         self._stats.add("records")
         self._stats.add(counter)
         self._tell(message)

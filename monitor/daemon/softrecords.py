@@ -96,7 +96,8 @@ class SoftRecords:
             self._look(alarmed=True)
             self._oom.count()
         elif self._oom.consume(fd):
-            self.eventful = True
+            self.eventful = self.eventful or self._oom.marked
+            self._oom.marked = False
         else:
             return False
         return True
@@ -142,8 +143,8 @@ class SoftRecords:
         fresh: list[tuple[Watch, int]] = []
         wait, moved, hidden = IDLE_NS, alarmed, 0
         for watch in self._watches.values():
-            if not watch.thresholds:
-                continue
+            if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
+                continue  # the second: removed a moment ago, and another takes its place in the next turn
             entry = self._table.entry(watch.index)
             over, headroom = self._compare(entry, start)
             if over:

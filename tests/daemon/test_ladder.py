@@ -61,7 +61,9 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
     with soft(node, tmp_path, rung, "--enforce") as daemon:
         assert taken(daemon) == rung
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
-        live.filled(node, small, 20)
+        resident = live.filled(node, small, 20)
+        # A process that came later is known through the process connector.
+        live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=resident.pid)
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
         assert hog.wait() == -9
@@ -109,6 +111,22 @@ def test_page_cache_is_no_crossing_until_it_is_memory(
         puppet.do("anon(76)")
         live.message(daemon, "would evict", pod="lab/cache")
     cache.unlink()
+
+
+def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
+    """It is watched with a threshold, and alarms, of its own."""
+    pod = node.add_pod("hog", under="kubepods")
+    with soft(node, tmp_path, HERE[0]) as daemon:
+        live.until(lambda: 'outrace_memory_usage_bytes{domain="kubepods"}' in daemon.metrics(), "kubepods")
+        node.remove_pod(pod)
+        cgroupfs.remove(node.cgroup / "kubepods")
+        loops = live.metric(daemon, "loops_total")
+        live.until(lambda: live.metric(daemon, "loops_total") > loops + 100, "the loop goes on")
+        again = node.add_pod("again", under="kubepods")
+        live.message(daemon, "pod found", pod="lab/again")
+        live.filled(node, again, 140)
+        assert live.message(daemon, "would evict", domain="kubepods")["pod"] == "lab/again"
+    assert node.oom_kills() == 0
 
 
 def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
