@@ -6,6 +6,7 @@ and it disappears however the owner ends (monitor/lab/janitor.py).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -156,6 +157,7 @@ class LabNode:
             self.cgroup = self.hierarchy.root / f"{stem}-{taken}"
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
         self._janitor: subprocess.Popen[bytes] | None = None
+        self._peak_fd = -1
         self._pidfds: list[int] = []
         self._directories: list[str] = []
         self._freezers: list[str] = []
@@ -192,6 +194,7 @@ class LabNode:
 
     def close(self) -> None:
         """End the node's own processes, remove its cgroups and files. MonitorError if a cgroup would not go."""
+        self._close_peak()
         for child in self.children:
             child.close()
         gone = janitor.clean(str(self.cgroup), self._pidfds, self._directories, self._freezers)
@@ -329,12 +332,29 @@ class LabNode:
         )
 
     def reset_peak(self) -> None:
-        """Start measuring `peak` anew (v1; v2 can since Linux 6.12, by writing to the file it is read from)."""
-        self._peak_file().write_text("0")
+        """Start measuring `peak` anew. On v2 that is for one open file alone, and only since Linux 6.12: before, `peak`
+        stays what it was since the node was made.
+        """
+        if self.hierarchy.version == 1:
+            self._peak_file().write_text("0")
+            return
+        self._close_peak()
+        try:
+            self._peak_fd = os.open(self._peak_file(), os.O_RDWR | os.O_CLOEXEC)
+            os.write(self._peak_fd, b"reset")
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EACCES, errno.EPERM):
+                raise
+            self._close_peak()
+
+    def _close_peak(self) -> None:
+        if self._peak_fd >= 0:
+            os.close(self._peak_fd)
+            self._peak_fd = -1
 
     def peak(self) -> int:
         """The most bytes ever charged to the node at once, since it was made or `reset_peak`."""
-        return int(self._peak_file().read_text())
+        return int(os.pread(self._peak_fd, 32, 0) if self._peak_fd >= 0 else self._peak_file().read_text())
 
     def _peak_file(self) -> Path:
         return self.cgroup / ("memory.peak" if self.hierarchy.version == 2 else "memory.max_usage_in_bytes")
