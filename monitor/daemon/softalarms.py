@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ class Alarms:
         self._aims.pop(cgroup_id, None)
         for alarm in self._of.pop(cgroup_id):
             del self._by_fd[alarm.fileno()]
-            assert self._epoll is not None
-            self._epoll.unregister(alarm.fileno())
+            self._silence(alarm.fileno())
             alarm.close()
 
     def _complain(self, problem: str) -> None:
@@ -101,10 +101,14 @@ class Alarms:
         if alarm is None:
             return False
         alarm.acknowledge()
-        if isinstance(alarm, PsiTrigger) and not alarm.path.exists():  # removed: it would be reported for ever
-            assert self._epoll is not None
-            self._epoll.unregister(fd)
+        if not isinstance(alarm, UsageThreshold) and not alarm.path.exists():
+            self._silence(fd)  # the files of a cgroup that was removed are ready for ever
         return True
+
+    def _silence(self, fd: int) -> None:
+        assert self._epoll is not None
+        with suppress(FileNotFoundError):  # done before
+            self._epoll.unregister(fd)
 
     # usage thresholds
 

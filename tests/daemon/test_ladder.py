@@ -133,7 +133,7 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
-    with soft(node, tmp_path, "poll", wrapper=without("syslog")) as daemon:
+    with soft(node, tmp_path, "poll", wrapper=without("syslog", "sys_admin")) as daemon:
         live.message(daemon, "OOM kills are only counted: who was killed cannot be known")
         hog = node.start_hog(pod, mib=64)
         hog.go()
