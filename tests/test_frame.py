@@ -27,7 +27,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "monitor.cli.main", *arguments],
+        [*options.pop("wrapper", ()), sys.executable, "-m", "monitor.cli.main", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -192,14 +192,45 @@ def test_the_doctors_json_is_the_contracts() -> None:
         assert set(check) == {"name", "ok", "detail", "remedy"}
         assert check["ok"] or check["remedy"], f"{check['name']} says no without a remedy"
         assert check["detail"]
-    assert done.returncode == (0 if answer["hook_plan"] else 3)
+    plan = answer["hook_plan"]
+    assert set(plan) == {"rung", "rungs"}
+    assert [rung["name"] for rung in plan["rungs"]] == [
+        "memcg-tracepoint",
+        "fentry",
+        "kprobe",
+        "psi",
+        "eventfd",
+        "poll",
+    ]
+    for rung in plan["rungs"]:
+        assert set(rung) == {"name", "ok", "detail", "remedy", "unseen_bytes", "unseen_ms"}
+        assert rung["ok"] or rung["remedy"], f"{rung['name']} says no without a remedy"
+        assert rung["unseen_bytes"] > 0
+    assert plan["rung"] in {None, *(rung["name"] for rung in plan["rungs"] if rung["ok"])}
+    assert done.returncode == (0 if plan["rung"] else 3)
 
 
 @pytest.mark.kernel
 def test_the_doctor_says_yes_where_the_monitor_can_run() -> None:
     done = outrace("doctor")
     assert done.returncode == 0, done.stdout
-    assert "hook plan: memcg-tracepoint" in done.stdout
+    plan = json.loads(outrace("doctor", "-o", "json").stdout)["hook_plan"]
+    assert plan["rung"] == next(rung["name"] for rung in plan["rungs"] if rung["ok"]), "the best that is offered"
+    assert f"hook plan: {plan['rung']}" in done.stdout
+
+
+@pytest.mark.kernel
+def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
+    setpriv = shutil.which("setpriv")
+    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
+    dropped = "-bpf,-perfmon,-sys_admin"
+    done = outrace("doctor", "-o", "json", wrapper=(setpriv, f"--bounding-set={dropped}", f"--inh-caps={dropped}"))
+    plan = json.loads(done.stdout)["hook_plan"]
+    assert done.returncode == 0, "a machine without BPF can run it"
+    assert plan["rung"] in ("psi", "eventfd", "poll")
+    refused = next(rung for rung in plan["rungs"] if rung["name"] == "memcg-tracepoint")
+    assert not refused["ok"]
+    assert refused["remedy"]
 
 
 @pytest.mark.kernel
@@ -217,7 +248,7 @@ def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 3
-    assert answer["hook_plan"] is None
+    assert answer["hook_plan"]["rung"] is None
     failed = {check["name"]: check["remedy"] for check in answer["checks"] if not check["ok"]}
     assert {"root", *doctor.CAPABILITIES, "sched_fifo"} <= set(failed)
     assert failed["root"] == "run with sudo"

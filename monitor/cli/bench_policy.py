@@ -136,8 +136,8 @@ class _NoCounters:
     def check_room(self, entries: int) -> None:
         del entries  # there is always room
 
-    def add(self, cgroup_id: int, flags: int = 0, step: int = 0) -> int:
-        del flags, step
+    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
+        del flags, step, path
         return cgroup_id
 
 

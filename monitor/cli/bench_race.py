@@ -20,8 +20,9 @@ import click
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.daemon.arming import MIN_LOOK_NS, RESERVE_NS
 from monitor.daemon.config import fastest_fill
-from monitor.errors import MonitorError
-from monitor.kernel import loader, meminfo, mounts
+from monitor.errors import ConfigError, MonitorError
+from monitor.kernel import loader, meminfo
+from monitor.kernel.rungs import AUTO, NAMES, choose, facts, rungs
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
@@ -30,6 +31,8 @@ KIB = 1 << 10
 MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 KERNEL_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB)
 HOGS = (1, 2, 4)
+#: What rungs without BPF can hold begins where the others have long won.
+RUNG_MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
 #: What polls: name, interval in microseconds.
 POLLERS = (("poll 1 ms", 1_000), ("poll 100 ms (earlyoom's floor)", 100_000), ("poll 10 s (kubelet)", 10_000_000))
 NODE_BYTES = 256 * MIB
@@ -120,9 +123,9 @@ class Bench:
         self.rows.append(row)
         click.echo(f"{name}: {row['wins']} of {row['runs']}", err=True)
 
-    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int]) -> None:
+    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
-        options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+        options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
         with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
             watcher = Monitor(daemon)
             quiet = _cpu_s(daemon.pid)
@@ -131,7 +134,7 @@ class Bench:
             for hogs in hog_counts:
                 for thp in (False, True):
                     results = _races(self.node, self.pod, watcher, self.runs, hogs, thp)
-                    self.add(f"{trigger} {_where(hogs, thp, margin)}", results, quiet)
+                    self.add(f"{trigger if hooks == AUTO else hooks} {_where(hogs, thp, margin)}", results, quiet)
 
     def polled(self, name: str, interval_us: int, margin: int) -> None:
         with _quiet_cost(self.node, interval_us, 2.0) as cpu:
@@ -178,12 +181,29 @@ def _cpu_s(pid: int) -> float:
         return int(file.read().split()[0]) / 1e9
 
 
+def _rungs(hooks: str | None) -> tuple[str, ...]:
+    """The rungs named by --hooks, each checked to be one and to be offered here. Raises MonitorError."""
+    if hooks is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in hooks.split(",")))
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"--hooks {name}: no rung of that name", f"they are {', '.join(NAMES)}")
+    offered = rungs(facts(fastest_fill()))
+    for name in names:
+        choose(offered, name)
+    return names
+
+
 @click.command()
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel).")
+@click.option(
+    "--hooks", metavar="NAME,...", help="Only races by these rungs of the hook ladder, on every margin, side by side."
+)
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
 @output_option
-def race(runs: int, quick: bool, no_baselines: bool, output: str) -> None:
+def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, output: str) -> None:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
@@ -191,19 +211,23 @@ def race(runs: int, quick: bool, no_baselines: bool, output: str) -> None:
 
     p50 and max are crossing to decision in microseconds; kill_* are crossing to SIGKILL sent.
     """
-    mounts.ensure()
+    names = _rungs(hooks)
     with tempfile.TemporaryDirectory(prefix="outrace-bench-") as state, LabNode("race", NODE_BYTES) as node:
         state_dir = Path(state)
         node.also_remove(loader.instance_directory(state_dir))
         bench = Bench(runs, node, populate(node), state_dir)
         try:
-            for margin in (2 * MIB,) if quick else MARGINS:
-                bench.monitored("user", margin, HOGS)
-            for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
-                bench.monitored("kernel", margin, (1,))
-            if not quick:
-                from_detached(runs, state_dir, bench)
-            if not no_baselines:
+            for margin in (2 * MIB,) if quick else MARGINS if not names else RUNG_MARGINS:
+                for name in names:
+                    bench.monitored("user", margin, HOGS[:2], name)
+                if not names:
+                    bench.monitored("user", margin, HOGS)
+            if not names:
+                for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
+                    bench.monitored("kernel", margin, (1,))
+                if not quick:
+                    from_detached(runs, state_dir, bench)
+            if not no_baselines and not names:
                 for name, interval_us in POLLERS:
                     for margin in (2 * MIB,) if quick else MARGINS:
                         bench.polled(name, interval_us, margin)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.daemon.config import HOOKS
 from monitor.errors import EXIT_OK, CannotError, ConfigError
-from monitor.kernel import mounts
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
@@ -51,10 +51,21 @@ class Size(click.ParamType[int]):
 @click.option(
     "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="Who pulls it."
 )
+@click.option(
+    "--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="The rung of the hook ladder."
+)
 @click.option("--no-monitor", is_flag=True, help="Nobody watches: see what the kernel does alone.")
 @output_option
 def demo(
-    runs: int, margin: int, node_memory: int, hogs: int, thp: bool, trigger: str, no_monitor: bool, output: str
+    runs: int,
+    margin: int,
+    node_memory: int,
+    hogs: int,
+    thp: bool,
+    trigger: str,
+    hooks: str,
+    no_monitor: bool,
+    output: str,
 ) -> None:
     """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory
     as fast as the kernel hands it out, and see who is first: eviction or the OOM killer.
@@ -73,7 +84,6 @@ def demo(
         raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
     if margin > node_memory // 2:
         raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
-    mounts.ensure()
     # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
     signal.signal(signal.SIGTERM, _terminated)
     results: list[RaceResult] = []
@@ -82,7 +92,15 @@ def demo(
         if no_monitor:
             _races(results, runs, node, victim, Nobody(), hogs, thp)
         else:
-            options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+            options = (
+                "--enforce",
+                "--trigger",
+                trigger,
+                "--hooks",
+                hooks,
+                "--eviction-hard",
+                f"memory.available<{margin}",
+            )
             with LabDaemon(node, *options) as daemon:
                 _races(results, runs, node, victim, Monitor(daemon), hogs, thp)
     wins = sum(r.winner == "eviction" for r in results)

@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from monitor.cli.output import output_option, print_json, print_table
+from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.daemon.config import fastest_fill
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import charging, headers, meminfo, mounts
+from monitor.kernel import headers, meminfo, mounts, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
-from monitor.kernel.pins import HOOKS
+from monitor.kernel.charging import Offer
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
 CAPABILITIES = {
@@ -32,13 +34,18 @@ _CAP_SYS_ADMIN = 21
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``required`` ones decide whether the monitor can run; the others say what is lost."""
+    """One finding.
+
+    Without a ``required`` one the monitor cannot run, without a ``bpf`` one its BPF rungs cannot; the others say what
+    is lost.
+    """
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
     required: bool = False
+    bpf: bool = False
 
 
 def effective_capabilities(status: Path = Path("/proc/self/status")) -> int:
@@ -81,10 +88,10 @@ def _capabilities() -> list[Check]:
     checks = []
     for name, (bit, purpose) in CAPABILITIES.items():
         # Before Linux 5.8 CAP_SYS_ADMIN was what CAP_BPF and CAP_PERFMON are now, and it still implies them.
-        required = name in ("CAP_BPF", "CAP_PERFMON")
-        ok = bool(have >> bit & 1) or (required and bool(have >> _CAP_SYS_ADMIN & 1))
+        bpf = name in ("CAP_BPF", "CAP_PERFMON")
+        ok = bool(have >> bit & 1) or (bpf and bool(have >> _CAP_SYS_ADMIN & 1))
         remedy = "" if ok else f"add {name} (systemd: CapabilityBoundingSet=, containers: capabilities.add)"
-        checks.append(Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, required))
+        checks.append(Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf))
     return checks
 
 
@@ -96,7 +103,7 @@ def _btf() -> list[Check]:
     try:
         btf = Btf()
     except BtfError as error:
-        return [Check("btf", False, error.message, error.remedy, required=True)]
+        return [Check("btf", False, error.message, error.remedy, bpf=True)]
     checks = [Check("btf", True, str(VMLINUX))]
     try:
         arguments = btf.tracepoint_args("mark_victim")
@@ -105,20 +112,10 @@ def _btf() -> list[Check]:
             ["int"],
         )  # until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid
         remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
-        checks.append(Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, required=True))
+        checks.append(Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True))
     except BtfError as error:
-        checks.append(
-            Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", required=True)
-        )
+        checks.append(Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True))
     return checks
-
-
-def _hooks() -> list[Check]:
-    """What tells of charges, best first. One is enough."""
-    offers = charging.offered()
-    used = next((offer.name for offer in offers if offer.ok), "")
-    unneeded = f"nothing to do: {used} is used" if used else ""
-    return [Check(o.name, o.ok, o.why, o.remedy and (unneeded or o.remedy), required=not used) for o in offers]
 
 
 def _page_cache_lists() -> list[Check]:
@@ -142,10 +139,10 @@ def _bcc() -> list[Check]:
     apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     folder = _bcc_folder()
     if folder is None:
-        return [Check("bcc", False, "the Python module bcc is not importable", apt, required=True)]
+        return [Check("bcc", False, "the Python module bcc is not importable", apt, bpf=True)]
     if not _is_real_bcc(folder):
         detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
-        return [Check("bcc", False, detail, f"pip uninstall bcc; {apt}", required=True)]
+        return [Check("bcc", False, detail, f"pip uninstall bcc; {apt}", bpf=True)]
     return [Check("bcc", True, f"{bcc_version()} in {folder}")]
 
 
@@ -160,7 +157,7 @@ def _libbpf() -> list[Check]:
         version = library.libbpf_version_string
         version.restype = ctypes.c_char_p
         return [Check("libbpf", True, f"{version().decode()} ({name})")]
-    return [Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", required=True)]
+    return [Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)]
 
 
 def _headers() -> list[Check]:
@@ -171,7 +168,7 @@ def _headers() -> list[Check]:
     if chosen is not None:
         return [Check("headers", True, f"{chosen.arch_tree} (of {chosen.release}, which is good enough)")]
     remedy = f"apt-get install linux-headers-{platform.release()} (or any other linux-headers package)"
-    return [Check("headers", False, "no kernel headers installed: BCC cannot compile", remedy, required=True)]
+    return [Check("headers", False, "no kernel headers installed: BCC cannot compile", remedy, bpf=True)]
 
 
 def _cgroups() -> list[Check]:
@@ -189,8 +186,30 @@ def _psi() -> list[Check]:
     try:
         first = path.read_text().splitlines()[0]
     except OSError as error:  # EOPNOTSUPP when it is compiled in and switched off
-        return [Check("psi", False, f"{path}: {error.strerror}", "boot with psi=1 (shown only: nothing needs it)")]
+        return [Check("psi", False, f"{path}: {error.strerror}", "boot with psi=1 (for the psi rung only)")]
     return [Check("psi", True, first)]
+
+
+def _kernel_log() -> list[Check]:
+    from monitor.kernel.kmsg import Kmsg
+
+    try:
+        Kmsg().close()
+    except MonitorError as error:
+        return [Check("kernel-log", False, error.message, error.remedy)]
+    return [Check("kernel-log", True, "/dev/kmsg: tells of OOM kills where BPF does not")]
+
+
+def _process_connector() -> list[Check]:
+    """How new processes of pods are learnt of without BPF."""
+    from monitor.actions.procfeed import ConnectorFeed
+
+    try:
+        ConnectorFeed(lambda pid: None, lambda: None).close()
+    except (ImportError, MonitorError) as error:
+        remedy = getattr(error, "remedy", "") or "pip install pyroute2"
+        return [Check("process-connector", False, str(error), remedy)]
+    return [Check("process-connector", True, "cn_proc: tells of new processes where BPF does not")]
 
 
 def _lockdown() -> list[Check]:
@@ -203,7 +222,7 @@ def _lockdown() -> list[Check]:
         return [Check("lockdown", True, f"unknown: {path}: {error.strerror}")]
     confidential = "[confidentiality]" in text
     remedy = "boot with lockdown=integrity: confidentiality forbids BPF to read kernel memory" if confidential else ""
-    return [Check("lockdown", not confidential, text, remedy, required=True)]
+    return [Check("lockdown", not confidential, text, remedy, bpf=True)]
 
 
 def _scheduler() -> list[Check]:
@@ -243,8 +262,8 @@ def _swap() -> list[Check]:
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _hooks, _page_cache_lists, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi,
-    _lockdown, _scheduler, _thp, _swap,
+    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi,
+    _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 
 
@@ -253,11 +272,22 @@ def examine() -> list[Check]:
     return [check for group in CHECKS for check in group()]
 
 
-def hook_plan(checks: list[Check]) -> str | None:
-    """Which hooks `outrace run --hooks auto` would use; None if a required check failed."""
-    if any(check.required and not check.ok for check in checks):
-        return None
-    return next((check.name for check in checks if check.ok and check.name in HOOKS), None)
+def bpf_offers(checks: list[Check]) -> list[Offer]:
+    """The BPF rungs as the checks have them: what is needed to load programs at all, and each rung's own hooks."""
+    lacking = next((c for c in checks if (c.bpf or c.required) and not c.ok), None)
+    offers = rungs.bpf_offers()
+    if lacking is None:
+        return list(offers)
+    why = f"{lacking.name}: {lacking.detail}"
+    return [Offer(offer.name, False, why, lacking.remedy) if offer.ok else offer for offer in offers]
+
+
+def hook_plan(checks: list[Check]) -> dict[str, Any]:
+    """The hook ladder here: the ``rung`` that `outrace run --hooks auto` would take (None: none), and all ``rungs``."""
+    offered = rungs.rungs(rungs.facts(fastest_fill(), bpf_offers(checks)))
+    able = not any(check.required and not check.ok for check in checks)
+    taken = next((rung.name for rung in offered if rung.ok), None) if able else None
+    return {"rung": taken, "rungs": [asdict(rung) for rung in offered]}
 
 
 @click.command()
@@ -278,5 +308,19 @@ def doctor(output: str) -> int:
         failed = [(word, c) for word, c in words if not c.ok]
         for word, check in failed:
             click.echo(f"{word} {check.name}: {check.remedy}")
-        click.echo(f"hook plan: {plan or 'none: fix what says NO'}")
-    return EXIT_OK if plan else EXIT_CANNOT
+        click.echo()
+        print_table(
+            ["hooks", "", "unseen at most", "for", "detail"],
+            [
+                (
+                    rung["name"],
+                    "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
+                    format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
+                    f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
+                    rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
+                )
+                for rung in plan["rungs"]
+            ],
+        )
+        click.echo(f"hook plan: {plan['rung'] or 'none: fix what says NO'}")
+    return EXIT_OK if plan["rung"] else EXIT_CANNOT

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from monitor.daemon.config import LOG_FORMATS
+from monitor.kernel.rungs import NAMES
 from monitor.policy.compat import CHOICES
 from monitor.policy.eras import ERAS
 from monitor.policy.translate import BOOLEANS
@@ -63,7 +64,9 @@ _OPTIONS = (
     click.option(
         "--reclaim-images", metavar="COMMAND", help="Removes unused images: 'crictl rmi --prune'. [nothing is]"
     ),
-    click.option("--hooks", metavar="NAME", help="Where to listen in the kernel: auto (default) or memcg-tracepoint."),
+    click.option(
+        "--hooks", metavar="NAME", help=f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}. [auto]"
+    ),
     click.option(
         "--max-fill-rate",
         metavar="BYTES",

@@ -22,9 +22,11 @@ import click
 
 from monitor.cli.options import configuration_options, resolve
 from monitor.daemon.config import CONFIG_FD, RunConfig
+from monitor.daemon.ladder import announcement
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
+from monitor.kernel.rungs import BPF_RUNGS
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.report.log import Log
 
@@ -46,14 +48,13 @@ def start(config: RunConfig) -> NoReturn:
     config = _with_disks(_with_node(config))
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
-    from monitor.kernel import loader, mounts
+    from monitor.daemon import ladder
+    from monitor.kernel import loader
 
-    mounts.ensure()
-    pin_dir, loaded = loader.ensure_loaded(Path(config.state_dir))
+    config, loaded = ladder.take(config)
     host, port = listener.getsockname()[:2]
     config = dataclasses.replace(
         config,
-        pin_dir=str(pin_dir),
         lock_fd=lock_fd,
         listen_fd=listener.detach(),
         listen_host=host,
@@ -176,11 +177,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _announce(config: RunConfig, loaded: bool) -> None:
     """Say how this daemon was told to behave, and what was accepted without needing it."""
-    from monitor.kernel import loader
-    from monitor.kernel.pins import TRACEPOINT, Pins
 
     log = Log(config.log_format)
-    hook = Pins(Path(config.pin_dir)).hook
     given = {name: origin for name, origin in config.origins.items() if origin != "default"}
     log.info(
         "starting",
@@ -190,13 +188,13 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         pods=config.pods,
         listen=f"{config.listen_host}:{config.listen_port}",
         state_dir=config.state_dir,
-        bpf="loaded" if loaded else "found pinned",
-        hook=hook,
+        hooks=config.rung,
+        bpf=("loaded" if loaded else "found pinned") if config.rung in BPF_RUNGS else "none",
         given=given,
     )
-    if hook != TRACEPOINT:
-        why = loader.refused(Path(config.state_dir))
-        log.info(f"hook {hook} sees charges only; what page cache does is looked up every second", refused=why)
+    if config.missed:
+        say = log.info if config.rung in BPF_RUNGS else log.warning
+        say("better hooks cannot be used here", hooks=config.rung, **announcement(config))
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "

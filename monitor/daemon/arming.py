@@ -32,12 +32,16 @@ class Arming:
     def __init__(self, pins: Pins, max_fill_rate: int) -> None:
         # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
         self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
-        #: Whether the hook sees charges only.
-        self.partial = pins.hook != TRACEPOINT
+        self._partial = pins.hook != TRACEPOINT
         self._rate = max_fill_rate
         self._links: list[int] = []
         self.next_look_ns = 0
         self._interval_ns = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether the hook sees charges only."""
+        return self._partial
 
     @property
     def armed(self) -> bool:
@@ -46,7 +50,7 @@ class Arming:
     @property
     def looks(self) -> bool:
         """Whether somebody has to look at headroom when `next_look_ns` comes."""
-        return not self._links or self.partial
+        return not self._links or self._partial
 
     @property
     def near(self) -> int:
@@ -73,7 +77,7 @@ class Arming:
             safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
-        elif self.partial:
+        elif self._partial:
             self._interval_ns = REREAD_NS
             self.next_look_ns = now_ns + REREAD_NS
         return was != self.armed
@@ -81,3 +85,9 @@ class Arming:
     def unseen_bytes(self) -> int:
         """What could be allocated before the next look; while attached, without a charge."""
         return self._rate * self._interval_ns // 1_000_000_000
+
+    def unseen_ns(self) -> int:
+        """How long something can move unseen: until the next look; while attached, page cache that turns active."""
+        if self.armed:
+            return PARTIAL_SWEEP_NS if self._partial else 0
+        return self._interval_ns

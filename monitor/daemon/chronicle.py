@@ -293,6 +293,9 @@ class Chronicle:
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
                 self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
+        for what in message.get("missing", ()):  # without BPF: what could not be known of this kill
+            if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
+                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
         victim = self._places.place(message["victim_cgroup"], pod)
         if kind == "reclaim":
             limit = self._places.place(message["oom_cgroup"]) if message["oom_cgroup"] else None

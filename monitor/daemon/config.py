@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from monitor.kernel.rungs import AUTO, NAMES
 from monitor.policy.compat import SANE
 from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, effective_hard
 
@@ -27,11 +28,11 @@ STATS_FD = "OUTRACE_STATS_FD"
 SIDE = "OUTRACE_SIDE"
 
 TRIGGERS = ("user", "kernel")
-HOOKS = ("auto", "memcg-tracepoint")
+HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
 #: `monitor.policy.eras.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
-_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks")
+_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks", "missed")
 
 
 def _default_hard() -> Mapping[str, str]:
@@ -106,6 +107,11 @@ class RunConfig:
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False
     layout_container_fs: bool = False
+    #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
+    #: filled in at start, and again when it steps down. `stepped_from`: the rung left while running, "" for none.
+    rung: str = "memcg-tracepoint"
+    missed: tuple[Mapping[str, str], ...] = ()
+    stepped_from: str = ""
     #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
     pin_dir: str = ""
     lock_fd: int = -1

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.daemon.arming import PARTIAL_SWEEP_NS, Arming
+from monitor.daemon.arming import PARTIAL_SWEEP_NS
 from monitor.daemon.config import RunConfig
+from monitor.daemon.source import Source
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, armed_bound, make_watch
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.domains import DomainTable, Reading, Sweeper
-from monitor.kernel.pins import Pins
+from monitor.kernel.domains import Reading
 from monitor.pods.cgroup_tree import find_kubepods
 from monitor.policy.thresholds import Threshold
 
@@ -37,12 +37,15 @@ class NodeGone(MonitorError):
 class Gauge:
     """The watched domains and what is available in them."""
 
-    def __init__(self, pins: Pins, config: RunConfig, thresholds: tuple[Threshold, ...], stats: SharedStats) -> None:
-        self.table = DomainTable(pins)
+    def __init__(
+        self, source: Source, config: RunConfig, thresholds: tuple[Threshold, ...], stats: SharedStats
+    ) -> None:
+        self.table = source.table
         self.table.reset()
-        self.arming = Arming(pins, config.max_fill_rate)
+        self.arming = source.arming
         self.hierarchy = cgroupfs.detect()
-        self._sweeper = Sweeper(pins, self.table)
+        self._source = source
+        self._sweeper = source.sweeper
         self._stats = stats
         self._config = config
         self._thresholds = thresholds
@@ -50,7 +53,7 @@ class Gauge:
         self._total = meminfo.mem_total()
         self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
         self._cpus = os.cpu_count() or 1
-        self._huge_page = _huge_page()
+        self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
         self._step = _STEPS * config.step
         self.watches = [
@@ -147,6 +150,8 @@ class Gauge:
         if watch.machine:
             self._sweeper.touch_root()
             return self.table.reading(watch.index)
+        if self._source.reread_lists is not None:
+            self._source.reread_lists(watch.index)
         reading = self.table.reading(watch.index)
         try:
             usage = watch.usage_now()
@@ -163,13 +168,15 @@ class Gauge:
         if changed:
             self._stats.add("arms" if armed else "disarms")
             self._stats.set("armed", int(armed))
-        if armed:
+        if not armed:
+            self._stats.set("bound_bytes", self.arming.unseen_bytes())
+            self._stats.set("bound_ns", max(0, self.arming.next_look_ns - now_ns))
+        elif self._source.is_exact:
             bound = armed_bound(self._cpus, self._huge_page, self._node is None)
             if self.arming.partial and self._node is None:
                 bound += self.arming.unseen_bytes()
-        else:
-            bound = self.arming.unseen_bytes()
-        self._stats.set("bound_bytes", bound)
+            self._stats.set("bound_bytes", bound)
+            self._stats.set("bound_ns", self.arming.unseen_ns())
         return changed
 
     def _headroom(self, sweep: Callable[[], object]) -> int:
@@ -201,14 +208,3 @@ class Gauge:
             "available": watch.capacity - reading.working_set,
             "capacity": watch.capacity,
         }
-
-
-def _huge_page() -> int:
-    """Bytes of a transparent huge page, 0 where they are switched off. (2 MiB on x86, up to 512 MiB with 64K pages.)"""
-    directory = Path("/sys/kernel/mm/transparent_hugepage")
-    try:
-        if "[never]" in (directory / "enabled").read_text():
-            return 0
-        return int((directory / "hpage_pmd_size").read_text())
-    except OSError:
-        return 0

@@ -14,24 +14,24 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.actions.evict import SPARED
-from monitor.daemon import channel
+from monitor.daemon import channel, ladder
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
-from monitor.daemon.gauge import SWEEP_NS, Gauge
-from monitor.daemon.records import Records
+from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
 from monitor.daemon.registry import Registry
 from monitor.daemon.slow import SlowSignals
+from monitor.daemon.source import open_source
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.vigil import Vigil
 from monitor.errors import MonitorError
-from monitor.kernel.pins import Pins
 from monitor.kernel.sched import Protection, may_kill, protect
 from monitor.policy.eras import Era, era
 from monitor.policy.standing import Standing
@@ -53,14 +53,14 @@ class Hot:
         self.stats = SharedStats.inherit(STATS_FD)
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
         self.epoll = select.epoll()
-        self.pins = Pins.open(config.pin_dir)
+        self.source = open_source(config)
         eviction_config = config.eviction_config()
-        self.gauge = Gauge(self.pins, config, eviction_config.thresholds, self.stats)
+        self.gauge = Gauge(self.source, config, eviction_config.thresholds, self.stats)
         policy = era(config.policy)
         standing, self.journal = self._standing(policy)
         self.registry = Registry(self.gauge.table, config.step, standing)
         in_kernel = config.enforce and config.trigger == "kernel"
-        self.trigger = Trigger(self.pins, self.registry, self.gauge.hierarchy.version, in_kernel)
+        self.trigger = Trigger(self.source.victim, self.registry, self.gauge.hierarchy.version, in_kernel)
         self.evictor = Evictor(self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell)
         self.slow = SlowSignals(config, policy, self.tell)
         self.decider = Decider(
@@ -75,7 +75,9 @@ class Hot:
             self.tell,
             self.journal,
         )
-        self.records = Records(self.gauge, self.registry, self.decider, self.stats, self.tell)
+        self.records = ladder.records(
+            self.source, config, self.gauge, self.registry, self.decider, self.stats, self.tell
+        )
         self.housekeeping_ns = self.publish_ns = 0
         self.dirty = True  # the side does not know the latest state
         self.synced = self.ready = self.stopping = False
@@ -221,6 +223,7 @@ class Hot:
         # Detached and with no limit that somebody could lower, there is nothing to look after so often.
         quiet = not self.gauge.arming.armed and all(w.machine for w in self.gauge.watches)
         self.housekeeping_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
+        self.records.look_after()
         if self.gauge.limits_changed():
             self.watch_thresholds()
             self.look(now_ns)
@@ -280,10 +283,10 @@ class Hot:
             signal.signal(number, self.stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-        self.records.open(self.pins)
+        ladder.tell(self.config, self.log)
+        self.records.open(self.epoll)
         self.vigil = Vigil(self.gauge, self.decider, self.records.read_events)
-        for fd in (self.wake_fd, *self.records.filenos()):
-            self.epoll.register(fd, select.EPOLLIN)
+        self.epoll.register(self.wake_fd, select.EPOLLIN)
 
         self.watch_thresholds()
         self.look(time.monotonic_ns())
@@ -394,6 +397,15 @@ class Hot:
         self.gauge.arming.detach()
         self.side.stop()
 
+    def abandon(self) -> int:
+        """Let go of everything because a program in the kernel failed; the pid of the side, which ends by itself."""
+        with suppress(MonitorError, OSError):
+            self.trigger.disarm()
+            self.gauge.arming.detach()
+        if self.side.sock is not None:
+            self.side.sock.close()
+        return self.side.pid
+
 
 def main() -> int:
     config_fd = int(os.environ[CONFIG_FD])
@@ -405,6 +417,9 @@ def main() -> int:
         hot = Hot(config, config_fd)
         hot.run()
     except MonitorError as error:
+        if hot is not None and not isinstance(error, NodeGone) and ladder.may_step_down(config):
+            failed, hot = hot, None
+            ladder.step_down(config, failed.stats, error, failed.abandon())
         os.write(2, f"outrace: error: {error}\n".encode())
         return error.exit_code
     finally:

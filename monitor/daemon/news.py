@@ -207,7 +207,7 @@ class News:
                 self.log.info("SIGKILL by a process: no OOM kill", pod=pod, **known, **sender)
             return
         fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
-        scope = "memcg" if message["oom_cgroup"] else "global"
+        scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
         if message["exiting"]:
             self.log.info("OOM killer chose a process that was exiting anyway", pod=pod, scope=scope, **fields)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
-from monitor.kernel.pins import Pins, Ring, counts
+from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 
 _OOM_RECORDS = {
@@ -31,6 +32,7 @@ class Records:
 
     def __init__(
         self,
+        pins: Pins,
         gauge: Gauge,
         registry: Registry,
         decider: Decider,
@@ -39,16 +41,20 @@ class Records:
     ) -> None:
         self.watches: dict[int, Watch] = {}
         self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._pins = pins
         self._gauge = gauge
         self._registry = registry
         self._decider = decider
         self._stats = stats
         self._tell = tell
         self._flight = Flight(tell)
+        self._unpinned = False
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, pins: Pins) -> None:
-        """Open the rings, and read what was written while no daemon ran."""
+    def open(self, epoll: select.epoll) -> None:
+        """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
+        pins = self._pins
+        self._links = [pins.fd(f"link_{name}") for name in OOM]
         self._events = Ring(pins, "events", self._on_event)
         self._ooms = Ring(pins, "ooms", self._on_oom)
         self._kills = Ring(pins, "kills", self._on_oom)
@@ -56,10 +62,8 @@ class Records:
         rings = (self._events, self._ooms, self._kills, self._reclaims)
         self._by_fd = {ring.fileno(): ring for ring in rings}
         self._take_over(pins)
-
-    def filenos(self) -> list[int]:
-        """One descriptor for each ring, readable when it has something."""
-        return list(self._by_fd)
+        for fd in self._by_fd:
+            epoll.register(fd, select.EPOLLIN)
 
     def consume(self, fd: int) -> bool:
         """Read the ring of this descriptor; False if it is none."""
@@ -72,6 +76,24 @@ class Records:
     def read_events(self) -> int:
         """Read the ring of crossings and steps now; how many there were."""
         return self._events.consume()
+
+    def look_after(self) -> None:
+        """Once a second: say it once when the pins are gone.
+
+        Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
+        lives.
+        """
+        if not self._unpinned and not self._pins.directory.is_dir():
+            self._unpinned = True
+            self._tell(
+                {
+                    "t": "log",
+                    "level": "warning",
+                    "msg": "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
+                    "pin_dir": str(self._pins.directory),
+                    "remedy": "mount bpffs again if it is not, and restart outrace",
+                }
+            )
 
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""

@@ -8,8 +8,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from monitor.daemon.source import Table
 from monitor.errors import MonitorError
-from monitor.kernel.domains import POD, DomainTable
+from monitor.kernel.domains import POD
 from monitor.policy.ranking import Candidate
 from monitor.policy.standing import Standing
 
@@ -61,7 +62,7 @@ class PodEntry:
 class Registry:
     """Pods by uid and by domain index, and the candidates in eviction order."""
 
-    def __init__(self, table: DomainTable, step: int, standing: Standing | None = None) -> None:
+    def __init__(self, table: Table, step: int, standing: Standing | None = None) -> None:
         self._table = table
         self._step = step
         self._standing = standing or Standing()
@@ -92,8 +93,9 @@ class Registry:
             old = None
         if cgroup_id in self.protected:
             raise MonitorError(f"{cgroup} is the node or kubepods itself", "name a cgroup of the pod's own")
-        wanted = {name: Path(path).stat().st_ino for name, path in message["containers"].items()}
-        if old is not None and {name: at[0] for name, at in old.containers.items()} != wanted:
+        wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message["containers"].items()}
+        ids = {name: ident for name, (ident, _) in wanted.items()}
+        if old is not None and {name: at[0] for name, at in old.containers.items()} != ids:
             was_evicted, usage = old.evicted, old.usage
             self.drop(old.uid)
             entry = self._new(message, cgroup, cgroup_id, wanted)
@@ -109,9 +111,11 @@ class Registry:
         self._rank(entry)
         return entry
 
-    def _new(self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, int]) -> PodEntry:
+    def _new(
+        self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, tuple[int, Path]]
+    ) -> PodEntry:
         self._table.check_room(1 + len(wanted))
-        index = self._watch(cgroup_id, POD, self._step)
+        index = self._watch(cgroup_id, cgroup, POD, self._step)
         entry = PodEntry(
             uid=message["uid"],
             namespace=message["namespace"],
@@ -125,16 +129,17 @@ class Registry:
             cgroup=cgroup,
             cgroup_id=cgroup_id,
             index=index,
-            containers={name: (ident, self._watch(ident, 0, 0)) for name, ident in wanted.items()},
+            containers={name: (ident, self._watch(ident, path, 0, 0)) for name, (ident, path) in wanted.items()},
         )
         self.by_uid[entry.uid] = entry
         self.by_index[index] = entry
-        self._owners |= dict.fromkeys((cgroup_id, *wanted.values()), entry)
+        self._owners |= dict.fromkeys((cgroup_id, *(ident for ident, _ in wanted.values())), entry)
         return entry
 
-    def _watch(self, cgroup_id: int, flags: int, step: int) -> int:
+    def _watch(self, cgroup_id: int, path: Path, flags: int, step: int) -> int:
+        index = self._table.add(cgroup_id, flags=flags, step=step, path=path)
         self._users[cgroup_id] = self._users.get(cgroup_id, 0) + 1
-        return self._table.add(cgroup_id, flags=flags, step=step)
+        return index
 
     def drop(self, uid: str) -> PodEntry | None:
         """Forget a pod; its counters are no longer kept."""

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from monitor.daemon.places import Place, Places
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
 from monitor.race.events import Lost, Sample
 from monitor.report.view import View
@@ -44,14 +46,12 @@ class Sampler:
     def look(self, now_ns: int) -> None:
         """Read the node, kubepods and every pod."""
         table = self._view.table
-        if table is None:
-            return
         before, self._still = self._still, {}
         for at in self._places.ids():
-            reading = table.read(at)
+            place = self._places.place(at)
+            reading = table.read(at) if table is not None else self._from_files(place)
             if reading is None:
                 continue
-            place = self._places.place(at)
             # 110 pods that stand still would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
             if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
@@ -59,6 +59,15 @@ class Sampler:
                 continue
             self._still[at] = (reading, now_ns)
             self.take(now_ns, place, reading.usage, reading.inactive_file, reading.active_file)
+
+    def _from_files(self, place: Place) -> Reading | None:
+        """A cgroup's memory where there is no BPF table; None if it is gone."""
+        hierarchy = self._view.hierarchy
+        try:
+            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / place.path.lstrip("/"))
+        except MonitorError:
+            return None
+        return Reading(found.usage, found.inactive_file, found.active_file)
 
     def take(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int) -> None:
         """One look at one cgroup, in bytes."""

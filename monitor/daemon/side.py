@@ -29,6 +29,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
+from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import hurry
 from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
@@ -204,7 +205,8 @@ class Side:
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""
         if not self.config.pin_dir:
-            self.log.warning("no BPF objects: memory figures come from the cgroup files")
+            if self.config.rung in BPF_RUNGS:
+                self.log.warning("no BPF objects: memory figures come from the cgroup files")
             return
         from monitor.kernel.domains import DomainTable
         from monitor.kernel.pins import Pins

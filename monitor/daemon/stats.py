@@ -53,6 +53,8 @@ COUNTERS = (
     "sweeps",  # complete sweeps of all memory cgroups
     "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
     "bound_bytes",  # bytes that can move unseen right now
+    "bound_ns",  # for how long, where they are looked at now and then
+    "step_downs",  # rungs of the hook ladder left while running
     "pods",
     "cpu_ns",  # CPU time of the hot process
     "published_ns",

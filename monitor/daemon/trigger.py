@@ -9,8 +9,6 @@ import time
 
 from monitor.actions.evict import Victim
 from monitor.daemon.registry import PodEntry, Registry
-from monitor.kernel.pins import Pins
-from monitor.kernel.wire import VICTIM
 
 #: Processes come and go; what was prepared is looked at again after this long.
 _REFRESH_NS = 1_000_000_000
@@ -20,12 +18,12 @@ _ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
 class Trigger:
     """Who would be killed, and by whom."""
 
-    def __init__(self, pins: Pins, registry: Registry, cgroup_version: int, in_kernel: bool) -> None:
+    def __init__(self, victim: memoryview, registry: Registry, cgroup_version: int, in_kernel: bool) -> None:
         self._registry = registry
         self._version = cgroup_version
         self._in_kernel = in_kernel
         self._prepared: dict[str, Victim] = {}
-        self._word = memoryview(pins.mmap("victims", VICTIM.size)).cast("Q")
+        self._word = victim
         self._word[_ARMED] = self._word[_FIRED] = 0
         self.was_prepared = True  # whether the victim taken last had been ready
         self._pulled_ns = 0  # when it was first noticed that the kernel had pulled it

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.kernel.domains import MACHINE, NO_CEILING, DomainTable, Reading, ceiling_pages
+from monitor.daemon.source import Table
+from monitor.kernel.domains import MACHINE, NO_CEILING, Reading, ceiling_pages
 from monitor.kernel.wire import PAGE
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
@@ -22,6 +23,7 @@ _BATCH = 64
 #: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
 #: summed.
 _REMAINDER = 125
+MACHINE_LAG = 2 * _REMAINDER * PAGE
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class Watch:
 
 
 def make_watch(
-    table: DomainTable,
+    table: Table,
     name: str,
     signal: str,
     cgroup: Path | None,
@@ -83,7 +85,7 @@ def make_watch(
         name=name,
         signal=signal,
         cgroup_id=cgroup_id,
-        index=table.add(cgroup_id, flags=flags, step=step),
+        index=table.add(cgroup_id, flags=flags, step=step, path=cgroup),
         capacity=capacity,
         thresholds=mine,
         floor=_floor(mine, capacity),
@@ -96,7 +98,7 @@ def _floor(thresholds: Sequence[Threshold], capacity: int) -> int:
     return max((t.quantity(capacity) for t in thresholds), default=0)
 
 
-def arm_thresholds(table: DomainTable, watch: Watch, kernel_trigger: bool) -> None:
+def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool) -> None:
     """Give the kernel the ceilings to compare; hard ones may pull the trigger there if ``kernel_trigger``."""
     ceilings = [ceiling_pages(watch.capacity, t.quantity(watch.capacity)) for t in watch.thresholds]
     hard = [ceiling for ceiling, t in zip(ceilings, watch.thresholds, strict=True) if t.hard]
@@ -108,5 +110,4 @@ def armed_bound(cpus: int, huge_page: int, machine: bool) -> int:
 
     ``huge_page``: its bytes, 0 where they are off. The machine's own counters lag behind by what is not folded in yet.
     """
-    lag = 2 * _REMAINDER if machine else 0
-    return cpus * (max(huge_page, _BATCH * PAGE) + lag * PAGE)
+    return cpus * (max(huge_page, _BATCH * PAGE) + (MACHINE_LAG if machine else 0))

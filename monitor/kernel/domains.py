@@ -126,11 +126,14 @@ class DomainTable:
         self._free.clear()
         self._high = 0
 
-    def add(self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 5_000_000) -> int:
+    def add(
+        self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 5_000_000, path: Path | None = None
+    ) -> int:
         """Watch a cgroup; its index. Its numbers are complete after the next sweep. ``step`` in bytes.
 
-        Raises MonitorError when the table is full.
+        ``path`` is for tables that read files. Raises MonitorError when the table is full.
         """
+        del path
         at = self._known.get(cgroup_id)
         if at is not None:
             return at

@@ -142,7 +142,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
             return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name)
         except HookRefusedError as error:
             last = error
-            _remember_refused(state_dir, mark, f"{offer.name}: {error.message}")
+            _remember_refused(state_dir, mark, error.message)
     if last is not None:
         raise last
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
@@ -152,10 +152,12 @@ class HookRefusedError(CannotError):
     """This hook's own programs could not be loaded or attached; another hook's may."""
 
 
-def refused(state_dir: Path) -> list[str]:
-    """Why better hooks than the one in use were passed over, as ``HOOK: REASON``."""
+def check_not_refused(state_dir: Path, hook: str) -> None:
+    """Raises HookRefusedError if the kernel refused this hook since it was booted: trying again costs a compilation."""
     known = _refused_stamps(state_dir)
-    return [known[mark] for mark in (stamp(hook) for hook in pins.HOOKS) if mark in known] if known else []
+    why = known.get(stamp(hook)) if known else None
+    if why is not None:
+        raise HookRefusedError(why, f"`outrace run --hooks {hook}` tries it again")
 
 
 def _boot() -> str:

@@ -52,3 +52,13 @@ def multi_gen_lru(path: Path = Path("/sys/kernel/mm/lru_gen/enabled")) -> bool:
         return bool(int(path.read_text(), 16) & 1)
     except (OSError, ValueError):
         return False
+
+
+def huge_page(directory: Path = Path("/sys/kernel/mm/transparent_hugepage")) -> int:
+    """Bytes of a transparent huge page, 0 where they are switched off. (2 MiB on x86, up to 512 MiB with 64K pages.)"""
+    try:
+        if "[never]" in (directory / "enabled").read_text():
+            return 0
+        return int((directory / "hpage_pmd_size").read_text())
+    except OSError:
+        return 0

@@ -304,11 +304,14 @@ def possible_cpus() -> int:
 
 def counts(pins: Pins) -> dict[str, int]:
     """The programs' own counters summed over CPUs: ``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``."""
-    cpus = possible_cpus()
-    table = pins.map("counts", 8 * cpus)
-    out = {}
-    for i, name in enumerate(COUNTS):
-        raw = table.lookup(i.to_bytes(4, sys.byteorder))
-        out[name] = sum(memoryview(raw).cast("Q")) if raw else 0
-    os.close(table.fd)
-    return out
+    table = pins.map("counts", 8 * possible_cpus())
+    try:
+        return counted(table)
+    finally:
+        os.close(table.fd)
+
+
+def counted(table: Map) -> dict[str, int]:
+    """The same from the map ``counts``, for whoever keeps it open (values of 8 bytes x `possible_cpus`)."""
+    raw = {name: table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
+    return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}

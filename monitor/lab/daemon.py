@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +33,7 @@ class LabDaemon:
 
     ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are
     removed when it ends. With ``machine`` it watches the whole machine instead of the node's cgroup, with the default
-    thresholds; the pods stay the node's.
+    thresholds; the pods stay the node's. ``wrapper``: a command that runs it (setpriv, with fewer privileges).
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class LabDaemon:
         state_dir: Path | None = None,
         keep_pins: bool = False,
         machine: bool = False,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self.node = node
         relative = node.cgroup.relative_to(node.hierarchy.root)
@@ -50,6 +51,7 @@ class LabDaemon:
         self._own_state = state_dir is None
         self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="outrace-state-"))
         self._keep_pins = keep_pins
+        self._wrapper = wrapper
         self.log: list[Record] = []
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self.address = ""
@@ -74,6 +76,7 @@ class LabDaemon:
         """Start it and wait until /readyz says 200. Raises MonitorError with its own words when it does not start."""
         node = self.node
         command = [
+            *self._wrapper,
             *(sys.executable, "-P", "-m", "monitor.cli.main", "run"),
             *("--pods", f"manifests:{node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from monitor import __version__
 from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
+from monitor.kernel.rungs import NAMES
 from monitor.policy.eras import era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.http import Response
@@ -52,6 +53,7 @@ _COUNTERS = {
     "evictions": "Pods evicted.",
     "eviction_failures": "Evictions that left processes behind.",
     "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
+    "step_downs": "Rungs of the hook ladder left while running.",
     "side_starts": "Starts of the side process.",
     "arms": "Times the fine-grained program was attached.",
     "disarms": "Times the fine-grained program was detached.",
@@ -132,6 +134,18 @@ class Metrics(Collector):
         yield _gauge("ready", "1 when decisions can be made.", float(not view.not_ready()))
         yield _gauge("armed", "1 while the fine-grained program is attached.", stats.get("armed"))
         yield _gauge("unseen_bytes_bound", "Bytes that can move unseen right now.", stats.get("bound_bytes"))
+        yield _gauge(
+            "unseen_seconds_bound",
+            "How long until the next look where nothing tells of memory that moves; 0 where the kernel does.",
+            stats.get("bound_ns") / 1e9,
+        )
+        yield _labelled(
+            GaugeMetricFamily,
+            "hook_rung",
+            "1 for the rung of the hook ladder that is in use.",
+            ("rung",),
+            (((name,), float(name == view.config.rung)) for name in NAMES),
+        )
         yield _gauge("pods", "Pods watched.", len(view.pods))
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"outrace_{name}", text, stats.get(name))

@@ -6,7 +6,6 @@ place.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -126,13 +125,11 @@ class View:
         """
         if self.pins is None:
             return {}
-        from monitor.kernel.pins import possible_cpus
-        from monitor.kernel.wire import COUNTS
+        from monitor.kernel.pins import counted, possible_cpus
 
         if self._counts is None:
             self._counts = self.pins.map("counts", 8 * possible_cpus())
-        raw = {name: self._counts.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
-        return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}
+        return counted(self._counts)
 
     def lost(self) -> dict[str, int]:
         """Where -> how many records were dropped there: by the programs, the rings, the channel."""

@@ -15,6 +15,7 @@ import live
 
 from monitor.kernel import loader
 from monitor.kernel.headers import own_tree
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 
 pytestmark = [
@@ -25,10 +26,14 @@ pytestmark = [
 
 
 def run_with(change: str, state: Path, *, then: str = "exec") -> subprocess.CompletedProcess[str]:
-    """`outrace run` after ``change`` (shell) in a mount namespace that ends with it."""
+    """`outrace run` on the best rung of the hook ladder alone, after ``change`` (shell) in a mount namespace that ends
+    with it.
+    """
     script = f'{change} && {then} "$0" "$@"'
     wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    return live.outrace("run", "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper)
+    return live.outrace(
+        "run", "--hooks", "memcg-tracepoint", "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper
+    )
 
 
 def hide(directory: str) -> str:
@@ -74,6 +79,28 @@ def test_bpffs_that_cannot_be_mounted(tmp_path: Path) -> None:
         pytest.skip("setpriv (util-linux) is not installed")
     result = run_with("umount /sys/fs/bpf", tmp_path, then="exec setpriv --bounding-set=-sys_admin")
     live.one_line(result, 3, "bpf is not mounted at /sys/fs/bpf", "mount -t bpf bpf /sys/fs/bpf")
+
+
+@pytest.mark.parametrize(
+    ("change", "then", "why"),
+    [
+        (hide("/sys/kernel/btf"), "exec", "/sys/kernel/btf/vmlinux"),
+        (hide("/sys/kernel/tracing/events/memcg"), "exec", "no tracepoint memcg:mod_memcg_lruvec_state"),
+        ("umount /sys/fs/bpf", "exec setpriv --bounding-set=-sys_admin", "bpf is not mounted at /sys/fs/bpf"),
+    ],
+)
+def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, change: str, then: str, why: str) -> None:
+    wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", f'{change} && {then} "$0" "$@"')
+    with (
+        LabNode("test-stepdown", 64 * MIB) as node,
+        LabDaemon(node, state_dir=tmp_path / "state", wrapper=wrapper) as daemon,
+    ):
+        said = live.message(daemon, "better hooks cannot be used here")
+        assert said["hooks"] in ("psi", "eventfd", "poll")
+        assert why in said["problem"]
+        assert said["remedy"]
+        assert live.metric(daemon, f'hook_rung{{rung="{said["hooks"]}"}}') == 1
+    assert not loader.instance_directory(tmp_path / "state").exists()
 
 
 def test_bpffs_that_is_not_mounted_is_mounted(tmp_path: Path) -> None:

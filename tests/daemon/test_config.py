@@ -90,7 +90,7 @@ def test_defaults_are_the_kubelets() -> None:
         ({"pods": "manifests:/no/such/directory"}, "--pods", "not a directory"),
         ({"pods": "kubelet:https://localhost:10250"}, "--pods", "not in this version"),
         ({"pods": "docker"}, "--pods", "cgroups or manifests:DIR"),
-        ({"hooks": "kprobe"}, "--hooks", "memcg-tracepoint"),
+        ({"hooks": "uprobe"}, "--hooks", "memcg-tracepoint"),
         ({"trigger": "nobody"}, "--trigger", "user, kernel"),
         ({"step": "0"}, "--step", "1 to 4Ei"),
         ({"step": "20E"}, "--step", "1 to 4Ei"),  # its whole value wraps round to a positive number

@@ -47,7 +47,7 @@ class Table:
     def check_room(self, entries: int) -> None:
         assert entries
 
-    def add(self, cgroup_id: int, flags: int = 0, step: int = 0) -> int:
+    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
         return cgroup_id
 
     def remove(self, cgroup_id: int) -> None:

@@ -1,0 +1,197 @@
+"""The hook ladder at work: which rung is taken at start, and how the daemon steps down from one that fails.
+
+Chosen once, by trying: a BPF rung is taken when its programs load and attach, one without BPF when the kernel has what
+it waits for. A daemon whose programs fail while it runs becomes itself again (execv) on the best rung without BPF, with
+the same pid, lock, listening socket and counters; the pods and what is pressed are learnt anew, as after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, choose, facts, rungs
+
+if TYPE_CHECKING:
+    import select
+
+    from monitor.daemon.decide import Decider
+    from monitor.daemon.gauge import Gauge
+    from monitor.daemon.registry import Registry
+    from monitor.daemon.source import Source
+    from monitor.daemon.stats import SharedStats
+
+#: Pid of the side that a process before this one left to end by itself.
+_LEFT = "OUTRACE_LEFT"
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class AnyRecords(Protocol):
+    """`Records` and `SoftRecords`."""
+
+    watches: Any
+    eventful: bool
+
+    def open(self, epoll: select.epoll) -> None: ...
+    def consume(self, fd: int) -> bool: ...
+    def read_events(self) -> int: ...
+    def look_after(self) -> None: ...
+    def send_flight(self) -> None: ...
+
+
+def take(config: RunConfig) -> tuple[RunConfig, bool]:
+    """The configuration with the rung that ``config.hooks`` allows and this machine can do, its programs loaded.
+
+    And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
+    """
+    needs_bpf = config.enforce and config.trigger == "kernel"
+    if needs_bpf and config.hooks in SOFT_RUNGS:
+        raise CannotError(
+            f"--trigger kernel needs a BPF program, and --hooks {config.hooks} has none",
+            f"use --trigger user, or --hooks {AUTO}",
+        )
+    wanted = NAMES if config.hooks == AUTO else (config.hooks,)
+    if set(wanted) & set(BPF_RUNGS):
+        from monitor.kernel import mounts
+
+        with suppress(MonitorError):  # said when a rung that needs it is tried
+            mounts.ensure()
+    offered = rungs(facts(config.max_fill_rate))
+    missed: list[dict[str, str]] = []
+    for rung in offered:
+        if rung.name not in wanted:
+            continue
+        problem: MonitorError = CannotError(rung.detail, rung.remedy)
+        if rung.ok:
+            try:
+                pin_dir, loaded = _load(config, rung.name) if rung.name in BPF_RUNGS else ("", False)
+                taken = dataclasses.replace(config, rung=rung.name, missed=tuple(missed), pin_dir=pin_dir)
+                return taken, loaded
+            except MonitorError as error:
+                problem = error
+        missed.append({"name": rung.name, "why": problem.message, "remedy": problem.remedy})
+        if needs_bpf and rung.name == BPF_RUNGS[-1]:
+            break
+    first = missed[0]
+    if needs_bpf and config.hooks == AUTO:
+        raise CannotError(f"--trigger kernel needs a BPF program: {first['why']}", first["remedy"])
+    if config.hooks != AUTO:
+        raise CannotError(f"--hooks {config.hooks}: {first['why']}", first["remedy"])
+    raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
+
+
+def _load(config: RunConfig, rung: str) -> tuple[str, bool]:
+    """Load and pin the programs of a BPF rung, and try whether they attach."""
+    from monitor.kernel import loader, mounts
+    from monitor.kernel.pins import Pins
+
+    state_dir = Path(config.state_dir)
+    if config.hooks == AUTO:
+        loader.check_not_refused(state_dir, rung)
+    mounts.ensure()
+    directory, loaded = loader.ensure_loaded(state_dir, rung)
+    # Pins of an earlier start may be there for somebody who may not use them any more.
+    pins = Pins.open(directory)
+    os.close(pins.attach(pins.pressure[0]))
+    return str(directory), loaded
+
+
+def records(
+    source: Source,
+    config: RunConfig,
+    gauge: Gauge,
+    registry: Registry,
+    decider: Decider,
+    stats: SharedStats,
+    tell: Tell,
+) -> AnyRecords:
+    """What reads the events of this rung."""
+    if source.pins is not None:
+        from monitor.daemon.records import Records
+
+        return Records(source.pins, gauge, registry, decider, stats, tell)
+    from monitor.daemon.softrecords import SoftRecords
+    from monitor.daemon.source import SoftArming
+    from monitor.kernel.softtable import SoftTable
+
+    assert isinstance(source.table, SoftTable)
+    assert isinstance(source.arming, SoftArming)
+    return SoftRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell)
+
+
+def tell(config: RunConfig, log: Callable[..., None]) -> None:
+    """Say on which rung this is, and why on none above: one line."""
+    if config.stepped_from:
+        left = int(os.environ.pop(_LEFT, "0"))
+        if left:  # ours to collect still
+            threading.Thread(target=_collect, args=(left,), daemon=True).start()
+        why = config.missed[-1]
+        log(
+            "warning",
+            "stepped down the hook ladder while running",
+            rung=config.rung,
+            from_rung=config.stepped_from,
+            problem=why["why"],
+            remedy=why["remedy"],
+        )
+
+
+def _collect(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def announcement(config: RunConfig) -> dict[str, str]:
+    """What is said at start of the better rungs that could not be taken: nothing, or `problem` and `remedy`."""
+    if not config.missed:
+        return {}
+    return {
+        "problem": "; ".join(f"{one['name']}: {one['why']}" for one in config.missed),
+        "remedy": config.missed[0]["remedy"],
+    }
+
+
+def may_step_down(config: RunConfig) -> bool:
+    """Whether a program that fails is a reason to go on without BPF: not where it was asked for by name."""
+    return config.rung in BPF_RUNGS and config.hooks == AUTO
+
+
+def below(config: RunConfig, offered: Sequence[Rung] | None = None) -> Rung:
+    """The best rung without BPF. Raises CannotError."""
+    return choose(rungs(facts(config.max_fill_rate, ())) if offered is None else offered, AUTO, SOFT_RUNGS)
+
+
+def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side_pid: int) -> NoReturn:
+    """Become the hot process of the best rung without BPF. Raises MonitorError.
+
+    Nobody waits for the old side, ``side_pid``, which writes what it has and ends: a second without anybody watching
+    may be the one that counts.
+    """
+    rung = below(config)
+    missed = {"name": config.rung, "why": problem.message, "remedy": problem.remedy}
+    lower = dataclasses.replace(
+        config,
+        rung=rung.name,
+        missed=(*config.missed, missed),
+        stepped_from=config.rung,
+        pin_dir="",
+        trigger="user",
+    )
+    os.environ[_LEFT] = str(side_pid)
+    stats.add("step_downs")
+    for name in ("armed", "ready_ns", "published_ns"):
+        stats.set(name, 0)
+    config_fd = lower.to_memfd()
+    for fd in (config_fd, lower.lock_fd, lower.listen_fd, stats.fd):
+        os.set_inheritable(fd, True)
+    os.environ[CONFIG_FD], os.environ[STATS_FD] = str(config_fd), str(stats.fd)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.daemon.hot"])

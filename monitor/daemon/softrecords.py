@@ -1,0 +1,251 @@
+"""What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
+
+A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
+for as long as the headroom lasts at the fastest growth (`monitor.kernel.pace`), and the alarms of the rung. A crossing
+is taken to have happened right after the last look that found it below, so every time told of it is an upper bound.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monitor.daemon.config import RunConfig
+from monitor.daemon.decide import Decider
+from monitor.daemon.flight import Flight
+from monitor.daemon.gauge import Gauge
+from monitor.daemon.registry import Registry
+from monitor.daemon.softalarms import REAIM_BYTES, Alarms
+from monitor.daemon.softoom import SoftOom
+from monitor.daemon.source import SoftArming
+from monitor.daemon.stats import SharedStats
+from monitor.daemon.watch import MACHINE_LAG, Watch
+from monitor.kernel import meminfo, pace
+from monitor.kernel.alarms import Timer
+from monitor.kernel.softtable import Entry, SoftTable
+from monitor.kernel.wire import PAGE
+
+#: Far from every threshold the looks of `Hot.look` do; this only counts kills where the log cannot be read.
+IDLE_NS = 1_000_000_000
+#: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
+RANK_NS = 25_000_000
+#: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
+ABOVE_NS = 25_000_000
+#: File lists of a domain that cannot have crossed (usage alone is below) are read again after this long.
+LISTS_NS = 250_000_000
+#: A crossing is never dated further back than this, or it would count as one that was read late.
+BACK_NS = 400_000_000
+#: A turn that took longer did something else.
+_MOST_NS = 10_000_000
+
+
+class SoftRecords:
+    """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        table: SoftTable,
+        arming: SoftArming,
+        gauge: Gauge,
+        registry: Registry,
+        decider: Decider,
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._table = table
+        self._arming = arming
+        self._gauge = gauge
+        self._registry = registry
+        self._decider = decider
+        self._stats = stats
+        self._tell = tell
+        self._flight = Flight(tell)
+        self._timer = Timer()
+        self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
+        self._oom = SoftOom(gauge, registry, table, stats, tell)
+        self._huge_page = meminfo.huge_page()
+        self._watches: Mapping[int, Watch] = {}
+        self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
+        self._cost_ns = float(pace.TURN_NS)
+        self._spent_ns, self._steps_then = 0, 0
+        self._step = config.step
+        self._cpus = os.cpu_count() or 1
+        arming.on_armed = self._wake
+
+    # the descriptors
+
+    def open(self, epoll: select.epoll) -> None:
+        """Have the descriptors in the epoll of the hot loop; say what cannot be had."""
+        epoll.register(self._timer.fileno(), select.EPOLLIN)
+        self._alarms.open(epoll)
+        self._oom.open(epoll)
+        self._wake()
+
+    def consume(self, fd: int) -> bool:
+        """Look if this descriptor asks for it; False if it is not of this object."""
+        if fd == self._timer.fileno():
+            self._timer.acknowledge()
+            self._account()
+            self._look()
+        elif self._alarms.acknowledge(fd):
+            self._look(alarmed=True)
+            self._oom.count()
+        elif self._oom.consume(fd):
+            self.eventful = self.eventful or self._oom.marked
+            self._oom.marked = False
+        else:
+            return False
+        return True
+
+    @property
+    def watches(self) -> Mapping[int, Watch]:
+        return self._watches
+
+    @watches.setter
+    def watches(self, found: Mapping[int, Watch]) -> None:
+        self._watches = found
+        self._alarms.watch([w for w in found.values() if w.thresholds])
+        self._wake()
+
+    def read_events(self) -> int:
+        """Look now; how many crossings there were."""
+        return self._look()
+
+    def look_after(self) -> None:
+        """Once a second: nothing, here."""
+
+    def send_flight(self) -> None:
+        """Tell the side of the steps around what happened, if anything did."""
+        if self.eventful:
+            self.eventful = self._decider.pressed
+            self._flight.send()
+
+    def _wake(self) -> None:
+        self._timer.set(1)
+
+    def _account(self) -> None:
+        """What a quiet turn from one look to the next costs in CPU time; waits are planned by that."""
+        spent, before = time.thread_time_ns(), self._spent_ns
+        if before and self._decider.steps == self._steps_then and self._decider.is_calm:
+            self._cost_ns += (min(spent - before, _MOST_NS) - self._cost_ns) / 16
+        self._spent_ns, self._steps_then = spent, self._decider.steps
+
+    # looking
+
+    def _look(self, alarmed: bool = False) -> int:
+        """Compare every watched domain with its ceilings; plan the next look."""
+        start = time.monotonic_ns()
+        fresh: list[tuple[Watch, int]] = []
+        wait, moved, hidden = IDLE_NS, alarmed, 0
+        for watch in self._watches.values():
+            if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
+                continue  # the second: removed a moment ago, and another takes its place in the next turn
+            entry = self._table.entry(watch.index)
+            over, headroom = self._compare(entry, start)
+            if over:
+                entry.crossed |= over
+                fresh.append((watch, over))
+            if abs(entry.usage - entry.noted) >= self._step:
+                moved = True
+            hidden = max(hidden, entry.inactive)
+            self._alarms.aim(watch, entry)
+            if headroom is None:
+                wait = min(wait, ABOVE_NS)
+            elif self._arming.armed:
+                wait = min(wait, self._alarms.wait_ns(watch, entry, headroom, self._arming.rate, int(self._cost_ns)))
+        if fresh:
+            self._cross(fresh, start, alarmed)
+        elif moved and start >= self._pods_due_ns:
+            self._pods(start)
+            self._decider.steps += 1  # the vigil goes on while somebody takes memory
+        self._looked_ns = start
+        if self._arming.armed:
+            self._bound(wait, hidden)
+        if start >= self._count_due_ns:
+            self._count_due_ns = start + IDLE_NS
+            self._oom.count()
+        self._timer.set(wait)
+        return len(fresh)
+
+    def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:
+        """The ceilings crossed since the last look, a bit each, and the bytes up to the next one (None: above all)."""
+        usage = self._table.read_usage(entry)
+        if not entry.machine:
+            lowest = min(entry.ceilings, default=0) * PAGE
+            if usage > lowest or now_ns - entry.stat_ns >= LISTS_NS:
+                self._table.read_stat(entry)
+        used = entry.working_set
+        over, room = 0, None
+        for i, ceiling in enumerate(entry.ceilings):
+            if used // PAGE > ceiling:
+                over |= 1 << i
+            else:
+                left = ceiling * PAGE - used
+                room = left if room is None else min(room, left)
+        return over & ~entry.crossed, room
+
+    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, alarmed: bool) -> None:
+        """Ceilings were crossed since the last look: rank by numbers of now, decide, then tell."""
+        ts_ns = now_ns if alarmed else max(self._looked_ns, now_ns - BACK_NS)
+        self.eventful = True
+        self._pods(now_ns)
+        seen_ns = time.monotonic_ns()
+        self._decider.run_pass(ts_ns)
+        for watch, over in fresh:
+            entry = self._table.entry(watch.index)
+            for which, threshold in enumerate(watch.thresholds):
+                if not over >> which & 1:
+                    continue
+                self._stats.add("records_cross")
+                self._stats.add("records")
+                self._tell(
+                    {
+                        "t": "cross",
+                        "ts_ns": ts_ns,
+                        "seen_ns": seen_ns,
+                        "uncertain_ns": now_ns - ts_ns,
+                        "domain": watch.name,
+                        "signal": threshold.signal,
+                        "hard": threshold.hard,
+                        "quantity": threshold.quantity(watch.capacity),
+                        "capacity": watch.capacity,
+                        "usage": entry.usage,
+                        "working_set": entry.working_set,
+                    }
+                )
+
+    def _pods(self, now_ns: int) -> None:
+        """Read the usage of everything; what moved by a step is noted, and ranked before the next decision."""
+        began = time.monotonic_ns()
+        for index in range(self._table.high):
+            if not self._table.cgroup_id(index):
+                continue
+            entry = self._table.entry(index)
+            usage = self._table.read_usage(entry)
+            if not entry.step or abs(usage - entry.noted) < entry.step:
+                continue
+            if index not in self._watches and not entry.machine:
+                self._table.read_stat(entry)
+            entry.noted = usage
+            row = (now_ns, entry.cgroup_id, usage // PAGE, entry.inactive // PAGE, entry.active // PAGE)
+            self._flight.note(row)
+            self._stats.add("records_step")
+            if index not in self._watches and entry.synced:
+                self._decider.step(index, entry.working_set)
+        ended = time.monotonic_ns()
+        self._pods_due_ns = ended + max(RANK_NS, pace.SHARE * (ended - began))
+
+    def _bound(self, wait_ns: int, hidden: int) -> None:
+        """Say what can move unseen until the next look."""
+        unseen = pace.polled_bytes(self._arming.rate, wait_ns, self._cpus)
+        if self._alarms.are_aimed:  # usage cannot pass a threshold unannounced: only page cache can hide growth
+            unseen = min(unseen, hidden) + REAIM_BYTES + pace.notified_bytes(self._cpus, self._huge_page)
+        if any(watch.machine for watch in self._watches.values()):
+            unseen += self._cpus * MACHINE_LAG
+        self._stats.set("bound_bytes", unseen)
+        self._stats.set("bound_ns", wait_ns)

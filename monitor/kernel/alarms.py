@@ -1,0 +1,181 @@
+"""What the kernel can announce without BPF: descriptors for one raw epoll.
+
+PSI triggers and memory.events on cgroup v2 (EPOLLPRI; `selectors` and asyncio cannot be asked for it), usage
+thresholds through cgroup.event_control on v1, and a timer finer than epoll's milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import select
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from monitor.errors import CannotError
+
+_EFD = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+_CLOCK_MONOTONIC = 1
+#: Stall and window of a PSI trigger in microseconds, the quickest first. Reaction is a tenth of the window. Without
+#: CAP_SYS_RESOURCE only multiples of 2 s are allowed (6.1.x, 6.5 and later; EINVAL otherwise); before 6.5 none below
+#: 500 ms.
+_PSI_TRIGGERS = ((1_000, 50_000), (5_000, 500_000), (20_000, 2_000_000))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+
+class Timer:
+    """A timerfd: readable once after the time set. (os.timerfd_create came with Python 3.13.)"""
+
+    events = select.EPOLLIN
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise CannotError(f"no timerfd: {os.strerror(ctypes.get_errno())}", "raise RLIMIT_NOFILE")
+        self._spec = _Itimerspec()
+
+    def fileno(self) -> int:
+        return int(self._fd)
+
+    def set(self, ns: int) -> None:
+        """Readable in ``ns`` from now (at least 1)."""
+        self._spec.first_s, self._spec.first_ns = divmod(max(1, ns), 1_000_000_000)
+        self._libc.timerfd_settime(self._fd, 0, ctypes.byref(self._spec), None)
+
+    def acknowledge(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._fd, 8)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class PsiTrigger:
+    """A PSI trigger: tasks of the cgroup (or the machine) stalled for want of memory. Raises CannotError."""
+
+    events = select.EPOLLPRI
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        problem: OSError | None = None
+        for stall_us, window_us in _PSI_TRIGGERS:
+            try:
+                self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                problem = error
+                break
+            try:
+                os.write(self._fd, f"some {stall_us} {window_us}\0".encode())
+            except OSError as error:
+                os.close(self._fd)
+                problem = error
+                continue
+            self.window_us = window_us
+            return
+        assert problem is not None
+        raise CannotError(f"no PSI trigger on {path}: {problem.strerror}", "boot with psi=1; before 6.1, as root")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def acknowledge(self) -> None:
+        """Nothing to do: epoll itself takes the event."""
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class EventsFile:
+    """memory.events of a v2 cgroup: modified when it meets its limit or somebody in it is killed. Raises OSError."""
+
+    events = select.EPOLLPRI
+
+    def __init__(self, cgroup: Path) -> None:
+        self.path = cgroup / "memory.events"
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.acknowledge()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def acknowledge(self) -> None:
+        """Reading it is what makes the next change an event."""
+        with suppress(OSError):
+            os.pread(self._fd, 4096, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class UsageThreshold:
+    """A usage threshold of a v1 cgroup, moved as often as needed. Raises OSError.
+
+    Registering waits for a grace period of RCU, 8 ms here (measured): a thread does it, so that the one who decides
+    never waits. Until it is done the old threshold stands, and the one who looks must look for himself.
+    """
+
+    events = select.EPOLLIN
+
+    def __init__(self, cgroup: Path) -> None:
+        self._usage_fd = os.open(cgroup / "memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+        self._control_fd = os.open(cgroup / "cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
+        # An epoll with the eventfd of the day in it stands in the caller's epoll for good.
+        self._inner = select.epoll()
+        self._current = -1
+        self.wanted: int | None = None  # bytes
+        self.armed: int | None = None  # bytes that the kernel compares with; None: nothing yet
+        self.problem = ""
+        self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="threshold", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def aim(self, threshold: int) -> None:
+        """Compare usage with ``threshold`` bytes from soon on; readable once when that is so."""
+        if threshold != self.wanted:
+            self.wanted = threshold
+            self._orders.put(threshold)
+
+    def acknowledge(self) -> None:
+        for fd, _ in self._inner.poll(0):
+            with suppress(OSError):  # taken by now, or replaced
+                os.eventfd_read(fd)
+
+    def close(self) -> None:
+        """Take it away; returns at once."""
+        self._orders.put(None)
+
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            while not self._orders.empty():  # only the last one counts
+                newer = self._orders.get()
+                if newer is None:
+                    self._orders.put(None)
+                    break
+                order = newer
+            fresh = os.eventfd(0, _EFD)
+            try:
+                os.write(self._control_fd, f"{fresh} {self._usage_fd} {order}".encode())
+            except OSError as error:
+                os.close(fresh)
+                self.problem = error.strerror or str(error)
+                continue
+            self._inner.register(fresh, select.EPOLLIN)
+            if self._current >= 0:
+                os.close(self._current)  # the kernel forgets the threshold with it
+            self._current, self.armed, self.problem = fresh, order, ""
+            with suppress(OSError):
+                os.eventfd_write(fresh, 1)  # crossed meanwhile, it would not be announced: have it looked at
+        if self._current >= 0:
+            os.close(self._current)
+        os.close(self._usage_fd)
+        os.close(self._control_fd)
+        self._inner.close()

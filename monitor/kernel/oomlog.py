@@ -1,0 +1,167 @@
+"""OOM kills as far as they can be known without BPF: the kernel's log line by line, each kill one record.
+
+The record has the shape of `OomEvent`. What the log does not say (rate limited after 10 reports in 5 s) is 0 or "",
+and named in ``missing``; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.kmsg import Constraint, Killed, parse
+from monitor.kernel.procfs import Process
+from monitor.kernel.wire import OomEvent
+
+_INVOKED = re.compile(r"(.*) invoked oom-killer: ")
+_WHERE = re.compile(r"CPU: \d+ (?:UID: \d+ )?PID: (\d+) Comm: ")
+_LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
+_HELD = re.compile(
+    r"total-vm:(\d+)kB, anon-rss:(\d+)kB, file-rss:(\d+)kB, shmem-rss:(\d+)kB"
+    r"(?:, UID:(\d+))?(?: pgtables:(\d+)kB)?(?: oom_score_adj:(-?\d+))?"
+)
+_SI_KERNEL = 128
+_KIB = 1024
+#: What no log line ever says: who had to reclaim before.
+NEVER_SAID = ("reclaim",)
+
+
+@dataclass(slots=True)
+class _Report:
+    """What was said of the kill that is being reported."""
+
+    invoker_pid: int = 0
+    invoker_comm: str = ""
+    usage: int = 0
+    limit: int = 0
+
+
+class OomLog:
+    """Puts the lines of one kill together. ``index`` gives a watched cgroup's place in the table by its id."""
+
+    def __init__(self, hierarchy: Hierarchy, index: Callable[[int], int | None]) -> None:
+        self._hierarchy = hierarchy
+        self._index = index
+        self._report = _Report()
+        self._constraint: Constraint | None = None
+        self._offset_ns: int | None = None  # CLOCK_MONOTONIC less the log's clock; the least ever seen is nearest
+
+    def feed(self, record: bytes) -> dict[str, Any] | None:
+        """Take in one record of /dev/kmsg; the kill as a dict of `OomEvent` when it is complete.
+
+        With it ``missing`` and ``victim_path`` (the victim's cgroup directory, None: not known).
+        """
+        line = parse(record)
+        if isinstance(line, Killed):
+            return self._killed(line)
+        if isinstance(line, Constraint):
+            self._constraint = line
+            return None
+        text = record.partition(b";")[2].split(b"\n", 1)[0].decode(errors="replace")
+        if found := _INVOKED.match(text):
+            self._report, self._constraint = _Report(invoker_comm=found[1]), None
+        elif found := _WHERE.match(text):
+            if self._report.invoker_comm and not self._report.invoker_pid:
+                self._report.invoker_pid = int(found[1])
+        elif found := _LIMIT.match(text):
+            self._report.usage, self._report.limit = int(found[1]) * _KIB, int(found[2]) * _KIB
+        return None
+
+    def _killed(self, line: Killed) -> dict[str, Any]:
+        report, constraint = self._report, self._constraint
+        missing = list(NEVER_SAID)
+        task, limit = self._places(line, constraint)
+        victim, at = self._id(task), self._id(limit)
+        if not victim:
+            missing.append("victim_cgroup")
+        if line.in_memcg and not at:
+            missing.append("oom")  # whose limit it was
+        if not report.invoker_pid:
+            missing.append("invoker")
+        held = _HELD.search(line.text)
+        total_vm, anon, file, shmem, uid, pgtables, adj = (int(n or 0) for n in held.groups()) if held else (0,) * 7
+        if held is None:
+            missing.append("rss")
+        event = OomEvent(
+            kind="mark",
+            ts_ns=self._time(line.ts_ns),
+            victim_pid=line.pid,
+            victim_tid=line.pid,
+            victim_comm=line.comm,
+            victim_cgroup=victim,
+            domain=self._index(victim) if victim else None,
+            uid=uid,
+            oom_score_adj=adj,
+            anon_rss=anon * _KIB,
+            file_rss=file * _KIB,
+            shmem_rss=shmem * _KIB,
+            swap=0,
+            total_vm=total_vm * _KIB,
+            pgtables=pgtables * _KIB,
+            invoker_pid=report.invoker_pid,
+            invoker_tid=report.invoker_pid,
+            invoker_comm=report.invoker_comm,
+            invoker_cgroup=self._of_process(report.invoker_pid, victim if report.invoker_pid == line.pid else 0),
+            oom_cgroup=at,
+            oom_usage=report.usage,
+            oom_limit=report.limit,
+            oom_inactive_file=None,
+            oom_active_file=None,
+            memsw=False,
+            exiting=False,
+            si_code=_SI_KERNEL,
+        )
+        return asdict(event) | {"missing": missing, "victim_path": task}
+
+    def _places(self, line: Killed, constraint: Constraint | None) -> tuple[Path | None, Path | None]:
+        """The cgroups of the victim and of the limit that was hit."""
+        root, limit = self._hierarchy.root, None
+        if constraint is not None and constraint.oom_memcg is not None and line.in_memcg:
+            limit = root / constraint.oom_memcg.lstrip("/")
+        if constraint is not None and constraint.pid == line.pid:
+            return root / constraint.task_memcg.lstrip("/"), limit
+        with Process(line.pid) as process:  # killed with its group, or the line was left out: it may still be there
+            return process.memory_cgroup(self._hierarchy), limit
+
+    def _of_process(self, pid: int, known: int) -> int:
+        if known or not pid:
+            return known
+        with Process(pid) as process:
+            return self._id(process.memory_cgroup(self._hierarchy))
+
+    @staticmethod
+    def _id(path: Path | None) -> int:
+        try:
+            return 0 if path is None else cgroupfs.cgroup_id(path)
+        except cgroupfs.CgroupGone:
+            return 0
+
+    def _time(self, log_ns: int) -> int:
+        """The log's time as CLOCK_MONOTONIC: the log has a clock of its own."""
+        offset = time.monotonic_ns() - log_ns
+        self._offset_ns = offset if self._offset_ns is None else min(self._offset_ns, offset)
+        return log_ns + self._offset_ns
+
+
+def kmsg_records(fd: int, most: int = 500) -> tuple[list[bytes], bool]:
+    """Records waiting on an open, non-blocking /dev/kmsg, at most ``most``; and whether some were overwritten unread.
+
+    Raises OSError.
+    """
+    found: list[bytes] = []
+    overrun = False
+    for _ in range(most):
+        try:
+            found.append(os.read(fd, 8192))
+        except BlockingIOError:
+            break
+        except BrokenPipeError:
+            overrun = True
+    return found, overrun

@@ -1,0 +1,236 @@
+"""The rungs without BPF on the live kernel: races won, kills told of, and how the daemon comes to stand on one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs, loader
+from monitor.kernel.rungs import NAMES
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = pytest.mark.kernel
+#: The rungs without BPF that this kernel has, the best first.
+HERE = ("eventfd", "poll") if cgroupfs.detect().version == 1 else ("psi", "poll")
+NOT_HERE = "psi" if HERE[0] == "eventfd" else "eventfd"
+HARD = ("--eviction-hard", "memory.available<32Mi")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-ladder", 160 * MIB) as made:
+        yield made
+
+
+def without(*capabilities: str) -> tuple[str, ...]:
+    """A command that runs another one without these capabilities."""
+    setpriv = shutil.which("setpriv")
+    assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
+    dropped = ",".join(f"-{name}" for name in capabilities)
+    return (setpriv, f"--bounding-set={dropped}", f"--inh-caps={dropped}")
+
+
+def soft(node: LabNode, tmp_path: Path, rung: str, *options: str, **rest: object) -> LabDaemon:
+    return LabDaemon(node, "--hooks", rung, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
+
+
+def taken(daemon: LabDaemon) -> str:
+    """The rung in use, from the metrics: exactly one."""
+    metrics = daemon.metrics()
+    (rung,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
+    return rung
+
+
+def incident(daemon: LabDaemon, since: int = 0) -> Record:
+    return live.message(daemon, "incident", since, final=True)
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung: str) -> None:
+    pod, small = node.add_pod("hog"), node.add_pod("small")
+    with soft(node, tmp_path, rung, "--enforce") as daemon:
+        assert taken(daemon) == rung
+        assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
+        resident = live.filled(node, small, 20)
+        # A process that came later is known through the process connector.
+        live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=resident.pid)
+        hog = node.start_hog(pod, mib=400, rate=100)
+        hog.go()
+        assert hog.wait() == -9
+        decision = live.message(daemon, "evicting", pod="lab/hog")
+        assert decision["crossed_ns"] <= decision["decided_ns"]
+        live.message(daemon, "evicted", id=decision["id"])
+        found = incident(daemon)
+        assert (found["verdict"], found["flags"]) == ("eviction_won", [])
+    assert node.oom_kills() == 0
+    assert not loader.instance_directory(tmp_path / "state").exists(), "nothing was pinned"
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_kill_at_a_pods_own_limit_is_told_in_full(node: LabNode, tmp_path: Path, rung: str) -> None:
+    pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
+    with soft(node, tmp_path, rung) as daemon:
+        hog = node.start_hog(pod, mib=64)
+        hog.go()
+        assert hog.wait() == -9
+        killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
+        assert (killed["victim_pid"], killed["oom_limit"], killed["scope"]) == (hog.pid, 32 * MIB, "memcg")
+        assert killed["anon_rss"] > 10 * MIB
+        assert killed["missing"] == ["reclaim"]
+        assert incident(daemon)["verdict"] == "own_limit"
+        assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') == 1
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_page_cache_is_no_crossing_until_it_is_memory(
+    node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, rung: str
+) -> None:
+    """Usage passes the threshold by page cache, which is nobody's pressure; the alarm follows it, and what comes then
+    is seen all the same.
+    """
+    pod = node.add_pod("cache")
+    cache = tmp_path_factory.mktemp("cache") / "file"
+    with soft(node, tmp_path, rung) as daemon, live.Puppet(pod.containers["c0"]) as puppet:
+        puppet.do("anon(60)")
+        puppet.do(f"write({str(cache)!r}, 80)")
+        assert node.usage() > 130 * MIB, "beyond the threshold by usage"
+        live.until(lambda: live.metric(daemon, 'memory_inactive_file_bytes{domain="node"}') > 60 * MIB, "cache")
+        passes = daemon.metrics()["outrace_passes_total"]
+        live.until(lambda: daemon.metrics()["outrace_passes_total"] > passes + 2, "passes on the new numbers")
+        assert live.messages(daemon, "would evict") == []
+        puppet.do("anon(76)")
+        live.message(daemon, "would evict", pod="lab/cache")
+    cache.unlink()
+
+
+def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
+    """It is watched with a threshold, and alarms, of its own."""
+    pod = node.add_pod("hog", under="kubepods")
+    with soft(node, tmp_path, HERE[0]) as daemon:
+        live.until(lambda: 'outrace_memory_usage_bytes{domain="kubepods"}' in daemon.metrics(), "kubepods")
+        node.remove_pod(pod)
+        cgroupfs.remove(node.cgroup / "kubepods")
+        loops = live.metric(daemon, "loops_total")
+        live.until(lambda: live.metric(daemon, "loops_total") > loops + 100, "the loop goes on")
+        again = node.add_pod("again", under="kubepods")
+        live.message(daemon, "pod found", pod="lab/again")
+        live.filled(node, again, 140)
+        assert live.message(daemon, "would evict", domain="kubepods")["pod"] == "lab/again"
+    assert node.oom_kills() == 0
+
+
+def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
+    if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
+        pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")
+    pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
+    with soft(node, tmp_path, "poll", wrapper=without("syslog", "sys_admin")) as daemon:
+        live.message(daemon, "OOM kills are only counted: who was killed cannot be known")
+        hog = node.start_hog(pod, mib=64)
+        hog.go()
+        assert hog.wait() == -9
+        killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
+        assert killed["victim_pid"] == 0
+        assert {"victim", "oom"} <= set(killed["missing"])
+        found = live.message(daemon, "incident")
+        assert found["verdict"] == "undetermined", "whose limit it was is not known, and is not guessed"
+        assert "lost_events" in found["flags"]
+
+
+# -- how a rung is taken -----------------------------------------------------------------------------------------------
+
+
+def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path))
+    live.one_line(live.outrace("run", "--hooks", NOT_HERE, *state), 3, f"--hooks {NOT_HERE}", "cgroup v")
+    live.one_line(
+        live.outrace("run", "--hooks", "memcg-tracepoint", *state, wrapper=without("bpf", "perfmon", "sys_admin")),
+        3,
+        "--hooks memcg-tracepoint",
+    )
+    live.one_line(
+        live.outrace("run", "--enforce", "--trigger", "kernel", "--hooks", "poll", *state),
+        3,
+        "--trigger kernel needs a BPF program",
+        "--trigger user",
+    )
+
+
+def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("hog")
+    lesser = without("bpf", "perfmon", "sys_admin")
+    with soft(node, tmp_path, "auto", "--enforce", wrapper=lesser) as daemon:
+        said = live.message(daemon, "better hooks cannot be used here")
+        assert said["level"] == "warning"
+        assert said["hooks"] == taken(daemon) == HERE[0]
+        assert "memcg-tracepoint: " in said["problem"]
+        assert said["remedy"]
+        hog = node.start_hog(pod, mib=400, rate=100)
+        hog.go()
+        assert hog.wait() == -9
+        live.message(daemon, "evicted", pod="lab/hog")
+
+
+def test_a_loader_that_fails_is_a_rung_less(
+    node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loader.missing_tracepoints():
+        pytest.skip(f"nothing to load on this kernel: no {loader.missing_tracepoints()[0]}")
+    impostor = tmp_path_factory.mktemp("path")
+    (impostor / "bcc.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(impostor))
+    with soft(node, tmp_path, "auto") as daemon:
+        said = live.message(daemon, "better hooks cannot be used here")
+        assert "the BPF loader ended with status -9" in said["problem"]
+        assert taken(daemon) == HERE[0]
+
+
+def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_path: Path) -> None:
+    if loader.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {loader.missing_tracepoints()[0]}")
+    pod = node.add_pod("hog")
+    # At this rate the node is far from its threshold at first.
+    with soft(node, tmp_path, "auto", "--enforce", "--max-fill-rate", "256Mi") as daemon:
+        assert taken(daemon) == "memcg-tracepoint"
+        assert live.metric(daemon, "armed") == 0
+        used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
+        second_free = [fd for fd in range(1024) if fd not in used][1]
+        hard_limit = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))  # one program of the two
+        live.filled(node, pod, 110)
+        said = live.message(daemon, "stepped down the hook ladder while running")
+        assert (said["from_rung"], said["rung"]) == ("memcg-tracepoint", HERE[0])
+        assert "cannot attach" in said["problem"]
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
+        assert daemon.process is not None
+        assert daemon.process.poll() is None, "the same process"
+        assert taken(daemon) == HERE[0]
+        assert live.metric(daemon, "step_downs_total") == 1
+        hog = node.start_hog(pod, mib=400, rate=100)
+        hog.go()
+        assert hog.wait() == -9
+        live.message(daemon, "evicted", pod="lab/hog")
+    assert node.oom_kills() == 0
+
+
+def test_pins_that_are_removed_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path) -> None:
+    if loader.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {loader.missing_tracepoints()[0]}")
+    pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
+    with soft(node, tmp_path, "auto") as daemon:
+        assert loader.unload(loader.instance_directory(tmp_path / "state")) > 0
+        live.message(daemon, "the pinned BPF objects are gone: kills while no daemon runs will not be seen")
+        hog = node.start_hog(pod, mib=64)
+        hog.go()
+        assert hog.wait() == -9
+        live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
+        assert taken(daemon) == "memcg-tracepoint"

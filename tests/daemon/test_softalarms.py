@@ -1,0 +1,140 @@
+"""The usage threshold follows the page cache: aimed at the ceiling plus what is inactive, moved when that moves."""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.softalarms import REAIM_BYTES, Alarms
+from monitor.daemon.watch import NODE_SIGNAL, Watch, make_watch
+from monitor.kernel import cgroupfs, pace
+from monitor.kernel.rungs import EVENTFD, POLL, PSI
+from monitor.kernel.softtable import Entry, SoftTable
+from monitor.kernel.wire import PAGE
+from monitor.policy.thresholds import parse_thresholds
+
+HIERARCHY = cgroupfs.detect()
+MIB = live.MIB
+CEILING = 48 * MIB
+RATE = 1 << 30
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(HIERARCHY.version == 2, reason="usage thresholds are of cgroup v1"),
+]
+
+
+class Aimed:
+    """A watched cgroup with one ceiling, and its alarms in an epoll."""
+
+    def __init__(self, path: Path, rung: str) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.table = SoftTable(HIERARCHY)
+        thresholds = parse_thresholds({"memory.available": "16Mi"})
+        self.watch: Watch = make_watch(self.table, "node", NODE_SIGNAL, path, 64 * MIB, thresholds, HIERARCHY.version)
+        self.table.set_ceilings(self.watch.index, [CEILING // PAGE])
+        self.entry: Entry = self.table.entry(self.watch.index)
+        self.epoll = select.epoll()
+        self.alarms = Alarms(rung, HIERARCHY.version, self.said.append)
+        self.alarms.open(self.epoll)
+        self.alarms.watch([self.watch])
+
+    def read(self) -> None:
+        self.table.read_usage(self.entry)
+        self.table.read_stat(self.entry)
+
+    def aim(self) -> None:
+        self.alarms.aim(self.watch, self.entry)
+        if self.alarms._aims:
+            live.until(lambda: self.alarms.are_aimed, "aimed")
+
+    @property
+    def threshold(self) -> int | None:
+        return next(iter(self.alarms._aims.values())).armed
+
+    def rings(self, timeout: float) -> bool:
+        found = [fd for fd, _ in self.epoll.poll(timeout) if self.alarms.acknowledge(fd)]
+        return bool(found)
+
+    def wait_ns(self, headroom: int) -> int:
+        return self.alarms.wait_ns(self.watch, self.entry, headroom, RATE, 0)
+
+    def close(self) -> None:
+        self.alarms.watch([])
+        self.table.reset()
+        self.watch.close()
+        self.epoll.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with live.cgroup("aim") as path:
+        yield path
+
+
+def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -> None:
+    aimed, cache = Aimed(place, EVENTFD), str(tmp_path / "cache")
+    with live.Puppet(place) as puppet:
+        aimed.read()
+        aimed.aim()
+        assert aimed.threshold == CEILING + aimed.entry.inactive
+        puppet.do(f"write({cache!r}, 40)")
+        live.until(lambda: aimed.read() or aimed.entry.inactive > 38 * MIB, "cache in memory.stat")
+        aimed.aim()
+        assert aimed.threshold == CEILING + aimed.entry.inactive > CEILING + 38 * MIB
+        assert aimed.rings(0.1), "registered: to be looked at once"
+        while aimed.rings(0.02):
+            pass
+        puppet.do("anon(20)")
+        assert aimed.entry.usage > 20 * MIB
+        assert not aimed.rings(0.05), "60 MiB of usage, 20 MiB of memory: no crossing"
+        puppet.do(f"drop({cache!r})")
+        live.until(lambda: aimed.read() or aimed.entry.inactive < MIB, "no cache in memory.stat")
+        aimed.aim()
+        assert aimed.threshold == CEILING + aimed.entry.inactive
+        while aimed.rings(0.02):
+            pass
+        puppet.do("anon(32)")
+        assert aimed.rings(live.TIMEOUT_S), "52 MiB of memory: across"
+    aimed.close()
+    assert aimed.said == []
+
+
+def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
+    aimed = Aimed(place, EVENTFD)
+    aimed.entry.inactive = 0
+    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0), "not registered yet: look"
+    aimed.aim()
+    assert aimed.wait_ns(10 * MIB) == pace.COARSEST_NS
+    aimed.entry.inactive = REAIM_BYTES
+    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0) < pace.COARSEST_NS, "cache could hide growth"
+    aimed.close()
+
+
+def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
+    aimed = Aimed(place, EVENTFD)
+    aimed.entry.crossed = 1
+    aimed.alarms.aim(aimed.watch, aimed.entry)
+    assert aimed.threshold is None
+    aimed.entry.crossed = 0
+    aimed.aim()
+    assert aimed.threshold == CEILING
+    aimed.close()
+
+
+@pytest.mark.parametrize("rung", [POLL, PSI])
+def test_other_rungs_always_look(place: Path, rung: str) -> None:
+    aimed = Aimed(place, rung)
+    aimed.aim()
+    assert not aimed.alarms.are_aimed
+    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0)
+    # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
+    assert [one["msg"] for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if rung == PSI else [])
+    aimed.close()

@@ -1,0 +1,96 @@
+"""The table filled from files says what the files say, cgroup by cgroup, and of the machine what the kernel counts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS
+from monitor.kernel.softtable import SoftSweeper, SoftTable
+from monitor.kernel.wire import PAGE
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+HIERARCHY = cgroupfs.detect()
+
+
+def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
+    table = SoftTable(HIERARCHY)
+    with live.cgroup("soft") as path, live.Puppet(path) as puppet:
+        at = table.add(cgroupfs.cgroup_id(path), path=path)
+        assert not table.synced(at)
+        assert table.read(cgroupfs.cgroup_id(path)) is None, "not counted yet"
+        puppet.do("anon(24)")
+        puppet.do(f"write({str(tmp_path / 'cache')!r}, 16)")
+        time.sleep(2.1)  # memory.stat is flushed every 2 s
+        number = SoftSweeper(table).run()
+        reading = table.read(cgroupfs.cgroup_id(path))
+        assert reading is not None
+        told = cgroupfs.read_cgroup(HIERARCHY, path)
+        assert (reading.usage, reading.inactive_file, reading.active_file) == (
+            told.usage,
+            told.inactive_file,
+            told.active_file,
+        )
+        assert reading.inactive_file + reading.active_file >= 15 * MIB
+        assert table.working_set(at) == told.working_set >= 24 * MIB
+        assert table.synced(at) == number
+        table.set_ceilings(at, [table.working_set(at) // PAGE + 100, table.working_set(at) // PAGE + 300])
+        assert table.room(at) == pytest.approx(100 * PAGE, abs=PAGE)
+        puppet.do("anon(8)")
+        SoftSweeper(table).reread()
+        assert table.reading(at).usage >= told.usage + 8 * MIB
+        assert table.reading(at).inactive_file == told.inactive_file, "rereading is of usage only"
+        table.remove(cgroupfs.cgroup_id(path))
+        assert table.add(cgroupfs.cgroup_id(path), path=path) == at, "the place is used again"
+    table.reset()
+
+
+def test_a_cgroup_that_is_gone_keeps_what_was_read_last() -> None:
+    table = SoftTable(HIERARCHY)
+    with live.cgroup("soft-gone") as path:
+        ident = cgroupfs.cgroup_id(path)
+        with live.Puppet(path) as puppet:
+            puppet.do("anon(8)")
+            table.add(ident, path=path)
+            SoftSweeper(table).run()
+    before = table.read(ident)
+    assert before is not None
+    assert before.usage >= 8 * MIB
+    SoftSweeper(table).run()
+    assert table.read(ident) == before
+    table.reset()
+
+
+def test_the_machine_is_counted_as_the_programs_do_it() -> None:
+    table = SoftTable(HIERARCHY)
+    at = table.add(1, flags=MACHINE)
+    sweeper = SoftSweeper(table)
+    with live.cgroup("soft-machine") as path, live.Puppet(path) as puppet:
+        sweeper.touch_root()
+        before = table.reading(at)
+        puppet.do("anon(200)")
+        live.until(lambda: sweeper.touch_root() or table.reading(at).usage > before.usage + 150 * MIB, "200 MiB more")
+    figures = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    sweeper.touch_root()
+    usage = (int(figures["nr_anon_pages"]) + int(figures["nr_file_pages"])) * PAGE
+    assert table.reading(at).usage == pytest.approx(usage, abs=64 * MIB), "others live on this machine too"
+    table.reset()
+
+
+def test_a_full_table_and_too_many_ceilings_are_refused() -> None:
+    table = SoftTable(HIERARCHY)
+    with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
+        table.check_room(MAX_DOMAINS + 1)
+    at = table.add(1, flags=MACHINE)
+    with pytest.raises(MonitorError, match="more than 4 memory thresholds"):
+        table.set_ceilings(at, [1, 2, 3, 4, 5])
+    table.reset()
