@@ -25,6 +25,7 @@ from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
 from monitor.daemon.registry import Registry
+from monitor.daemon.service import Service
 from monitor.daemon.slow import SlowSignals
 from monitor.daemon.source import open_source
 from monitor.daemon.stats import SharedStats
@@ -51,6 +52,7 @@ class Hot:
     def __init__(self, config: RunConfig, config_fd: int) -> None:
         self.config = config
         self.stats = SharedStats.inherit(STATS_FD)
+        self.service = Service()
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
         self.epoll = select.epoll()
         self.source = open_source(config)
@@ -255,7 +257,7 @@ class Hot:
         """When something is due although nothing happens."""
         if self.decider.moved:
             return now_ns  # records that were read after the last turn had ranked
-        due = self.housekeeping_ns
+        due = min(self.housekeeping_ns, self.service.next_ns)
         if self.gauge.arming.looks:
             due = min(due, self.gauge.arming.next_look_ns)
         if self.decider.pressed:
@@ -332,6 +334,7 @@ class Hot:
                 self.dispatch(fd)
             now = time.monotonic_ns()
             self.stats.add("loops")
+            self.service.alive(now)
             if decider.moved:
                 decider.rank_moved()
                 decider.prepare()
@@ -370,6 +373,7 @@ class Hot:
             self.ready = self.dirty = True
             self.publish_ns = 0  # whoever waits for this is told at once
             self.stats.set("ready_ns", now_ns)
+            self.service.ready(f"{len(self.registry)} pods, hooks {self.config.rung}")
             self.log(
                 "info",
                 "ready",
@@ -393,6 +397,7 @@ class Hot:
 
         The OOM programs stay attached: their records wait for the next start.
         """
+        self.service.stopping()
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()

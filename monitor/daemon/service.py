@@ -1,0 +1,57 @@
+"""What a service manager is told (sd_notify(3)): ready, alive, stopping. Nothing where there is none.
+
+systemd gives NOTIFY_SOCKET, and WATCHDOG_USEC with WatchdogSec=: when the hot loop has not said that it is alive for so
+long, the service is killed and started again. The hot loop says it itself, because it is the one that must not hang.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+#: With no watchdog there is nothing to say: as far away as any deadline.
+_NEVER_NS = 2**63 - 1
+
+
+class Service:
+    """The socket of the service manager. Never waits: what its queue cannot take is said again at the next turn."""
+
+    def __init__(self) -> None:
+        # Left where they are: stepping down the hook ladder is an execv, and what follows has to go on saying it.
+        path = os.environ.get("NOTIFY_SOCKET", "")
+        usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+        self._sock: socket.socket | None = None
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        if path:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        mine = usec.isdecimal() and pid in ("", str(os.getpid()))
+        #: Half of what is allowed, as sd_watchdog_enabled(3) recommends.
+        self._every_ns = int(usec) * 1000 // 2 if self._sock is not None and mine and int(usec) else 0
+        self.next_ns = 0 if self._every_ns else _NEVER_NS
+
+    def _say(self, text: str) -> bool:
+        if self._sock is not None:
+            with suppress(OSError):  # full, or the manager is being replaced
+                self._sock.sendto(text.encode(), self._address)
+                return True
+        return False
+
+    def ready(self, status: str) -> None:
+        """Decisions can be made now."""
+        self._say(f"READY=1\nSTATUS={status}")
+
+    def alive(self, now_ns: int) -> None:
+        """The loop turns. Costs a comparison, and 5 us at most twice in the watchdog's time."""
+        if now_ns >= self.next_ns and self._say("WATCHDOG=1"):
+            self.next_ns = now_ns + self._every_ns
+
+    def stopping(self) -> None:
+        """It ends because it was told to; the last that is said."""
+        self._say("STOPPING=1")
+        self.close()
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None

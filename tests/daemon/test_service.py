@@ -1,0 +1,130 @@
+"""What the service manager is told: a real datagram socket stands for systemd's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.service import Service
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+
+UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        yield sock
+
+
+def said(sock: socket.socket) -> list[str]:
+    found = []
+    while True:
+        try:
+            found.append(sock.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+def test_ready_alive_stopping(manager: socket.socket) -> None:
+    service = Service()
+    service.alive(100 * SECOND)
+    service.ready("110 pods")
+    service.alive(114 * SECOND)  # not yet: half of 30 s
+    service.alive(115 * SECOND)
+    service.stopping()
+    service.alive(200 * SECOND)  # too late to say anything
+    assert said(manager) == ["WATCHDOG=1", "READY=1\nSTATUS=110 pods", "WATCHDOG=1", "STOPPING=1"]
+    assert service.next_ns == 130 * SECOND
+
+
+def test_a_full_queue_is_tried_again(manager: socket.socket) -> None:
+    service = Service()
+    flood = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with flood, suppress(BlockingIOError):
+        while True:
+            flood.sendto(b"x" * 1000, manager.getsockname())
+    with closing(service):
+        service.alive(100 * SECOND)
+        assert service.next_ns <= 100 * SECOND
+        said(manager)
+        service.alive(100 * SECOND + 1)
+        assert said(manager) == ["WATCHDOG=1"]
+
+
+def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"\0outrace-test-{os.getpid()}")
+        sock.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@outrace-test-{os.getpid()}")
+        with closing(Service()) as service:
+            service.ready("0 pods")
+        assert said(sock) == ["READY=1\nSTATUS=0 pods"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"WATCHDOG_USEC": "30000000"}])
+def test_without_a_manager_nothing_happens(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    service = Service()
+    service.ready("")
+    service.alive(SECOND)
+    service.stopping()
+    assert service.next_ns > 2**62
+
+
+def test_the_watchdog_of_another_process_is_not_ours(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    with closing(Service()) as service:
+        service.alive(SECOND)
+    assert said(manager) == []
+
+
+@pytest.mark.kernel
+def test_the_daemon_says_when_it_can_decide_and_that_its_loop_turns(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "400000")
+    monkeypatch.delenv("WATCHDOG_PID")  # not known before it is started
+    found: list[str] = []
+
+    def heard(text: str) -> bool:
+        found.extend(said(manager))
+        return any(one.startswith(text) for one in found)
+
+    with LabNode("test-service", 64 * MIB) as node:
+        with LabDaemon(node):
+            live.until(lambda: heard("READY=1"), "ready")
+            found.clear()
+            live.until(lambda: heard("WATCHDOG=1"), "alive")  # idle, nothing else wakes it for up to 10 s
+        live.until(lambda: heard("STOPPING=1"), "stopping")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
+    """Verified as systemd reads it, but for the place of the program, which is the user's."""
+    unit = tmp_path / "outrace.service"
+    unit.write_text(UNIT.read_text().replace("/opt/outrace/.venv/bin/outrace", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "outrace.service" not in done.stderr  # an option it does not know is only a warning
