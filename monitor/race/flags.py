@@ -11,7 +11,7 @@ from monitor.race.facts import GROUP_NS, Facts
 
 def flags(f: Facts) -> tuple[str, ...]:
     """All that apply, in the order of the contract."""
-    scopes = {m.scope for m in (*f.kills, *f.exiting)}
+    scopes = {m.scope for m in (*f.kills, *f.exiting) if is_known(m)}
     found = {
         i.GLOBAL: "global" in scopes,
         i.KUBEPODS_LIMIT: bool(scopes & KUBEPODS_SCOPES),
@@ -26,12 +26,19 @@ def flags(f: Facts) -> tuple[str, ...]:
     return tuple([flag for flag in i.FLAGS if found[flag]])
 
 
+def is_known(mark: Mark) -> bool:
+    """Whether it was seen who was killed: of a kill that was only counted, where neither BPF nor the kernel's log could
+    be read, it is not known whose limit it was either.
+    """
+    return mark.victim_pid != 0
+
+
 def wrong_victim(f: Facts) -> Mark | None:
     """The first kill that took a pod although the policy would have taken another one then."""
     alive = [c.uid for c in evictable(f.order)]
     taken: set[str] = set()
     for mark in f.kills:
-        if mark.scope not in RACE_SCOPES or mark.pod is None or not alive:
+        if mark.scope not in RACE_SCOPES or mark.pod is None or not alive or not is_known(mark):
             continue
         gone = {e.decision.pod for e in f.evictions if not e.decision.observed and e.decision.ts_ns <= mark.ts_ns}
         left = [uid for uid in alive if uid not in taken and uid not in gone]
@@ -43,7 +50,7 @@ def wrong_victim(f: Facts) -> Mark | None:
 
 def collateral(f: Facts) -> list[Mark]:
     """Kills outside every pod in an OOM that was about pods too."""
-    return [m for m in f.kills if m.pod is None and m.scope in RACE_SCOPES]
+    return [m for m in f.kills if m.pod is None and m.scope in RACE_SCOPES and is_known(m)]
 
 
 def is_group_kill(f: Facts) -> bool:
