@@ -33,6 +33,8 @@ class Arming:
         # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
         self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
         self._partial = pins.hook != TRACEPOINT
+        #: Whether there is something that is never charged to be watched: the whole machine.
+        self.rereads = False
         self._rate = max_fill_rate
         self._links: list[int] = []
         self.next_look_ns = 0
@@ -50,7 +52,7 @@ class Arming:
     @property
     def looks(self) -> bool:
         """Whether somebody has to look at headroom when `next_look_ns` comes."""
-        return not self._links or self._partial
+        return not self._links or self.rereads
 
     @property
     def near(self) -> int:
@@ -77,7 +79,7 @@ class Arming:
             safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
-        elif self._partial:
+        elif self.rereads:
             self._interval_ns = REREAD_NS
             self.next_look_ns = now_ns + REREAD_NS
         return was != self.armed

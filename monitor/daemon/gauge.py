@@ -50,6 +50,7 @@ class Gauge:
         self._config = config
         self._thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
+        self.arming.rereads = self.arming.partial and self._node is None
         self._total = meminfo.mem_total()
         self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
         self._cpus = os.cpu_count() or 1
@@ -173,7 +174,7 @@ class Gauge:
             self._stats.set("bound_ns", max(0, self.arming.next_look_ns - now_ns))
         elif self._source.is_exact:
             bound = armed_bound(self._cpus, self._huge_page, self._node is None)
-            if self.arming.partial and self._node is None:
+            if self.arming.rereads:
                 bound += self.arming.unseen_bytes()
             self._stats.set("bound_bytes", bound)
             self._stats.set("bound_ns", self.arming.unseen_ns())

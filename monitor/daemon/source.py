@@ -55,6 +55,7 @@ class Arms(Protocol):
     """Listening finely, near a threshold, or looking now and then (`monitor.daemon.arming`)."""
 
     next_look_ns: int
+    rereads: bool
 
     @property
     def partial(self) -> bool: ...
@@ -75,6 +76,7 @@ class SoftArming:
 
     def __init__(self, max_fill_rate: int) -> None:
         self.rate = max_fill_rate
+        self.rereads = False
         self.on_armed: Callable[[], None] = lambda: None
         self.next_look_ns = 0
         self._interval_ns = 0

@@ -94,10 +94,14 @@ def stamp(hook: str = pins.TRACEPOINT) -> str:
 
     Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
+    return stamps()[hook]
+
+
+def stamps() -> dict[str, str]:
+    """The stamp of every hook, for the price of one."""
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
-    h.update(f"{hook}\n{program_text(hook)}".encode())
     # pins.py says what is pinned, probes.py loads some of it.
     ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "probes.py"))
     for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
@@ -105,7 +109,12 @@ def stamp(hook: str = pins.TRACEPOINT) -> str:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
         except OSError:
             h.update(b"-")
-    return h.hexdigest()[:16]
+    found = {}
+    for hook in pins.HOOKS:
+        own = h.copy()
+        own.update(f"{hook}\n{program_text(hook)}".encode())
+        found[hook] = own.hexdigest()[:16]
+    return found
 
 
 def missing_tracepoints() -> list[str]:
@@ -125,16 +134,20 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     missing = missing_tracepoints()
     if missing:
         raise CannotError(f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y")
-    offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
-    if not offers:
+    if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
+    marks = stamps()
+    for name, mark in marks.items():  # what is pinned was chosen on this very kernel: nobody has to look again
+        if hook in (AUTO, name) and (instance / mark).is_dir():
+            return instance / mark, _load_if_missing(state_dir, instance / mark, name)
+    offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
     known = _refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
     for offer in offers:
         if not offer.ok:
             continue
-        mark = stamp(offer.name)
+        mark = marks[offer.name]
         if mark in known:
             last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
             continue
@@ -146,6 +159,11 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     if last is not None:
         raise last
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
+
+
+def is_pinned(state_dir: Path, hook: str) -> bool:
+    """Whether the programs of this hook are pinned, as they are now and for this kernel."""
+    return (instance_directory(state_dir) / stamp(hook)).is_dir()
 
 
 class HookRefusedError(CannotError):

@@ -82,17 +82,16 @@ def test_it_looks_as_rarely_as_it_may(arming: Arming) -> None:
     assert arming.next_look_ns == 5 + SECOND - RESERVE_NS
 
 
-def test_what_a_hook_on_charges_cannot_see_is_looked_after_while_armed(arming: Arming) -> None:
-    was = arming.partial
+def test_what_is_never_charged_is_looked_after_while_armed(arming: Arming) -> None:
     try:
-        for arming.partial in (True, False):
+        for arming.rereads in (True, False):
             arming.decide(1 << 50, 5)
             assert arming.looks
             assert arming.next_look_ns == 5 + MAX_LOOK_NS
             arming.decide(0, 7)
-            assert arming.looks == arming.partial
-            if arming.partial:
+            assert arming.looks == arming.rereads
+            if arming.rereads:
                 assert arming.next_look_ns == 7 + REREAD_NS
                 assert arming.unseen_bytes() == RATE * REREAD_NS // SECOND
     finally:
-        arming.partial = was
+        arming.rereads = False
