@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import cgroupfs, meminfo
-from monitor.lab.daemon import LabDaemon
+from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
 from monitor.report.incident_reader import IncidentReader
 
@@ -66,11 +66,19 @@ def oom_kills() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
+def final(daemon: LabDaemon) -> list[Record]:
+    return [record for record in live.messages(daemon, "incident") if record.get("final")]
+
+
 def incident(daemon: LabDaemon, began: int) -> dict[str, Any]:
-    """The one that was stored since there were ``began`` of them; the daemon has ended then."""
-    live.message(daemon, "incident", final=True)
+    """The one that was stored since there were ``began`` of them; the daemon has ended then.
+
+    Page cache that comes and goes near the threshold may be an incident too, in which nothing happened (`relieved`).
+    """
+    live.until(lambda: any(r.get("verdict") != "relieved" for r in final(daemon)), "the incident to be final")
     live.ended(daemon)
-    (found,) = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    every = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    (found,) = [one for one in every if one["verdict"] != "relieved"]
     return dict(found)
 
 
