@@ -155,7 +155,7 @@ def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNod
             hogs[name] = node.start_hog(pod, mib=mib)
             hogs[name].go()
             hogs[name].expect("grown")
-        grower = node.start_hog(agent, mib=140, rate=20)
+        grower = node.start_hog(agent, mib=190, rate=20)
         grower.go()
         for name in ("besteffort", "burstable", "guaranteed"):
             live.message(daemon, "evicted", uid=pods[name][0].uid)
