@@ -14,14 +14,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import cgroupfs, meminfo
-from monitor.lab.daemon import LabDaemon
+from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
 from monitor.report.incident_reader import IncidentReader
 
 pytestmark = [pytest.mark.kernel, pytest.mark.global_oom]
 
-#: MiB/s. The interval from the threshold to the end then lasts seconds, which an emulated machine needs too.
-RATE = 40
+#: MiB/s. From the threshold to the end it takes seconds then, which an emulated machine needs too; slower, it would
+#: spend minutes reading program text again and again before the kernel gives up.
+RATE = 100
+#: It may do so all the same where the machine that emulates it is busy.
+PATIENCE_S = 300.0
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -66,11 +69,19 @@ def oom_kills() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
+def final(daemon: LabDaemon) -> list[Record]:
+    return [record for record in live.messages(daemon, "incident") if record.get("final")]
+
+
 def incident(daemon: LabDaemon, began: int) -> dict[str, Any]:
-    """The one that was stored since there were ``began`` of them; the daemon has ended then."""
-    live.message(daemon, "incident", final=True)
+    """The one that was stored since there were ``began`` of them; the daemon has ended then.
+
+    Page cache that comes and goes near the threshold may be an incident too, in which nothing happened (`relieved`).
+    """
+    live.until(lambda: any(r.get("verdict") != "relieved" for r in final(daemon)), "the incident to be final")
     live.ended(daemon)
-    (found,) = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    every = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    (found,) = [one for one in every if one["verdict"] != "relieved"]
     return dict(found)
 
 
@@ -89,7 +100,7 @@ def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
         pids = [daemon.pid, *live.children(daemon.pid)]
         victim = hog(node, pod)
         victim.go()
-        assert victim.wait() == -signal.SIGKILL
+        assert victim.wait(PATIENCE_S) == -signal.SIGKILL
         told = live.message(daemon, "the kernel's OOM killer killed a process", victim_pid=victim.pid)
         assert (told["pod"], told["oom_score_adj"]) == ("lab/hog", 1000)
         assert daemon.metrics()['outrace_oom_kills_total{scope="global"}'] == 1
@@ -107,9 +118,9 @@ def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
 def test_without_a_threshold_nobody_saw_it_come(node: LabNode) -> None:
     began, pod = stored(), node.add_pod("hog")
     with watching(node, "nodefs.available<1%") as daemon:
-        victim = hog(node, pod, rate=100)
+        victim = hog(node, pod)
         victim.go()
-        assert victim.wait() == -signal.SIGKILL
+        assert victim.wait(PATIENCE_S) == -signal.SIGKILL
         found = incident(daemon, began)
     assert (found["verdict"], found["flags"]) == ("oom_unseen", ["global"])
 
@@ -121,7 +132,7 @@ def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
         assert int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text()) == -999
         victim = hog(node, pod, rate=0)
         victim.go()
-        assert victim.wait() == -signal.SIGKILL
+        assert victim.wait(PATIENCE_S) == -signal.SIGKILL
         live.message(daemon, "evicted")
         found = incident(daemon, began)
     assert oom_kills() == before, "the OOM killer was first"
@@ -144,7 +155,7 @@ def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNod
             hogs[name] = node.start_hog(pod, mib=mib)
             hogs[name].go()
             hogs[name].expect("grown")
-        grower = node.start_hog(agent, mib=140, rate=RATE)
+        grower = node.start_hog(agent, mib=190, rate=20)
         grower.go()
         for name in ("besteffort", "burstable", "guaranteed"):
             live.message(daemon, "evicted", uid=pods[name][0].uid)
@@ -164,7 +175,7 @@ def test_a_group_dies_together(node: LabNode) -> None:
         siblings = [live.filled(node, pod, 8) for _ in range(2)]
         victim = hog(node, pod)
         victim.go()
-        assert [one.wait() for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
+        assert [one.wait(PATIENCE_S) for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
         found = incident(daemon, began)
     assert set(found["flags"]) == {"global", "group_kill"}
     assert {v["pid"] for v in found["oom_victims"]} == {one.pid for one in (victim, *siblings)}
