@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from monitor.errors import MonitorError
+from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader
 from monitor.lab.node import LabNode
 
@@ -94,7 +94,9 @@ class LabDaemon:
         threading.Thread(target=self._read, daemon=True).start()
         first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout)
         if first is None:
-            raise MonitorError(f"the monitor did not start: {self.complaint()}")
+            # Its own word on whether this machine can at all (exit code 3) is passed on.
+            cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
+            raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {self.complaint().removeprefix('outrace: error: ')}")
         self.address = f"http://{first['listen']}"
         deadline = time.monotonic() + ready_timeout
         while time.monotonic() < deadline:
