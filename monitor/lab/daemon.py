@@ -96,7 +96,8 @@ class LabDaemon:
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
             cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
-            raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {self.complaint().removeprefix('outrace: error: ')}")
+            why = self.complaint().removeprefix("outrace: error: ")
+            raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {why}")
         self.address = f"http://{first['listen']}"
         deadline = time.monotonic() + ready_timeout
         while time.monotonic() < deadline:
