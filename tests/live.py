@@ -40,12 +40,16 @@ PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 T = TypeVar("T")
 
 
-@cache
 def state_dir(hook: str = loader.AUTO) -> Path:
     """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
 
     One for each hook that is asked for: a state dir holds the programs of one.
     """
+    return _state_dir(hook)
+
+
+@cache  # which takes a call with the default for another than one that names it
+def _state_dir(_: str) -> Path:
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
     watcher = subprocess.Popen(
