@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import loader, pins
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -47,7 +48,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state:
             assert live.metric(daemon, "side_starts_total") == 1
             live.ended(daemon)
         # The next one loads anew.
-        with live.daemon(node, state_dir=state, keep_pins=True) as daemon:
+        with LabDaemon(node, state_dir=state, keep_pins=True) as daemon:
             assert daemon.log[0]["bpf"] == "loaded"
             live.ended(daemon)
     # Also when the state dir went first: then nobody can run there.
