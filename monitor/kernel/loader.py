@@ -243,7 +243,12 @@ def _forget_removed() -> None:
 
 
 def forget_unpinned() -> None:
-    """Forget instances that have no pins any more (a loader that failed, pins removed by hand)."""
+    """Forget instances that have no pins any more (a loader that failed, pins removed by hand).
+
+    None where bpffs is not mounted (a mount namespace of somebody's own): the pins may be there all the same.
+    """
+    if not pins.BPFFS.is_mount():
+        return
     for entry in _remembered():
         if not (pins.ROOT / entry.name).is_dir():
             entry.unlink(missing_ok=True)
