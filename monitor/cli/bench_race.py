@@ -32,7 +32,7 @@ MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 KERNEL_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB)
 HOGS = (1, 2, 4)
 #: What rungs without BPF can hold begins where the others have long won.
-RUNG_MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
+RUNG_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
 #: What polls: name, interval in microseconds.
 POLLERS = (("poll 1 ms", 1_000), ("poll 100 ms (earlyoom's floor)", 100_000), ("poll 10 s (kubelet)", 10_000_000))
 NODE_BYTES = 256 * MIB
