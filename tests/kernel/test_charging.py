@@ -178,7 +178,7 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
     wanted = loader.instance_directory(tmp_path) / loader.stamp("kprobe")
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
     assert tried == ["fentry", "kprobe"]
-    with pytest.raises(loader.HookRefusedError, match="the verifier said no; .*--hooks fentry.* tries it again"):
+    with pytest.raises(loader.HookRefusedError, match=r"the verifier said no; .*--hooks fentry.* tries it again"):
         loader.check_not_refused(tmp_path, "fentry")
     loader.check_not_refused(tmp_path, "kprobe")
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
