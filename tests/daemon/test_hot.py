@@ -252,9 +252,10 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
         container = pod.containers["c0"]
         with live.Puppet(container) as deaf, live.Puppet(container) as obedient:
             deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
-            deaf.do("anon(56)")
+            deaf.tell("anon(56)")
             decision = live.message(daemon, "evicting")
-            assert deaf.answer() == "told"
+            # On a slow CPU the signal comes before it is through with its memory.
+            assert sorted((deaf.answer(), deaf.answer())) == ["done", "told"]
             assert obedient.wait() == -signal.SIGTERM
             assert deaf.wait() == -signal.SIGKILL
             assert deaf.answer() == "", "told once"
