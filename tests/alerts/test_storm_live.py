@@ -30,6 +30,7 @@ def node() -> Iterator[LabNode]:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 @pytest.mark.parametrize("real", [True, False], ids=["alertmanager", "stand-in"])
 def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path, real: bool) -> None:
     if real:
