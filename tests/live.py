@@ -1,4 +1,4 @@
-"""What the tests of the live kernel share: pinned programs loaded once, a process that does as it is told, waiting."""
+"""What the tests of the live kernel share: pinned programs loaded once, the daemon on them, waiting."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +25,11 @@ from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import Hog, LabNode, LabPod
+from tests.puppet import TIMEOUT_S
+from tests.puppet import Puppet as Puppet
+from tests.puppet import cgroup as cgroup
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Far longer than anything takes, also in an emulated guest, where compiling the programs takes half a minute; only a
-#: hang reaches it.
-TIMEOUT_S = 120.0
 MIB = 1 << 20
 #: What the programs' gate holds back: 64 pages on each CPU.
 GATE = 64 * PAGE * (os.cpu_count() or 1)
@@ -181,128 +180,6 @@ def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) ->
     assert lines[0].startswith("outrace: error: ")
     for text in says:
         assert text in lines[0]
-
-
-_PUPPET = """
-import ctypes, mmap, os, signal, sys, threading, time
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the test
-MIB = 1 << 20
-kept = []
-def anon(mib):
-    block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_NOHUGEPAGE)
-    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, mib * MIB)
-    kept.append(block)
-def write(path, mib):
-    with open(path, "wb", buffering=0) as file:
-        for _ in range(mib):
-            file.write(bytes(MIB))
-        os.fsync(file.fileno())
-def read(path):
-    with open(path, "rb", buffering=0) as file:
-        while file.read(MIB):
-            pass
-def attend(path):
-    with open(path, "rb") as file:
-        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-def look():
-    return sum(kept[-1][::4096])
-def drop(path):
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
-    procs.write("0")
-print("ready", flush=True)
-for line in sys.stdin:
-    exec(line)
-    print("done", flush=True)
-"""
-
-
-class Puppet:
-    """A process in a cgroup that runs the lines of Python it is given, with `anon(MIB)`, `write(PATH, MIB)`,
-    `read(PATH)`, `attend(PATH)` (map it), `look()` (at every page) and `drop(PATH)` (from the page cache) at hand.
-    """
-
-    def __init__(self, cgroup: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _PUPPET, str(cgroup)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._buffer = b""
-        try:
-            assert self.answer() == "ready", f"the puppet could not join {cgroup}"
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def tell(self, line: str) -> None:
-        """Begin; `answer` waits for the end."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n".encode())
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        """The next line it prints; "" when it ended instead."""
-        assert self.process.stdout is not None
-        out = self.process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            assert select.select([out], [], [], TIMEOUT_S)[0], "no answer"
-            data = os.read(out, 4096)
-            if not data:
-                return ""
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
-
-    def do(self, line: str) -> None:
-        self.tell(line)
-        assert self.answer() == "done"
-
-    def wait(self) -> int:
-        return self.process.wait(TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it, if it has not ended, and reap it."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            try:
-                stream.close()
-            except BrokenPipeError:
-                pass  # a line it never read
-
-
-@contextmanager
-def cgroup(name: str, limit: int | None = None) -> Iterator[Path]:
-    """A memory cgroup of the test's own; afterwards its processes are killed and it is removed with what is below."""
-    path = cgroupfs.detect().root / f"outrace-test-{name}-{os.getpid()}"
-    cgroupfs.make(path)
-    try:
-        if limit is not None:
-            cgroupfs.set_limit(path, limit)
-            for file in ("memory.swap.max", "memory.swappiness"):
-                if (path / file).exists():
-                    (path / file).write_text("0")
-        yield path
-    finally:
-        assert janitor.remove_tree(str(path))
 
 
 class Event:

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
@@ -23,6 +25,62 @@ from monitor.kernel import cgroupfs
 ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
 TIMEOUT_S = 120.0
+
+#: Messages that a hot process sends, as the side takes them.
+STATE: dict[str, Any] = {
+    "t": "state",
+    "conditions": [],
+    "met": [],
+    "armed": False,
+    "bound_bytes": 0,
+    "order": [],
+    "victim": None,
+    "observation": {},
+    "pods": 0,
+    "scheduler": "SCHED_FIFO",
+    "mlocked": True,
+    "oom_score_adj": 0,
+    "trigger": "user",
+    "ready": True,
+}
+DECISION: dict[str, Any] = {
+    "t": "decision",
+    "id": 1,
+    "signal": "memory.available",
+    "kind": "hard",
+    "domain": "node",
+    "quantity": 100 << 20,
+    "available": 99 << 20,
+    "capacity": 512 << 20,
+    "usage": 413 << 20,
+    "pod": "uid-a",
+    "name": "default/a",
+    "rank": 1,
+    "grace_s": 1,
+    "observed": True,
+    "trigger": "user",
+    "crossed_ns": 1,
+    "decided_ns": 2,
+    "signalled_ns": None,
+    "working_set": 200 << 20,
+    "request": 64 << 20,
+    "containers": {"main": 200 << 20},
+    "realtime": 1_800_000_000.5,
+}
+OOM: dict[str, Any] = {
+    "t": "oom",
+    "kind": "mark",
+    "ts_ns": 1,
+    "victim_pid": 4711,
+    "victim_comm": "hog",
+    "domain": 0,
+    "victim_cgroup": 1,
+    "oom_cgroup": 7,
+    "exiting": False,
+    "pod": None,
+    "pod_name": None,
+    "while_away": False,
+}
 
 
 class Hot:
@@ -172,3 +230,59 @@ def manifest(
     temporary.write_text(json.dumps(pod))
     temporary.rename(path)
     return path
+
+
+class Node:
+    """A cgroup as the node, a manifest directory, and a side that watches both."""
+
+    def __init__(self, directory: Path, cgroup: Path) -> None:
+        self.cgroup = cgroup
+        self.manifests = directory / "manifests"
+        self.manifests.mkdir()
+        self.state_dir = directory / "state"
+        self.directory = directory
+        self.hot: Hot | None = None
+
+    def run(self, stderr: Any = None, **settings: Any) -> Hot:
+        settings = {"state_dir": str(self.state_dir), **settings}
+        config = RunConfig(pods=f"manifests:{self.manifests}", node_cgroup=str(self.cgroup), **settings)
+        self.hot = Hot(config, self.directory / "log")
+        self.hot.start(stderr)
+        return self.hot
+
+    def pod(self, name: str, **more: str) -> Path:
+        cgroup = cgroupfs.make(self.cgroup / name)
+        manifest(self.manifests, name, cgroup, **more)
+        return cgroup
+
+
+@contextmanager
+def side_node(directory: Path) -> Iterator[Node]:
+    """A node of 512 MiB; the side that was run on it ends with it."""
+    with test_cgroup("side") as cgroup:
+        cgroupfs.set_limit(cgroup, 512 << 20)
+        node = Node(directory, cgroup)
+        try:
+            yield node
+        finally:
+            if node.hot is not None:
+                node.hot.close()
+
+
+def metrics(hot: Hot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    status, body = hot.get("/metrics")
+    assert status == 200, body
+    families = text_string_to_metric_families(body)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def metric(hot: Hot, name: str, **labels: str) -> float | None:
+    return metrics(hot).get((f"outrace_{name}", tuple(sorted(labels.items()))))
+
+
+def eventually(what: Callable[[], object]) -> None:
+    """Wait for something that only another process's answer can tell."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not what():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
-from monitor.kernel.pins import Pins
-from monitor.kernel.wire import VICTIM
-from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+from tests import live
+from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
 def losing() -> Iterator[LabNode]:
-    """A node in which the OOM killer may win."""
-    with LabNode("test-hot", 128 * MIB) as made:
+    with losing_node() as made:
         yield made
-    assert not made.cgroup.exists()
 
 
 @pytest.fixture
-def node(losing: LabNode) -> Iterator[LabNode]:
-    yield losing
-    assert losing.oom_kills() == 0, "the OOM killer was first"
+def node() -> Iterator[LabNode]:
+    with hot_node() as made:
+        yield made
 
 
 MET = 'threshold_met{kind="hard",signal="memory.available"}'
-
-
-def hard(mib: int) -> tuple[str, ...]:
-    return ("--eviction-hard", f"memory.available<{mib}Mi")
 
 
 def soft(mib: int, grace: str) -> tuple[str, ...]:
@@ -52,17 +41,6 @@ def soft(mib: int, grace: str) -> tuple[str, ...]:
         *("--eviction-soft", f"memory.available<{mib}Mi"),
         *("--eviction-soft-grace-period", f"memory.available={grace}"),
     )
-
-
-def evicted(daemon: LabDaemon, pod: LabPod, since: int = 0) -> tuple[Record, Record]:
-    """The decision on ``pod`` and its end, waited for."""
-    decision = live.message(daemon, "evicting", since, pod=f"{pod.namespace}/{pod.name}")
-    return decision, live.message(daemon, "evicted", since, id=decision["id"])
-
-
-def decided(daemon: LabDaemon) -> list[str]:
-    """Names of the pods decided on, in order."""
-    return [record["pod"].split("/")[1] for record in live.messages(daemon, "evicting")]
 
 
 def passes(daemon: LabDaemon, more: int = 5) -> None:
@@ -105,6 +83,7 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
 
 
 # -- enforce -----------------------------------------------------------------------------------------------------------
+
 
 FORKS = """
 children = []
@@ -338,220 +317,3 @@ def rewrite(path: Path, manifest: object) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(json.dumps(manifest))
     fresh.rename(path)
-
-
-def armed() -> int:
-    """Id of the pod cgroup whose processes the kernel may signal inside their own charge; 0: nobody's."""
-    with Pins.open(live.pin_dir()).mmap("victims", 32) as memory:
-        generation, pod, _, _ = VICTIM.unpack_from(memory)
-        return int(pod) if generation else 0
-
-
-def armed_for(pod: LabPod) -> None:
-    """Wait until the hot process knows that ``pod`` is the first: the trigger shows it at once."""
-    number = cgroupfs.cgroup_id(pod.cgroup)
-    live.until(lambda: armed() == number, f"the trigger to be armed for {pod.name}")
-
-
-# -- the trigger in the kernel -----------------------------------------------------------------------------------------
-
-IN_KERNEL = ("--enforce", "--trigger", "kernel")
-
-
-@pytest.mark.parametrize("pages", ["4k", "thp"])
-def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) -> None:
-    pod = node.add_pod("hog")
-    bystander = live.filled(node, node.add_pod("calm", "Guaranteed", request=16 * MIB), 8)
-    with live.daemon(node, *IN_KERNEL, *hard(8)) as daemon:
-        second = live.filled(node, pod, 2)
-        armed_for(pod)
-        hog = node.start_hog(pod, mib=256, pages=pages)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        decision, _ = evicted(daemon, pod)
-        assert second.wait() == -signal.SIGKILL, "user space finishes the pod"
-        assert decision["trigger"] == "kernel"
-        assert bystander.process.poll() is None
-        counted = daemon.metrics()
-        assert counted['outrace_records_total{kind="signal",side="reader"}'] >= 1
-        live.ended(daemon)
-        assert decided(daemon) == ["hog"]
-
-
-def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
-    """Another pod crosses the line: its process lives, and user space evicts who is armed."""
-    victim, database = node.add_pod("victim"), node.add_pod("database", "Guaranteed", request=100 * MIB)
-    with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
-        prey = live.filled(node, victim, 16)
-        armed_for(victim)
-        signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
-        crosser = live.filled(node, database, 72)
-        decision, _ = evicted(daemon, victim)
-        assert prey.wait() == -signal.SIGKILL
-        assert decision["trigger"] == "user"
-        assert crosser.process.poll() is None
-        # Nobody outside a pod either.
-        armed_for(database)
-        with live.Puppet(cgroupfs.make(node.cgroup / "no-pod")) as stranger:
-            stranger.do("anon(2)")
-        assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
-
-
-@pytest.mark.once
-def test_a_victim_that_is_no_pod_any_more_is_never_signalled(node: LabNode) -> None:
-    pod, other = node.add_pod("gone"), node.add_pod("other")
-    with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
-        live.filled(node, other, 4)
-        hog = node.start_hog(pod, mib=96)
-        grown = live.filled(node, pod, 8)
-        armed_for(pod)
-        # Its manifest goes, its cgroup and processes stay, and one of them is the next to cross.
-        pod.manifest.unlink()
-        armed_for(other)
-        signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
-        hog.go()
-        decision, _ = evicted(daemon, other)
-        assert decision["trigger"] == "user"
-        hog.expect("grown")
-        assert grown.process.poll() is None
-        assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
-        # A pod made again in the same place is another pod, and fair game.
-        since = len(daemon.log)
-        hog.free()
-        remade = node.add_pod("remade")
-        live.message(daemon, "pod found", since, uid=remade.uid)
-        again = node.start_hog(remade, mib=256)
-        armed_for(remade)
-        again.go()
-        assert again.wait() == -signal.SIGKILL
-        decision, _ = evicted(daemon, remade, since)
-        assert decision["trigger"] == "kernel"
-    assert armed() == 0, "a daemon that has ended left its trigger armed"
-
-
-# -- processes that die ------------------------------------------------------------------------------------------------
-
-
-def side_of(daemon: LabDaemon) -> int:
-    (pid,) = live.children(daemon.pid)
-    return pid
-
-
-@pytest.mark.once
-def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(16)) as daemon:
-        hog = node.start_hog(pod, mib=256)
-        os.kill(side_of(daemon), signal.SIGSTOP)
-        try:
-            hog.go()
-            assert hog.wait() == -signal.SIGKILL
-            assert node.oom_kills() == 0
-        finally:
-            os.kill(side_of(daemon), signal.SIGCONT)
-        evicted(daemon, pod)
-        live.ended(daemon)
-
-
-@pytest.mark.once
-def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
-    pod, other = node.add_pod("hog"), node.add_pod("other")
-    with live.daemon(node, "--enforce", *hard(16)) as daemon:
-        hog = node.start_hog(pod, mib=256)
-        side = side_of(daemon)
-        since = len(daemon.log)
-        # Gone while the daemon has no side: forgotten when the next one tells what there is.
-        os.kill(side, signal.SIGKILL)
-        other.manifest.unlink()
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        assert node.oom_kills() == 0
-        live.message(daemon, "pod found", since, uid=pod.uid)
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
-        assert side_of(daemon) != side
-        assert live.metric(daemon, "pods") == 1
-        assert live.metric(daemon, "side_starts_total") == 2
-        again = node.start_hog(pod, mib=256)
-        again.go()
-        evicted(daemon, pod, since)
-        assert again.wait() == -signal.SIGKILL
-        live.ended(daemon)
-
-
-@pytest.mark.once
-def test_sigterm_ends_it_cleanly(node: LabNode) -> None:
-    with live.daemon(node, "--enforce", *hard(16)) as daemon:
-        side = side_of(daemon)
-        assert live.metric(daemon, "armed") == 1
-        live.ended(daemon)
-        assert not live.alive(side)
-        assert [r for r in daemon.log if r.get("raw")] == [], "something that is no log record was printed"
-        assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
-    # Detached, and the OOM chain still attached.
-    with live.Watching(attach=False) as watch:
-        live.filled(node, node.add_pod("p"), 8)
-        assert watch.counted()["evaluated"] == 0
-    assert (live.pin_dir() / "link_on_mark_victim").exists()
-
-
-@pytest.mark.once
-def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, *IN_KERNEL, *hard(16)) as daemon:
-        side = os.pidfd_open(side_of(daemon))
-        live.filled(node, pod, 8)
-        armed_for(pod)
-        os.kill(daemon.pid, signal.SIGKILL)
-        assert daemon.process is not None
-        assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
-        live.ends(side, fd=True)
-        os.close(side)
-    # Its trigger is still armed, but the program that would pull it went with the descriptors.
-    crosser = live.filled(node, pod, 108)
-    assert crosser.process.poll() is None
-    with live.daemon(node, "--enforce", *hard(16)) as daemon:
-        evicted(daemon, pod)
-        assert crosser.wait() == -signal.SIGKILL
-        live.ended(daemon)
-
-
-@pytest.mark.once
-def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
-    with live.daemon(node) as daemon:
-        result = live.outrace("run", "--state-dir", str(live.state_dir()), "--listen", "127.0.0.1:0")
-        live.one_line(result, 1, f"(pid {daemon.pid})", str(live.state_dir()), "--state-dir")
-        assert daemon.get("/readyz")[0] == 200
-        live.ended(daemon)
-
-
-def test_what_is_lost_is_shown(node: LabNode) -> None:
-    """A hot process that cannot run for a while: the ring fills up, and afterwards both sides say the same numbers."""
-    pod = node.add_pod("noisy", containers=2)
-    with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
-        hogs = [node.start_hog(pod, c, mib=32, cycles=60) for c in pod.containers]
-        before = records(daemon, "step")
-        os.kill(daemon.pid, signal.SIGSTOP)
-        try:
-            for hog in hogs:
-                hog.go()
-            for hog in hogs:
-                hog.expect("grown")
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
-
-        # The programs count as long as they are pinned, the daemon as long as it runs.
-        live.until(lambda: settled(daemon, "step", before), "as many records read as were written")
-        assert daemon.metrics()['outrace_events_lost_total{where="ring_step"}'] > 0
-        live.ended(daemon)
-
-
-def records(daemon: LabDaemon, kind: str) -> list[float]:
-    """How many the kernel wrote and how many the hot process read."""
-    counted = daemon.metrics()
-    return [counted[f'outrace_records_total{{kind="{kind}",side="{side}"}}'] for side in ("kernel", "reader")]
-
-
-def settled(daemon: LabDaemon, kind: str, before: list[float]) -> bool:
-    """Whether both counted the same records since ``before``."""
-    written, read = (now - then for now, then in zip(records(daemon, kind), before, strict=True))
-    return written == read > 0

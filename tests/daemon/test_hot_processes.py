@@ -1,0 +1,147 @@
+"""The daemon's two processes on a lab node: stopped, killed, ended, a second daemon, and what is lost meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import LabNode
+from tests import live
+from tests.daemon.hot_node import IN_KERNEL, armed_for, evicted, hard, hot_node
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with hot_node() as made:
+        yield made
+
+
+def side_of(daemon: LabDaemon) -> int:
+    (pid,) = live.children(daemon.pid)
+    return pid
+
+
+@pytest.mark.once
+def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
+    pod = node.add_pod("hog")
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        hog = node.start_hog(pod, mib=256)
+        os.kill(side_of(daemon), signal.SIGSTOP)
+        try:
+            hog.go()
+            assert hog.wait() == -signal.SIGKILL
+            assert node.oom_kills() == 0
+        finally:
+            os.kill(side_of(daemon), signal.SIGCONT)
+        evicted(daemon, pod)
+        live.ended(daemon)
+
+
+@pytest.mark.once
+def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
+    pod, other = node.add_pod("hog"), node.add_pod("other")
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        hog = node.start_hog(pod, mib=256)
+        side = side_of(daemon)
+        since = len(daemon.log)
+        # Gone while the daemon has no side: forgotten when the next one tells what there is.
+        os.kill(side, signal.SIGKILL)
+        other.manifest.unlink()
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        assert node.oom_kills() == 0
+        live.message(daemon, "pod found", since, uid=pod.uid)
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
+        assert side_of(daemon) != side
+        assert live.metric(daemon, "pods") == 1
+        assert live.metric(daemon, "side_starts_total") == 2
+        again = node.start_hog(pod, mib=256)
+        again.go()
+        evicted(daemon, pod, since)
+        assert again.wait() == -signal.SIGKILL
+        live.ended(daemon)
+
+
+@pytest.mark.once
+def test_sigterm_ends_it_cleanly(node: LabNode) -> None:
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        side = side_of(daemon)
+        assert live.metric(daemon, "armed") == 1
+        live.ended(daemon)
+        assert not live.alive(side)
+        assert [r for r in daemon.log if r.get("raw")] == [], "something that is no log record was printed"
+        assert [r["msg"] for r in daemon.log if r.get("level") == "error"] == []
+    # Detached, and the OOM chain still attached.
+    with live.Watching(attach=False) as watch:
+        live.filled(node, node.add_pod("p"), 8)
+        assert watch.counted()["evaluated"] == 0
+    assert (live.pin_dir() / "link_on_mark_victim").exists()
+
+
+@pytest.mark.once
+def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> None:
+    pod = node.add_pod("hog")
+    with live.daemon(node, *IN_KERNEL, *hard(16)) as daemon:
+        side = os.pidfd_open(side_of(daemon))
+        live.filled(node, pod, 8)
+        armed_for(pod)
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert daemon.process is not None
+        assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
+        live.ends(side, fd=True)
+        os.close(side)
+    # Its trigger is still armed, but the program that would pull it went with the descriptors.
+    crosser = live.filled(node, pod, 108)
+    assert crosser.process.poll() is None
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        evicted(daemon, pod)
+        assert crosser.wait() == -signal.SIGKILL
+        live.ended(daemon)
+
+
+@pytest.mark.once
+def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
+    with live.daemon(node) as daemon:
+        result = live.outrace("run", "--state-dir", str(live.state_dir()), "--listen", "127.0.0.1:0")
+        live.one_line(result, 1, f"(pid {daemon.pid})", str(live.state_dir()), "--state-dir")
+        assert daemon.get("/readyz")[0] == 200
+        live.ended(daemon)
+
+
+def test_what_is_lost_is_shown(node: LabNode) -> None:
+    """A hot process that cannot run for a while: the ring fills up, and afterwards both sides say the same numbers."""
+    pod = node.add_pod("noisy", containers=2)
+    with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
+        hogs = [node.start_hog(pod, c, mib=32, cycles=60) for c in pod.containers]
+        before = records(daemon, "step")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            for hog in hogs:
+                hog.go()
+            for hog in hogs:
+                hog.expect("grown")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+        # The programs count as long as they are pinned, the daemon as long as it runs.
+        live.until(lambda: settled(daemon, "step", before), "as many records read as were written")
+        assert daemon.metrics()['outrace_events_lost_total{where="ring_step"}'] > 0
+        live.ended(daemon)
+
+
+def records(daemon: LabDaemon, kind: str) -> list[float]:
+    """How many the kernel wrote and how many the hot process read."""
+    counted = daemon.metrics()
+    return [counted[f'outrace_records_total{{kind="{kind}",side="{side}"}}'] for side in ("kernel", "reader")]
+
+
+def settled(daemon: LabDaemon, kind: str, before: list[float]) -> bool:
+    """Whether both counted the same records since ``before``."""
+    written, read = (now - then for now, then in zip(records(daemon, kind), before, strict=True))
+    return written == read > 0

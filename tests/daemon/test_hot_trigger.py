@@ -1,0 +1,92 @@
+"""The trigger in the kernel on a lab node: whom it signals in its own charge, and whom it never does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.node import MIB, LabNode
+from tests import live
+from tests.daemon.hot_node import IN_KERNEL, armed, armed_for, decided, evicted, hard, hot_node
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with hot_node() as made:
+        yield made
+
+
+@pytest.mark.parametrize("pages", ["4k", "thp"])
+def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) -> None:
+    pod = node.add_pod("hog")
+    bystander = live.filled(node, node.add_pod("calm", "Guaranteed", request=16 * MIB), 8)
+    with live.daemon(node, *IN_KERNEL, *hard(8)) as daemon:
+        second = live.filled(node, pod, 2)
+        armed_for(pod)
+        hog = node.start_hog(pod, mib=256, pages=pages)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        decision, _ = evicted(daemon, pod)
+        assert second.wait() == -signal.SIGKILL, "user space finishes the pod"
+        assert decision["trigger"] == "kernel"
+        assert bystander.process.poll() is None
+        counted = daemon.metrics()
+        assert counted['outrace_records_total{kind="signal",side="reader"}'] >= 1
+        live.ended(daemon)
+        assert decided(daemon) == ["hog"]
+
+
+def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
+    """Another pod crosses the line: its process lives, and user space evicts who is armed."""
+    victim, database = node.add_pod("victim"), node.add_pod("database", "Guaranteed", request=100 * MIB)
+    with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
+        prey = live.filled(node, victim, 16)
+        armed_for(victim)
+        signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
+        crosser = live.filled(node, database, 72)
+        decision, _ = evicted(daemon, victim)
+        assert prey.wait() == -signal.SIGKILL
+        assert decision["trigger"] == "user"
+        assert crosser.process.poll() is None
+        # Nobody outside a pod either.
+        armed_for(database)
+        with live.Puppet(cgroupfs.make(node.cgroup / "no-pod")) as stranger:
+            stranger.do("anon(2)")
+        assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
+
+
+@pytest.mark.once
+def test_a_victim_that_is_no_pod_any_more_is_never_signalled(node: LabNode) -> None:
+    pod, other = node.add_pod("gone"), node.add_pod("other")
+    with live.daemon(node, *IN_KERNEL, *hard(48)) as daemon:
+        live.filled(node, other, 4)
+        hog = node.start_hog(pod, mib=96)
+        grown = live.filled(node, pod, 8)
+        armed_for(pod)
+        # Its manifest goes, its cgroup and processes stay, and one of them is the next to cross.
+        pod.manifest.unlink()
+        armed_for(other)
+        signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
+        hog.go()
+        decision, _ = evicted(daemon, other)
+        assert decision["trigger"] == "user"
+        hog.expect("grown")
+        assert grown.process.poll() is None
+        assert live.metric(daemon, 'records_total{kind="signal",side="kernel"}') == signals
+        # A pod made again in the same place is another pod, and fair game.
+        since = len(daemon.log)
+        hog.free()
+        remade = node.add_pod("remade")
+        live.message(daemon, "pod found", since, uid=remade.uid)
+        again = node.start_hog(remade, mib=256)
+        armed_for(remade)
+        again.go()
+        assert again.wait() == -signal.SIGKILL
+        decision, _ = evicted(daemon, remade, since)
+        assert decision["trigger"] == "kernel"
+    assert armed() == 0, "a daemon that has ended left its trigger armed"

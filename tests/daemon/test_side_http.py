@@ -1,0 +1,188 @@
+"""The real side process asked over HTTP: is it ready and alive, its metrics and its summary."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from tests.daemon import harness
+from tests.daemon.harness import OOM, STATE, Node, eventually, metric, metrics
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with harness.side_node(tmp_path) as made:
+        yield made
+
+
+def test_readiness_and_liveness(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    assert hot.get("/readyz") == (503, "the hot process is starting\n")
+    hot.stats.set("ready_ns", 1)
+    hot.send(**STATE | {"ready": False})
+    eventually(lambda: "counters are not complete" in hot.get("/readyz")[1])
+    hot.send(**STATE)
+    eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
+
+    hot.stats.set("published_ns", time.monotonic_ns())
+    assert hot.get("/healthz") == (200, "ok\n")
+    hot.stats.set("published_ns", 0)
+    assert hot.get("/healthz") == (503, "the hot loop does not turn\n")
+    assert hot.receive("refresh") == {"t": "refresh"}  # it had been asked for a sign of life
+    status, body = hot.get("/nothing")
+    assert status == 404
+    assert "/metrics" in body
+
+
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
+
+
+@contextmanager
+def main_thread_stopped(pid: int) -> Iterator[None]:
+    """Stop one thread of a process; the others go on."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    if ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
+        pytest.skip(f"ptrace(2) is refused: {os.strerror(ctypes.get_errno())}")
+    assert ptrace(_PTRACE_INTERRUPT, pid, None, None) == 0
+    os.waitpid(pid, _WALL)
+    try:
+        yield
+    finally:
+        assert ptrace(_PTRACE_DETACH, pid, None, None) == 0
+
+
+def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
+    assert hot.get("/healthz") == (200, "ok\n")
+    assert hot.process is not None
+    with main_thread_stopped(hot.process.pid):
+        assert hot.get("/healthz") == (503, "the side's main loop does not turn\n")
+    assert hot.get("/healthz") == (200, "ok\n")
+
+
+def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
+    cgroup = node.pod("a", memory="64Mi")
+    hot = node.run()
+    hot.receive("synced")
+    with harness.sleeper(cgroup):
+        usage = metric(hot, "pod_memory_usage_bytes", namespace="default", pod="a")
+        assert usage is not None
+        assert 4096 <= usage == int((cgroup / usage_file()).read_text())
+    assert metric(hot, "pod_memory_request_bytes", namespace="default", pod="a") == 64 << 20
+    assert metric(hot, "memory_capacity_bytes", domain="node") == 512 << 20
+    available = metric(hot, "memory_available_bytes", domain="node")
+    assert available is not None
+    assert 0 < available < 512 << 20
+    assert metric(hot, "threshold_bytes", signal="memory.available", kind="hard") == 100 << 20
+    assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 0
+    assert metric(hot, "node_condition", condition="MemoryPressure") == 0
+
+    hot.send(**STATE | {"conditions": ["MemoryPressure"], "met": [{"signal": "memory.available", "kind": "hard"}]})
+    eventually(lambda: metric(hot, "node_condition", condition="MemoryPressure") == 1)
+    assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 1
+
+    (node.manifests / "a.json").unlink()
+    hot.receive("pod-")
+    eventually(lambda: metric(hot, "pod_memory_usage_bytes", namespace="default", pod="a") is None)
+    assert not [labels for name, labels in metrics(hot) if name.startswith("outrace_pod_")]
+
+
+def usage_file() -> str:
+    return "memory.usage_in_bytes" if cgroupfs.detect().version == 1 else "memory.current"
+
+
+def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    hot.stats.add("evictions", 3)
+    hot.stats.add("records_cross", 5)
+    hot.stats.observe_us("detection_us", 60)
+    hot.stats.observe_us("detection_us", 2_000_000)
+    assert metric(hot, "evictions_total") == 3
+    assert metric(hot, "records_total", kind="cross", side="reader") == 5
+    assert metric(hot, "detection_seconds_bucket", le="0.0001") == 1
+    assert metric(hot, "detection_seconds_bucket", le="1.0") == 1
+    assert metric(hot, "detection_seconds_bucket", le="+Inf") == 2
+    assert metric(hot, "detection_seconds_sum") == pytest.approx(2.00006)
+    assert not [name for name, _ in metrics(hot) if name.endswith("_created")]
+
+    # every labelled counter is there before its first event
+    assert metric(hot, "decisions_total", signal="allocatableMemory.available", mode="observe") == 0
+    assert metric(hot, "oom_kills_total", scope="global") == 0
+    hot.send(**OOM)
+    hot.send(**OOM | {"exiting": True})
+    hot.send(**OOM | {"kind": "exit"})
+    hot.send(**OOM | {"oom_cgroup": 0})
+    eventually(lambda: metric(hot, "oom_kills_total", scope="global") == 1)
+    assert metric(hot, "oom_kills_total", scope="memcg") == 1
+    assert metric(hot, "process_resident_memory_bytes", process="side")
+    status, body = hot.get("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert status == 200
+    assert body.endswith("# EOF\n")
+
+
+def test_totals_outlive_the_side(node: Node) -> None:
+    node.pod("a")
+    hot = node.run()
+    hot.receive("synced")
+    hot.stats.add("decisions", 2)
+    hot.stats.add("oom_kills", 3)
+    assert hot.process is not None
+    hot.process.kill()
+    hot.process.wait(harness.TIMEOUT_S)
+    hot.start()
+    hot.receive("synced")
+    assert (metric(hot, "pods_chosen_total"), metric(hot, "oom_victims_total")) == (2, 3)
+
+
+def test_summary_has_the_kubelets_shape(node: Node) -> None:
+    cgroup = node.pod("a")
+    hot = node.run()
+    hot.receive("synced")
+    with harness.sleeper(cgroup):
+        status, body = hot.get("/stats/summary")
+    assert status == 200
+    summary = json.loads(body)
+    memory = summary["node"]["memory"]
+    assert memory["availableBytes"] + memory["workingSetBytes"] == 512 << 20
+    assert summary["node"]["systemContainers"] == []  # this node has no kubepods cgroup
+    (pod,) = summary["pods"]
+    assert pod["podRef"] == {"name": "a", "namespace": "default", "uid": "uid-a"}
+    assert pod["memory"]["usageBytes"] >= 4096
+    assert [c["name"] for c in pod["containers"]] == ["main"]
+    assert pod["containers"][0]["memory"]["workingSetBytes"] == pod["memory"]["workingSetBytes"]
+
+
+def test_hung_clients_are_refused_not_waited_for(node: Node) -> None:
+    hot = node.run()
+    hot.receive("synced")
+    hung = [socket.create_connection(("127.0.0.1", hot.port)) for _ in range(16)]
+    try:
+        for client in hung:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")  # and nothing more
+        eventually(lambda: hot.get("/readyz")[1] == "")  # all sixteen slots are taken: 503 with an empty body
+        node.pod("a")
+        assert hot.receive("pod+")["uid"] == "uid-a"
+        eventually(lambda: hot.get("/readyz")[1] != "")  # their time is up, or they were cut off
+    finally:
+        for client in hung:
+            client.close()
+    eventually(lambda: hot.get("/metrics")[0] == 200)  # the threads of those just closed end first
+    refused = metric(hot, "http_refused_total")
+    assert refused is not None
+    assert refused >= 1

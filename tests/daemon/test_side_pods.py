@@ -1,0 +1,192 @@
+"""The real side process and the pods: which ones it tells the hot process of, and what it does to their processes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from tests.daemon import harness
+from tests.daemon.harness import DECISION, STATE, Node, eventually, metric
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with harness.side_node(tmp_path) as made:
+        yield made
+
+
+def test_pods_are_told_when_they_come_change_and_go(node: Node) -> None:
+    cgroup = node.pod("a", memory="64Mi")
+    hot = node.run()
+    first, synced = hot.receive_until("synced")
+    assert (first["t"], first["uid"], first["request"], first["qos"]) == ("pod+", "uid-a", 64 << 20, "Burstable")
+    assert first["containers"] == {"main": str(cgroup)}
+    assert synced == {"t": "synced"}
+
+    node.pod("b")
+    assert hot.receive("pod+")["uid"] == "uid-b"
+    node.pod("b", memory="1Gi")
+    assert hot.receive("pod+")["request"] == 1 << 30
+    (node.manifests / "b.json").unlink()
+    assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-b"}
+    assert hot.end() == 0
+    assert 'msg="pod gone" pod=default/b' in hot.log()
+
+
+def test_a_side_that_was_killed_sends_all_pods_again(node: Node) -> None:
+    node.pod("a")
+    hot = node.run()
+    before = hot.receive_until("synced")
+    assert hot.process is not None
+    hot.process.kill()
+    assert hot.process.wait(harness.TIMEOUT_S) == -signal.SIGKILL
+    hot.start()
+    assert hot.receive_until("synced") == before
+    assert hot.get("/metrics")[0] == 200  # on the same socket
+
+
+def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
+    with harness.test_cgroup("stranger") as stranger:
+        harness.manifest(node.manifests, "stranger", stranger)
+        harness.manifest(node.manifests, "itself", node.cgroup)
+        node.pod("inside")
+        hot = node.run()
+        told = hot.receive_until("synced")
+        assert [message.get("uid") for message in told] == ["uid-inside", None]
+        for file, cgroup in (("stranger", stranger), ("itself", node.cgroup)):
+            line = hot.wait_for_log(f"{file}.json: document 1: metadata.annotations[outrace/cgroup]: ")
+            assert f"cgroup '{cgroup.name}' is not below the node {node.cgroup}; name a cgroup below it" in line
+
+
+def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
+    cgroup = node.pod("ours")
+    hot = node.run()
+    assert hot.receive("pod+")["uid"] == "uid-ours"
+    assert hot.process is not None
+    home = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if _carries_memory(line))
+    (cgroup / "cgroup.procs").write_text(str(hot.process.pid))
+    try:
+        node.pod("b")  # any change makes the source look again
+        assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-ours"}
+        hot.wait_for_log(f"holds outrace itself (process {hot.process.pid})")
+    finally:
+        root = cgroupfs.detect().root
+        (root / home.split(":", 2)[2].lstrip("/") / "cgroup.procs").write_text(str(hot.process.pid))
+
+
+def _carries_memory(line: str) -> bool:
+    controllers = line.split(":")[1]
+    return "memory" in controllers.split(",") if cgroupfs.detect().version == 1 else not controllers
+
+
+def test_a_pod_too_large_for_a_message_is_a_problem_and_the_others_are_told(node: Node) -> None:
+    cgroup = node.pod("big")
+    node.pod("small")
+    hot = node.run()
+    assert len(hot.receive_until("synced")) == 3
+    deep = cgroup
+    for _ in range(8):
+        deep = cgroupfs.make(deep / ("d" * 240))
+    relative = str(deep.relative_to(cgroupfs.detect().root))
+    manifest = json.loads((node.manifests / "big.json").read_text())
+    names = [f"c{i}" for i in range(70)]
+    manifest["spec"]["containers"] = [{"name": name} for name in names]
+    manifest["metadata"]["annotations"] |= {f"outrace/cgroup.{name}": relative for name in names}
+    (node.manifests / ".new").write_text(json.dumps(manifest))
+    (node.manifests / ".new").rename(node.manifests / "big.json")
+    assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-big"}
+    line = hot.wait_for_log("pod default/big is not watched: its pod+ message has ")
+    assert "give it fewer containers" in line
+    node.pod("late")
+    assert hot.receive("pod+")["uid"] == "uid-late"
+    eventually(lambda: metric(hot, "pods") == 2)
+    node.pod("big")
+    assert hot.receive("pod+")["uid"] == "uid-big"
+
+
+@contextmanager
+def hung(directory: Path) -> Iterator[None]:
+    """A file system over ``directory`` that never answers: FUSE with nobody behind it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"/dev/fuse: {error.strerror}")
+    try:
+        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+        if libc.mount(b"outrace-test", os.fsencode(directory), b"fuse", 0, options) != 0:
+            pytest.skip(f"mount(2) of a FUSE is refused: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH
+    finally:
+        os.close(fd)  # whoever waits gets ENOTCONN
+
+
+def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
+    node.pod("a")
+    hot = node.run(enforce=True)
+    hot.receive("synced")
+    hot.stats.set("ready_ns", 1)
+    hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
+    hot.send(**STATE)
+    eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
+    with hung(node.manifests):
+        cgroupfs.make(node.cgroup / "stir")  # makes the source look
+        eventually(lambda: "has been hanging for" in hot.get("/readyz")[1])
+        hot.send(**DECISION | {"observed": False})
+        assert "pod=default/a" in hot.wait_for_log("msg=evicting")
+        eventually(lambda: (node.state_dir / "pods" / "default_a_uid-a.json").exists())
+        assert hot.get("/healthz") == (200, "ok\n")
+    node.pod("b")
+    eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
+    assert hot.receive("pod+")["uid"] == "uid-b"
+
+
+def test_oom_score_adj_is_audited_once_in_observe_mode(node: Node) -> None:
+    cgroup = node.pod("a")
+    with harness.sleeper(cgroup) as pid:
+        before = Path(f"/proc/{pid}/oom_score_adj").read_text()
+        hot = node.run()
+        hot.receive("synced")
+        line = hot.wait_for_log("oom_score_adj differs")
+        assert f"pid={pid} is_now={before.strip()} should_be=1000 qos=BestEffort" in line
+        with harness.sleeper(cgroup) as second:
+            hot.wait_for_log(f"pid={second} ")
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == before
+        assert hot.log().count(f"pid={pid} ") == 1
+
+
+def test_oom_score_adj_is_written_under_enforce_also_for_new_processes(node: Node) -> None:
+    cgroup = node.pod("a")
+    with harness.sleeper(cgroup) as pid:
+        hot = node.run(enforce=True)
+        hot.receive("synced")
+        eventually(lambda: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
+        with harness.sleeper(cgroup) as second:
+            eventually(lambda: Path(f"/proc/{second}/oom_score_adj").read_text() == "1000\n")
+
+
+def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
+    cgroup = node.pod("a")
+    hot = node.run()
+    hot.receive("synced")
+    with harness.sleeper(cgroup) as pid:
+        hot.send(t="reap", pids=[pid, 2**22 + 1])
+        hot.send(t="log", level="info", msg="after the reap")
+        hot.wait_for_log("after the reap")
+        assert Path(f"/proc/{pid}").exists()
+    assert hot.end() == 0
+    assert "process_mrelease failed" not in hot.log()

@@ -1,0 +1,131 @@
+"""What the real side process writes down: decisions and evictions, in its log and its state directory, if full too."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import harness
+from tests.daemon.harness import DECISION, Node, eventually, metric
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with harness.side_node(tmp_path) as made:
+        yield made
+
+
+def test_observed_decision_is_logged_in_the_kubelets_words_and_writes_nothing(node: Node) -> None:
+    node.pod("a", memory="64Mi")
+    hot = node.run()
+    hot.receive("synced")
+    hot.send(**DECISION)
+    line = hot.wait_for_log('msg="would evict"')
+    assert "The node was low on resource: memory. Threshold quantity: 100Mi, available: 99Mi. " in line
+    assert "Container main was using 200Mi, request is 64Mi, has larger consumption of memory. " in line
+    assert "pod=default/a" in line
+    assert metric(hot, "decisions_total", signal="memory.available", mode="observe") == 1
+    assert hot.end() == 0  # which also finishes what was queued for the disk
+    assert not node.state_dir.exists()
+
+
+def test_eviction_leaves_status_and_event(node: Node) -> None:
+    node.pod("a", memory="64Mi")
+    hot = node.run(enforce=True)
+    hot.receive("synced")
+    hot.send(**DECISION | {"observed": False, "signalled_ns": 3})
+    hot.send(t="evicted", id=1, pod="uid-a", gone_ns=4, pids=[11, 12], freed=12345)
+    hot.send(**DECISION | {"observed": False, "signalled_ns": 3, "id": 2})
+    assert hot.end() == 0
+    first = json.loads((node.state_dir / "pods" / "default_a_uid-a.json").read_text())
+    status = first["status"]
+    assert (status["phase"], status["reason"], status["qosClass"]) == ("Failed", "Evicted", "Burstable")
+    target = next(c for c in status["conditions"] if c["type"] == "DisruptionTarget")
+    assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
+    assert target["message"] == status["message"]
+    assert first["metadata"]["annotations"]["outrace/freed-bytes"] == "12345"
+    event = json.loads((node.state_dir / "events" / "default_a_uid-a.json").read_text())
+    assert (event["reason"], event["type"], event["message"]) == ("Evicted", "Warning", status["message"])
+    assert event["metadata"]["annotations"]["offending_containers"] == "main"
+    # the second eviction of the same pod did not take the first one's place
+    assert (node.state_dir / "pods" / "default_a_uid-a.2.json").exists()
+    assert not list(node.state_dir.rglob("*.tmp"))
+
+
+def fill(file: Any) -> None:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC  # noqa: PT017 - what is wanted, not what is tested
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, full to the last byte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"outrace-test", os.fsencode(path), b"tmpfs", 0, b"size=64k") != 0:
+        pytest.skip(f"mount(2) of a tmpfs is refused: {os.strerror(ctypes.get_errno())}")
+    try:
+        with open(path / "ballast", "wb", buffering=0) as file:
+            fill(file)
+        yield path
+    finally:
+        libc.umount2(os.fsencode(path), 2)  # MNT_DETACH
+
+
+def test_full_disk_holds_up_nothing_and_loses_nothing(node: Node, small_disk: Path) -> None:
+    node.pod("a")
+    hot = node.run(enforce=True, state_dir=str(small_disk))
+    hot.receive("synced")
+    for number in (1, 2, 3):
+        hot.send(**DECISION | {"observed": False, "id": number})
+    line = hot.wait_for_log("state directory cannot be written")
+    assert "errno=28" in line
+    assert str(small_disk) in line
+    eventually(lambda: metric(hot, "state_write_failing") == 1)
+    node.pod("b")
+    assert hot.receive("pod+")["uid"] == "uid-b"  # the main loop goes on
+    (small_disk / "ballast").unlink()
+    hot.wait_for_log("can be written again")
+    eventually(lambda: len(list((small_disk / "pods").glob("default_a_uid-a*.json"))) == 3)
+    assert hot.log().count("state directory cannot be written") == 1
+    eventually(lambda: metric(hot, "state_write_failing") == 0)
+
+
+def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        with open(write_end, "wb") as stderr:
+            hot = node.run(stderr)
+        hot.receive("synced")
+        line = "x" * 2000
+        for _ in range(3000):  # far more than the pipe (64 KiB) and the queue (1,024 lines) hold
+            assert hot.sock is not None
+            hot.sock.send(json.dumps({"t": "log", "level": "info", "msg": line}).encode())
+        node.pod("a")
+        assert hot.receive("pod+")["uid"] == "uid-a"
+        lost = metric(hot, "events_lost_total", where="log")
+        assert lost is not None
+        assert lost > 0
+    finally:
+        os.close(read_end)
+
+
+def test_json_log(node: Node) -> None:
+    hot = node.run(log_format="json")
+    hot.receive("synced")
+    hot.send(t="log", level="error", msg="something", n=1, text='a "quoted" text')
+    record = json.loads(hot.wait_for_log('"something"'))
+    assert (record["level"], record["msg"], record["n"], record["text"]) == ("error", "something", 1, 'a "quoted" text')
