@@ -20,6 +20,7 @@ from monitor.lab.receivers import Alertmanager
 from tests import live
 from tests.alerts.services import alertmanager, binary
 
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 PODS = 30
 
 
@@ -29,8 +30,6 @@ def node() -> Iterator[LabNode]:
         yield made
 
 
-@pytest.mark.kernel
-@pytest.mark.once
 @pytest.mark.parametrize("real", [True, False], ids=["alertmanager", "stand-in"])
 def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path, real: bool) -> None:
     if real:
@@ -50,7 +49,6 @@ def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path
     assert found.lost == {}
 
 
-@pytest.mark.kernel
 def test_the_bench_says_to_whom_it_measured() -> None:
     done = live.outrace("bench", "alerts", "--pods", "3", "--seconds", "1", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -74,7 +72,6 @@ def test_an_alertmanager_that_does_not_start_is_said_with_its_words(tmp_path: Pa
         pass
 
 
-@pytest.mark.kernel
 def test_who_brings_an_alert_goes_before_ordinary_threads(node: LabNode, tmp_path: Path) -> None:
     url = "http://127.0.0.1:9"
     with live.daemon(node, "--eviction-hard", "memory.available<1Mi", "--alertmanager", url) as daemon:
