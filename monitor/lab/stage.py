@@ -55,6 +55,11 @@ class Scenario:
     stops: bool = False
     grows_steadily: bool = False  # worth forecasting: the crossing is not a leap
 
+    @property
+    def is_playable(self) -> bool:
+        """Whether this machine can play it."""
+        return self.needs is None or self.needs.exists()
+
 
 class Stage:
     """One run of a scenario: what its script uses. Pods get the run's number, so that no two runs share one."""
@@ -239,7 +244,7 @@ def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> li
 
     ``state_dir``: one to keep the incidents and the pins in (the caller unloads them); else there is a temporary one.
     """
-    if scenario.needs is not None and not scenario.needs.exists():
+    if not scenario.is_playable:
         raise MonitorError(f"scenario {scenario.name} needs {scenario.needs}", "leave it out with --only")
     done: list[Outcome] = []
     while len(done) < runs:

@@ -49,7 +49,7 @@ def test_one_that_there_is_not() -> None:
 
 
 def obstacle(scenario: Scenario) -> str:
-    return f"{scenario.needs} is not there" if scenario.needs is not None and not scenario.needs.exists() else ""
+    return "" if scenario.is_playable else f"{scenario.needs} is not there"
 
 
 @pytest.fixture(scope="module")
