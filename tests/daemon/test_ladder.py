@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,9 +62,14 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
     with soft(node, tmp_path, rung, "--enforce") as daemon:
         assert taken(daemon) == rung
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
-        resident = live.filled(node, small, 20)
-        # A process that came later is known through the process connector.
-        live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=resident.pid)
+        live.filled(node, small, 20)
+        # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
+        # cgroup and then executes; it tells nothing of who joins later).
+        with live.Puppet(small.containers["c0"]) as shell:
+            shell.tell("print(os.posix_spawn('/bin/sleep', ['sleep', '60'], {}), flush=True)")
+            begun = int(shell.answer())
+            live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
+            os.kill(begun, signal.SIGKILL)
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
         assert hog.wait() == -9
