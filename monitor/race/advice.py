@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, PODS
+from monitor.race.events import KUBELET, KUBEPODS, PODS, Sample
 from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
@@ -73,12 +73,17 @@ def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str
 
 def _cache_driven(f: Facts, basis: Eviction) -> str:
     """Whether the kernel had active page cache to give back instead. The kubelet's formula counts it as used
-    (kubernetes issue 43916): reading files twice is enough for an eviction.
+    (kubernetes issue 43916): reading files twice is enough for an eviction. Some is active on every node, so it counts
+    only if at least half of what the working set grew by in the record was active cache.
     """
     d = basis.decision
     sample = last_sample(f.episode, d.domain, d.ts_ns)
     short = d.quantity + d.min_reclaim - d.available
     if sample is None or short <= 0 or sample.active_file < short:
+        return ""
+    first = next(e for e in f.episode.events if isinstance(e, Sample) and e.domain == d.domain)
+    grown = sample.working_set - first.working_set
+    if grown <= 0 or 2 * (sample.active_file - first.active_file) < grown:
         return ""
     return (
         f"Page cache was behind it: {size(sample.active_file)} were active, which the formula counts as used and the "

@@ -11,10 +11,11 @@ from builders import MI, clear, crossing, decided, gone, growing, one, ranked, s
 from monitor.race.verdict import verdict
 
 
-def advice_with(active_mi: float) -> str:
+def advice_with(active_mi: float, before_mi: float = 0) -> str:
     episode = one(
         watched(),
         ranked(),
+        sample(-1100, 700, active_file=round(before_mi * MI)),
         *growing(-1000, -100, 700, 100),
         sample(0, 900.25, active_file=round(active_mi * MI)),
         crossing(0),
@@ -36,3 +37,7 @@ def test_active_cache_that_would_have_been_enough_is_named() -> None:
 
 def test_too_little_active_cache_is_not() -> None:
     assert "Page cache" not in advice_with(0.1)
+
+
+def test_cache_that_was_active_all_the_time_is_not() -> None:
+    assert "Page cache" not in advice_with(300, before_mi=280)
