@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from monitor.cli.explain_limits import limit_text
 from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
 
@@ -89,6 +90,7 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
     facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
     facts += [("OOM killer", text) for text in _badness(pod["badness"])]
+    facts += [(fact["name"], limit_text(fact)) for fact in pod["memory_limits"]]
     facts.append(("local storage", _storage(pod["local_storage"])))
     facts.append(("admission", _admission(pod["admission"])))
     if pod["eviction"] is not None:

@@ -13,6 +13,7 @@ import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, table_lines
 from monitor.cli.top_frame import Node
+from monitor.cli.top_limits import cells, columns, container_lines
 from monitor.daemon.config import RunConfig
 from monitor.pods.source import open_source
 
@@ -33,7 +34,7 @@ def top(once: bool, output: str, **flags: Any) -> None:
     """Show the node and its pods live, the next victim first; q or Ctrl-C ends.
 
     Figures come from the daemon at --listen if one answers (exact), else from the cgroup files (memory.stat may lag by
-    up to 2 s); the frame says which.
+    up to 2 s); the frame says which. Limits and swap always come from the files, which are exact about them.
     """
     node = Node(_config(flags))
     source = open_source(node.config.pods, node.hierarchy, node.mem_total, node.path)
@@ -88,8 +89,12 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
     yield f"{frame['time']}  {frame['source']}  cgroup v{hierarchy['version']} at {hierarchy['root']}"
     yield ""
     domains = [(name, frame[name]) for name in ("node", "kubepods") if frame[name] is not None]
-    columns = (*_MEMORY, "capacity", "available")
-    yield from table_lines(["domain", *columns], [[n, *(format_bytes(d[c]) for c in columns)] for n, d in domains])
+    figures = (*_MEMORY, "capacity", "available")
+    limits = columns([d for _, d in domains])
+    yield from table_lines(
+        ["domain", *figures, *limits],
+        [[name, *(format_bytes(d[f]) for f in figures), *cells(d, limits)] for name, d in domains],
+    )
     if frame["thresholds"]:
         yield ""
         yield from table_lines(
@@ -107,6 +112,7 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
         )
     yield ""
     yield from _pod_lines(frame["pods"])
+    yield from container_lines(frame["pods"])
     yield ""
     for name, value in frame.items():
         if name.startswith("memory_"):
@@ -119,15 +125,17 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
 def _pod_lines(pods: list[dict[str, Any]]) -> list[str]:
     if not pods:
         return ["no pods"]
-    columns = (*_MEMORY, "request", "over_request", "capacity", "available")
+    figures = (*_MEMORY, "request", "over_request", "capacity", "available")
+    limits = columns(pods)
     return table_lines(
-        ["pod", "qos", "priority", *columns],
+        ["pod", "qos", "priority", *figures, *limits],
         [
             [
                 f"{p['namespace']}/{p['name']}".lstrip("/"),
                 p["qos"],
                 p["priority"],
-                *(format_bytes(p[c]) for c in columns),
+                *(format_bytes(p[f]) for f in figures),
+                *cells(p, limits),
             ]
             for p in pods
         ],

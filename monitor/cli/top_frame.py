@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from monitor.cli.top_limits import limit_fields, pod_fields
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
-from monitor.pods.cgroup_tree import find_kubepods
+from monitor.pods.cgroup_tree import find_kubepods, kubepods_of
 from monitor.pods.model import FoundPod, PodSource, pod_message
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.thresholds import Threshold
@@ -43,18 +44,27 @@ class Node:
         source.poll()
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
+        order = _ordered(pods)
+        for pod in order:
+            known = source.pods.get(pod["uid"])
+            pod |= pod_fields(self.hierarchy, pod["cgroup"], known.containers if known is not None else {})
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
-            "node": {"cgroup": str(self.path), **asdict(node)},
-            "kubepods": asdict(domains["kubepods"]) if "kubepods" in domains else None,
+            "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
+            "kubepods": self._kubepods_fields(domains.get("kubepods")),
             "thresholds": _distances(self.thresholds, domains),
-            "pods": _ordered(pods),
+            "pods": order,
             "evicted": evicted(Path(self.config.state_dir)),
             **script_figures(node),
             "problems": list(source.problems),
         }
+
+    def _kubepods_fields(self, reading: MemoryReading | None) -> dict[str, Any] | None:
+        if reading is None:
+            return None
+        return {**asdict(reading), **limit_fields(self.hierarchy, kubepods_of(self.hierarchy, self.path))}
 
     def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""

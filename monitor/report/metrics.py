@@ -30,6 +30,7 @@ from monitor.kernel.rungs import NAMES
 from monitor.policy.eras import era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.http import Response
+from monitor.report.limit_metrics import limit_metrics
 from monitor.report.race_metrics import race_metrics
 from monitor.report.view import View
 
@@ -110,6 +111,7 @@ class Metrics(Collector):
         yield from self._daemon()
         yield from self._node()
         yield from self._pods()
+        yield from limit_metrics(self.view)
         yield from self._policy()
         yield from self._records()
         yield from self._latencies()
@@ -169,12 +171,9 @@ class Metrics(Collector):
         usage = GaugeMetricFamily("outrace_pod_memory_usage_bytes", "Memory in use by the pod.", labels=labels)
         working_set = GaugeMetricFamily("outrace_pod_memory_working_set_bytes", "The pod's working set.", labels=labels)
         request = GaugeMetricFamily("outrace_pod_memory_request_bytes", "The pod's memory request.", labels=labels)
-        # A pod that was deleted and made again has another uid and the same labels: the younger one is shown, because a
-        # series that appears twice makes the whole scrape invalid.
-        by_name = {(found.pod.namespace, found.pod.name): found for found in self.view.pods.values()}
-        for key, found in by_name.items():
+        for key, found in self.view.named_pods().items():
             request.add_metric(key, self._request(found.pod, "memory").value)
-            reading = self.view.memory(found.cgroup)
+            reading = self.view.used(found.cgroup)
             if reading is not None:
                 usage.add_metric(key, reading.usage)
                 working_set.add_metric(key, reading.working_set)
@@ -227,6 +226,11 @@ class Metrics(Collector):
             "the side started.",
             ("scope",),
             (((scope,), view.oom_kills[scope]) for scope in SCOPES),
+        )
+        yield CounterMetricFamily(
+            "outrace_given_back_bytes",
+            "Page cache of evicted pods that the kernel was asked to take back, since the side started.",
+            view.given_back_bytes,
         )
         yield CounterMetricFamily(
             "outrace_oom_kills_elsewhere",

@@ -1,0 +1,170 @@
+"""What a memory cgroup is allowed, what it is protected by, and how much of it is swapped out.
+
+| v2 | v1 | here |
+|---|---|---|
+| memory.min, memory.low | - | `min`, `low`: memory up to there is not reclaimed (never; while there is other) |
+| memory.high | - | `high`: above it the cgroup is reclaimed and throttled, nobody is killed |
+| memory.max | memory.limit_in_bytes | `max`: what the OOM killer keeps |
+| memory.swap.max | memory.memsw.limit_in_bytes - limit | `swap_max` |
+| - | memory.soft_limit_in_bytes | `soft` |
+| memory.swap.current | memory.memsw.usage_in_bytes - usage | `swap`: in use |
+
+The soft limit is not `low`: it protects nothing. When the machine is short, whoever is furthest above its own is
+reclaimed first, as far as that works (Documentation/admin-guide/cgroup-v1/memory.rst, 7); below `low` the kernel stays
+out as long as anything else can be reclaimed (cgroup-v2.rst, memory.low).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitor.kernel import meminfo
+from monitor.kernel.cgroupfs import MAX_LIMIT, Hierarchy
+
+#: What `memory.min` and `memory.low` of "max" stand for, everything: the kernel's PAGE_COUNTER_MAX as v1 prints it.
+EVERYTHING = (1 << 63) - 4096
+#: How old what `LimitCache` gives may be.
+FRESH_S = 1.0
+#: A number and a line feed; the longest is 2^63-4096.
+_LONGEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes. None: not set, or not known to this kernel and hierarchy (swap accounting is off, cgroup v1).
+
+    ``min`` and ``low`` of 0 protect nothing and are None; "max" there is `EVERYTHING`. ``high``, ``max`` and
+    ``swap_max`` may be 0. ``oom_group``: whether the OOM killer takes all of the cgroup at once (memory.oom.group).
+    """
+
+    min: int | None = None
+    low: int | None = None
+    high: int | None = None
+    max: int | None = None
+    swap_max: int | None = None
+    soft: int | None = None
+    swap: int | None = None
+    oom_group: bool | None = None
+
+    def named(self) -> dict[str, int | None]:
+        """The limits alone, by their names: neither ``swap`` nor ``oom_group``."""
+        return {
+            "min": self.min,
+            "low": self.low,
+            "high": self.high,
+            "max": self.max,
+            "swap_max": self.swap_max,
+            "soft": self.soft,
+        }
+
+
+def read(hierarchy: Hierarchy, path: Path, swap: bool = True) -> Limits | None:
+    """The limits of the cgroup ``path``; None if there is no such cgroup (any more). Nothing that is missing raises.
+
+    ``swap`` False leaves out how much is swapped out. The root is the machine: without limits, with the machine's swap.
+    """
+    if path == hierarchy.root:
+        return machine() if swap else Limits()
+    try:
+        # 6 us for each file from here, 9 by its whole path, 13 by open() (measured).
+        directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = _v1(directory, swap) if hierarchy.version == 1 else _v2(directory, swap)
+    finally:
+        os.close(directory)
+    # The descriptor outlives a cgroup that is removed meanwhile; what is missing is missing for that reason then.
+    return found if os.path.isdir(path) else None
+
+
+def machine() -> Limits:
+    """The machine's swap in use; None where it has no swap. CannotError without /proc."""
+    return Limits(swap=_swap_used(meminfo.read()))
+
+
+def _swap_used(values: Mapping[str, int]) -> int | None:
+    total = values.get("SwapTotal", 0)
+    return total - values.get("SwapFree", 0) if total else None
+
+
+def _v2(directory: int, swap: bool) -> Limits:
+    group = _number(directory, "memory.oom.group")
+    return Limits(
+        min=_number(directory, "memory.min", EVERYTHING) or None,
+        low=_number(directory, "memory.low", EVERYTHING) or None,
+        high=_number(directory, "memory.high"),
+        max=_number(directory, "memory.max"),
+        swap_max=_number(directory, "memory.swap.max"),
+        swap=_number(directory, "memory.swap.current") if swap else None,
+        oom_group=None if group is None else bool(group),
+    )
+
+
+def _v1(directory: int, swap: bool) -> Limits:
+    limit = _number(directory, "memory.limit_in_bytes")
+    together = _number(directory, "memory.memsw.limit_in_bytes")
+    return Limits(
+        max=limit,
+        # As mem_cgroup_get_max() in mm/memcontrol.c has it. The kernel keeps the sum from being below the limit.
+        swap_max=None if limit is None or together is None else together - limit,
+        soft=_number(directory, "memory.soft_limit_in_bytes"),
+        swap=_v1_swap(directory) if swap else None,
+    )
+
+
+def _v1_swap(directory: int) -> int | None:
+    """Memory and swap without memory. What is charged between the two looks could make it negative."""
+    together = _number(directory, "memory.memsw.usage_in_bytes")
+    memory = _number(directory, "memory.usage_in_bytes")
+    return None if together is None or memory is None else max(0, together - memory)
+
+
+def _number(directory: int, name: str, unlimited: int | None = None) -> int | None:
+    """A file of a cgroup; None if there is none, ``unlimited`` for "max" and for what v1 writes instead."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, _LONGEST).strip()
+    except OSError:
+        return None  # ENODEV: removed since
+    finally:
+        os.close(fd)
+    if text == b"max":
+        return unlimited
+    if not text.isdigit():
+        return None
+    value = int(text)
+    return unlimited if value > MAX_LIMIT else value
+
+
+class LimitCache:
+    """The same for whoever asks often: every cgroup is read once a second at most. Not for two threads at a time.
+
+    Swap is looked for only while the machine has any; without it ``swap`` is None everywhere.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hierarchy = hierarchy
+        self._clock = clock
+        self._read_s = -FRESH_S
+        self._known: dict[Path, Limits | None] = {}
+        self._machine = Limits()
+
+    def look(self, path: Path) -> Limits | None:
+        """As `read`, at most `FRESH_S` old."""
+        now = self._clock()
+        if now - self._read_s >= FRESH_S:
+            self._known, self._read_s = {}, now
+            self._machine = machine()
+        if path == self._hierarchy.root:
+            return self._machine
+        if path not in self._known:
+            self._known[path] = read(self._hierarchy, path, swap=self._machine.swap is not None)
+        return self._known[path]

@@ -1,0 +1,79 @@
+"""A daemon on a lab node whose pods have limits: what `outrace top` and /metrics say of them, on either hierarchy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kernel import meminfo
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import LabNode
+from tests import live
+from tests.daemon.hot_node import hard, hot_node
+from tests.limited import limit
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with hot_node() as made:
+        yield made
+
+
+def top(node: LabNode, daemon: LabDaemon) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The node of a frame, and its pods by name."""
+    options = ["--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}"]
+    options += ["--listen", daemon.address.removeprefix("http://"), "--state-dir", str(daemon.state_dir)]
+    done = live.outrace("top", "--once", *options, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    frame = json.loads(done.stdout)
+    # An emulated machine may take more than the 2 s that `top` waits for a daemon; limits are never the daemon's.
+    assert frame["source"].startswith("daemon at ") or live.emulated()
+    return frame["node"], {pod["name"]: pod for pod in frame["pods"]}
+
+
+def told(daemon: LabDaemon, pod: str) -> dict[str, float]:
+    """Limit -> bytes, of a pod of /metrics."""
+    start, end = 'outrace_pod_memory_limit_bytes{limit="', f'",namespace="lab",pod="{pod}"}}'
+    return {
+        series.removeprefix(start).removesuffix(end): value
+        for series, value in daemon.metrics().items()
+        if series.startswith(start) and series.endswith(end)
+    }
+
+
+def test_limits_are_shown_and_followed(node: LabNode) -> None:
+    limited, _ = node.add_pod("limited"), node.add_pod("plain")
+    wanted = limit(limited.cgroup, 48)
+    with live.daemon(node, *hard(20)) as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 2, "both pods")
+        whole, pods = top(node, daemon)
+        assert pods["limited"]["limits"] == wanted.named()
+        assert pods["limited"]["oom_group"] == wanted.oom_group
+        assert set(pods["plain"]["limits"].values()) == {None}
+        assert whole["limits"]["max"] == node.memory_bytes
+        present = {name: value for name, value in wanted.named().items() if value is not None}
+        live.until(lambda: told(daemon, "limited") == present, "the limits in /metrics")
+        assert told(daemon, "plain") == {}
+        assert live.metric(daemon, 'memory_limit_bytes{domain="node",limit="max"}') == node.memory_bytes
+
+        # A limit changed by anybody is seen: what is shown is a second old at most, on whatever machine.
+        again = limit(limited.cgroup, 40)
+        present = {name: value for name, value in again.named().items() if value is not None}
+        live.until(lambda: told(daemon, "limited") == present, "the new limits in /metrics")
+        assert top(node, daemon)[1]["limited"]["limits"] == again.named()
+
+        swap = [series for series in daemon.metrics() if "memory_swap_bytes" in series]
+        assert bool(swap) == (swap_accounted(limited.cgroup) and meminfo.read()["SwapTotal"] > 0)
+        node.remove_pod(limited)
+        live.until(lambda: told(daemon, "limited") == {}, "the pod to be gone from /metrics")
+        live.ended(daemon)
+
+
+def swap_accounted(cgroup: Path) -> bool:
+    return any((cgroup / name).exists() for name in ("memory.swap.current", "memory.memsw.usage_in_bytes"))

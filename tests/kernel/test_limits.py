@@ -1,0 +1,195 @@
+"""Limits and swap of a memory cgroup: from the files of either version, of real cgroups, and when one goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.errors import CannotError
+from monitor.kernel import cgroupfs, limits, meminfo
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.limits import EVERYTHING, LimitCache, Limits, read
+from tests.limited import MIB, UNLIMITED, limit, write
+from tests.puppet import cgroup
+
+UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max", "memory.oom.group": 0}
+V1 = {"memory.limit_in_bytes": 64 * MIB, "memory.usage_in_bytes": 10 * MIB}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup")
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            {
+                "memory.min": 1,
+                "memory.low": 2,
+                "memory.high": 3,
+                "memory.max": 4,
+                "memory.swap.max": 5,
+                "memory.swap.current": 6,
+                "memory.oom.group": 1,
+            },
+            Limits(1, 2, 3, 4, 5, None, 6, True),
+        ),
+        (UNSET, Limits(oom_group=False)),
+        # A protection of 0 is none. A limit of 0 is one, and the hardest.
+        ({"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, Limits(high=0, max=0, swap_max=0)),
+        ({"memory.min": "max", "memory.low": "max", "memory.max": "max"}, Limits(min=EVERYTHING, low=EVERYTHING)),
+        ({"memory.swap.max": "max", "memory.swap.current": 0}, Limits(swap=0)),
+        ({"memory.high": "", "memory.max": "many"}, Limits()),
+    ],
+    ids=["all", "unset", "zero", "everything", "swap without limit", "not a number"],
+)
+def test_the_files_of_cgroup_v2(tmp_path: Path, files: dict[str, int | str], found: Limits) -> None:
+    assert read(Hierarchy(2, tmp_path), write(tmp_path / "pod", files)) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (V1, Limits(max=64 * MIB)),  # swapaccount=0
+        (
+            {
+                **V1,
+                "memory.memsw.limit_in_bytes": 80 * MIB,
+                "memory.memsw.usage_in_bytes": 13 * MIB,
+                "memory.soft_limit_in_bytes": 32 * MIB,
+            },
+            Limits(max=64 * MIB, swap_max=16 * MIB, soft=32 * MIB, swap=3 * MIB),
+        ),
+        # What is read first is older: memory may have been charged meanwhile.
+        ({**V1, "memory.memsw.usage_in_bytes": 9 * MIB}, Limits(max=64 * MIB, swap=0)),
+        ({**V1, "memory.memsw.limit_in_bytes": UNLIMITED}, Limits(max=64 * MIB)),
+        ({"memory.limit_in_bytes": UNLIMITED, "memory.soft_limit_in_bytes": UNLIMITED}, Limits()),
+        # A file of the other version says nothing here.
+        ({**V1, "memory.high": MIB}, Limits(max=64 * MIB)),
+    ],
+    ids=["memory alone", "all", "charged meanwhile", "swap without limit", "unset", "v2's"],
+)
+def test_the_files_of_cgroup_v1(tmp_path: Path, files: dict[str, int | str], found: Limits) -> None:
+    assert read(Hierarchy(1, tmp_path), write(tmp_path / "pod", files)) == found
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_swap_can_be_left_out(tmp_path: Path, version: int) -> None:
+    files = {**V1, "memory.memsw.usage_in_bytes": 13 * MIB, "memory.max": 64 * MIB, "memory.swap.current": 3 * MIB}
+    path = write(tmp_path / "pod", files)
+    hierarchy = Hierarchy(version, tmp_path)
+    assert [getattr(read(hierarchy, path, swap), "swap", "gone") for swap in (True, False)] == [3 * MIB, None]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_root_has_the_machines_swap_and_no_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    write(tmp_path, {**V1, "memory.memsw.usage_in_bytes": 99 * MIB, "memory.soft_limit_in_bytes": MIB})
+    values = {"MemTotal": 1, "SwapTotal": 8 * MIB, "SwapFree": 5 * MIB}
+    monkeypatch.setattr(meminfo, "read", lambda: values)
+    hierarchy = Hierarchy(version, tmp_path)
+    assert read(hierarchy, tmp_path) == Limits(swap=3 * MIB)
+    assert read(hierarchy, tmp_path, swap=False) == Limits()
+    values["SwapTotal"] = 0
+    assert read(hierarchy, tmp_path) == Limits()
+
+
+def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(2, tmp_path)
+    assert read(hierarchy, write(tmp_path / "bare", {})) == Limits()
+    assert read(hierarchy, tmp_path / "gone") is None
+    assert read(hierarchy, write(tmp_path / "pod", {}) / "cgroup.procs") is None  # no directory at all
+
+
+# -- real cgroups ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with cgroup("limits") as path:
+        yield path
+
+
+def without_swap(found: Limits | None) -> Limits | None:
+    """No test can rely on swap: what is in use is asserted to be none, or not known."""
+    assert found is None or found.swap in (0, None)
+    return None if found is None else dataclasses.replace(found, swap=None)
+
+
+@pytest.mark.live
+@needs_root
+def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
+    hierarchy = cgroupfs.detect()
+    inner = cgroupfs.make(pod / "inner")
+    group = None if hierarchy.version == 1 else False
+    assert without_swap(read(hierarchy, inner)) == Limits(oom_group=group)
+    wanted = limit(inner, 64)
+    assert wanted.max == 64 * MIB
+    assert without_swap(read(hierarchy, inner)) == wanted
+    cgroupfs.remove(inner)
+    assert read(hierarchy, inner) is None
+
+
+@pytest.mark.live
+@needs_root
+@pytest.mark.parametrize("before", [0, 1, 2], ids=["first file", "second file", "third file"])
+def test_a_real_cgroup_that_is_removed_while_it_is_read(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    hierarchy = cgroupfs.detect()
+    inner = cgroupfs.make(pod / "inner")
+    real, calls = limits._number, 0
+
+    def number(*arguments: object) -> int | None:
+        nonlocal calls
+        if calls == before:
+            cgroupfs.remove(inner)
+        calls += 1
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(limits, "_number", number)
+    assert read(hierarchy, inner) is None  # whatever was read of it: the rest would look as if it were not set
+    assert calls > before
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_cgroup_is_read_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap = {"MemTotal": 1, "SwapTotal": 8 * MIB, "SwapFree": 8 * MIB}
+    monkeypatch.setattr(meminfo, "read", lambda: swap)
+    clock = Clock()
+    cache = LimitCache(Hierarchy(2, tmp_path), clock)
+    pod = write(tmp_path / "pod", {"memory.high": 1, "memory.swap.current": 7})
+    assert cache.look(pod) == Limits(high=1, swap=7)
+    assert cache.look(tmp_path / "late") is None
+    write(pod, {"memory.high": 2})
+    write(tmp_path / "late", {"memory.high": 3})
+    clock.now += 0.9
+    assert cache.look(pod) == Limits(high=1, swap=7)
+    assert cache.look(tmp_path / "late") is None
+    assert cache.look(tmp_path) == Limits(swap=0)
+    clock.now += 0.2
+    swap["SwapTotal"] = swap["SwapFree"] = 0  # swapoff
+    assert cache.look(pod) == Limits(high=2)
+    assert cache.look(tmp_path / "late") == Limits(high=3)
+    assert cache.look(tmp_path) == Limits()
+
+
+def test_a_machine_without_proc_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> dict[str, int]:
+        raise CannotError("no /proc/meminfo", "mount procfs at /proc")
+
+    monkeypatch.setattr(meminfo, "read", nothing)
+    with pytest.raises(CannotError, match="mount procfs"):
+        LimitCache(Hierarchy(2, tmp_path)).look(tmp_path)

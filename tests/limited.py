@@ -1,0 +1,39 @@
+"""Cgroups with every limit that this kernel knows, and trees of files that look like cgroups of another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor.kernel.limits import EVERYTHING, Limits
+
+MIB = 1 << 20
+#: What v1 prints for "no limit".
+UNLIMITED = EVERYTHING
+
+
+def write(path: Path, files: dict[str, int | str]) -> Path:
+    """A directory with these files in it, a line each."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "cgroup.procs").touch()
+    for name, content in files.items():
+        (path / name).write_text(f"{content}\n")
+    return path
+
+
+def limit(path: Path, mib: int) -> Limits:
+    """Set all limits of a real cgroup, ``mib`` the hardest; what should be read then, its swap aside (0 or unknown)."""
+    v1 = (path / "memory.limit_in_bytes").exists()
+    size = mib * MIB
+    if v1:
+        wanted = {"memory.limit_in_bytes": size, "memory.soft_limit_in_bytes": size // 2}
+        wanted["memory.memsw.limit_in_bytes"] = size + MIB
+    else:
+        wanted = {"memory.min": size // 8, "memory.low": size // 4, "memory.high": size // 2, "memory.max": size}
+        wanted |= {"memory.swap.max": MIB, "memory.oom.group": 1}
+    there = {name: value for name, value in wanted.items() if (path / name).exists()}
+    for name, value in there.items():
+        (path / name).write_text(str(value))
+    swap_max = MIB if {"memory.memsw.limit_in_bytes", "memory.swap.max"} & there.keys() else None
+    if v1:
+        return Limits(max=size, soft=size // 2, swap_max=swap_max)
+    return Limits(size // 8, size // 4, size // 2, size, swap_max, oom_group=True)

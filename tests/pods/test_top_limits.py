@@ -1,0 +1,142 @@
+"""Limits and swap in `outrace top`: as JSON from real cgroups, and the columns that appear where somebody has one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli.top import lines
+from monitor.cli.top_limits import limit_fields, pod_fields
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.limits import Limits
+from monitor.lab.node import LabNode
+from tests.limited import MIB, limit, write
+from tests.live import outrace
+
+NOTHING: dict[str, int | str] = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    with LabNode("test-top-limits", 128 * MIB) as made:
+        made.add_pod("plain")
+        made.add_pod("limited", containers=2)
+        yield made
+
+
+def frame(node: LabNode) -> dict[str, Any]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]  # nobody listens there once it is closed
+    options = ["--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}"]
+    options += ["--listen", f"127.0.0.1:{port}", "--state-dir", str(node.manifests / "state")]
+    done = outrace("top", "--once", *options, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.live
+def test_a_frame_of_real_cgroups(node: LabNode) -> None:
+    pod = node.pods["limited"]
+    whole = limit(pod.cgroup, 64)
+    part = limit(pod.containers["c1"], 32)
+    found = frame(node)
+    pods = {p["name"]: p for p in found["pods"]}
+    limited, plain = pods["limited"], pods["plain"]
+    assert limited["limits"] == whole.named()
+    assert limited["containers"]["c1"]["limits"] == part.named()
+    assert limited["oom_group"] == whole.oom_group
+    none = Limits().named()
+    assert limited["containers"]["c0"]["limits"] == plain["limits"] == plain["containers"]["c0"]["limits"] == none
+    assert found["node"]["limits"]["max"] == limited["limits"]["max"] * 2 == 128 * MIB
+    assert found["node"]["limits"]["high"] is None
+    assert (limited["capacity"], plain["capacity"]) == (64 * MIB, None)  # as before
+    for one in (found["node"], limited, plain):
+        assert one["swap"] in (0, None)
+    # On a terminal: the columns there are, by the version of this machine.
+    text = "\n".join(lines(found))
+    (header,) = (line.split() for line in text.splitlines() if line.startswith("POD "))
+    columns = ["SOFT", "SWAP_MAX"] if cgroupfs.detect().version == 1 else ["MIN", "LOW", "HIGH", "SWAP_MAX"]
+    if whole.swap_max is None:
+        columns.pop()
+    assert header[-len(columns) - 1 :] == ["AVAILABLE", *columns]
+    assert "lab/limited/c1 " in text
+    assert "lab/limited/c0 " not in text
+
+
+# -- what is shown of files --------------------------------------------------------------------------------------------
+
+FIGURES = dict.fromkeys(
+    ("usage", "active_file", "inactive_file", "working_set", "capacity", "available", "request", "over_request"), 0
+)
+
+
+def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | str] = NOTHING) -> str:
+    """The table of a v2 node with these pods, p0 and so on; the first has one container."""
+    hierarchy = Hierarchy(2, root)
+    rows = []
+    for i, files in enumerate(pods):
+        path = write(root / f"p{i}", {**NOTHING, **files})
+        containers = {} if i else {"c0": write(path / "c0", {**NOTHING, **container})}
+        who = {"namespace": "ns", "name": f"p{i}", "qos": "Burstable", "priority": 0}
+        rows.append({**who, **FIGURES, **pod_fields(hierarchy, str(path), containers)})
+    frame = {
+        "time": "now",
+        "source": "files",
+        "hierarchy": {"version": 2, "root": str(root)},
+        "node": {**FIGURES, **limit_fields(hierarchy, write(root / "node", {"memory.max": MIB}))},
+        "kubepods": {**FIGURES, **limit_fields(hierarchy, write(root / "kubepods", {"memory.min": 2 * MIB}))},
+        "thresholds": [],
+        "pods": rows,
+        "evicted": [],
+        "problems": [],
+    }
+    return "\n".join(lines(frame))
+
+
+def header(text: str, first: str) -> list[str]:
+    """The columns behind those that are always there."""
+    row = next(line.split() for line in text.splitlines() if line.startswith(f"{first} "))
+    return row[row.index("AVAILABLE") + 1 :] if "AVAILABLE" in row else row[1:]
+
+
+def test_nothing_is_added_where_nobody_uses_them(tmp_path: Path) -> None:
+    text = shown(tmp_path, {"memory.max": MIB}, {"memory.swap.max": 0, "memory.swap.current": 0}, container={})
+    assert header(text, "POD") == []
+    assert "CONTAINER" not in text
+    assert header(text, "DOMAIN") == ["MIN"]  # kubepods has one
+
+
+def test_a_column_appears_for_whoever_has_one(tmp_path: Path) -> None:
+    text = shown(tmp_path, {"memory.high": 3 * MIB}, {"memory.swap.current": 5 * MIB, "memory.swap.max": 0})
+    assert header(text, "POD") == ["HIGH", "SWAP", "SWAP_MAX"]
+    rows = {line.split()[0]: line.split()[-3:] for line in text.splitlines() if line.startswith("ns/")}
+    assert rows == {"ns/p0": ["3.0Mi", "-", "-"], "ns/p1": ["-", "5.0Mi", "0"]}
+
+
+def test_a_limit_of_a_container_alone_is_shown(tmp_path: Path) -> None:
+    """Where the kubelet sets memory.high."""
+    text = shown(tmp_path, {}, {}, container={"memory.high": 3 * MIB, "memory.max": 4 * MIB})
+    assert header(text, "POD") == []
+    assert header(text, "CONTAINER") == ["HIGH", "MAX"]
+    assert next(line.split() for line in text.splitlines() if line.startswith("ns/p0/c0")) == [
+        "ns/p0/c0",
+        "3.0Mi",
+        "4.0Mi",
+    ]
+
+
+def test_of_a_pod_known_to_the_daemon_alone_nothing_is_said(tmp_path: Path) -> None:
+    nothing = {"swap": None, "limits": Limits().named(), "oom_group": None}
+    assert pod_fields(Hierarchy(2, tmp_path), None, {}) == {**nothing, "containers": {}}
+    assert limit_fields(Hierarchy(2, tmp_path), tmp_path / "gone") == nothing
