@@ -68,7 +68,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("global_oom") and EXPENDABLE not in Path("/proc/cmdline").read_text().split():
+    if item.get_closest_marker("expendable") and EXPENDABLE not in Path("/proc/cmdline").read_text().split():
         pytest.skip("takes all memory of the machine: only in a guest of make test-vm, which may be lost")
     if item.get_closest_marker("kernel") and (obstacle := kernel_obstacle()):
         if item.config.getoption("--require-kernel"):

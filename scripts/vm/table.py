@@ -26,7 +26,8 @@ def cell(row: Mapping[str, Any]) -> str:
     """What came of one guest, in a word or two."""
     if row["code"] is None:
         return f"{row['why'].partition(':')[0] or 'no result'}"
-    parts = [f"{row['passed']} passed"]
+    again = f" ({row['again']} of them the second time)" if row["again"] else ""
+    parts = [f"{row['passed']} passed{again}"]
     if row["failed"]:
         parts.append(f"**{row['failed']} failed**")
     if row["skipped"]:

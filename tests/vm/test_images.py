@@ -179,7 +179,7 @@ def options(*arguments: str) -> argparse.Namespace:
 
 def test_what_follows_the_dashes_goes_to_pytest_word_by_word() -> None:
     command = matrix.guest_command(options("--kernel", "6.1", "--", "tests/kernel", "-k", "oom and not slow"))
-    assert command.endswith("--require-kernel tests/kernel -k 'oom and not slow'\n")
+    assert "--require-kernel tests/kernel -k 'oom and not slow'\n" in command
 
 
 def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing_is_left(
@@ -197,21 +197,24 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     kernel, oom = matrix.suites(options())
     assert " -m '(kernel or live) and not slow and not once and" in matrix.guest_command(options(), kernel)
     everything, again = matrix.suites(options("--all"))
-    assert " -m '(kernel or live) and not slow and not global_oom' " in matrix.guest_command(options(), everything)
+    assert " -m '(kernel or live) and not slow and not expendable' " in matrix.guest_command(options(), everything)
     assert again == oom
-    assert matrix.guest_command(options(), oom).endswith("-m global_oom tests/lab/test_global_oom.py\n")
+    last = "-m expendable tests/lab/test_global_oom.py tests/lab/test_lockdown.py"  # what cannot be taken back
+    assert f"{last}\ncode=$?\n" in matrix.guest_command(options(), oom)
     assert (kernel.memory_mib, oom.memory_mib) == (None, 512)
     named = set(kernel.selection.split())
     assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
     assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
     (asked,) = matrix.suites(options("--", "-k", "oom"))
-    assert matrix.guest_command(options("--", "-k", "oom"), asked).endswith("--require-kernel -k oom\n")
+    assert "--require-kernel -k oom\ncode=$?\n" in matrix.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = matrix.suites(options("--command", "true"))
     assert matrix.guest_command(options("--command", "true"), shell) == "true\n"
 
 
 def test_pytest_is_interrupted_before_the_guest_is_killed() -> None:
-    assert "timeout --signal=INT --kill-after=60 85 python3" in matrix.guest_command(options(), deadline_s=100)
+    assert "timeout --signal=INT --kill-after=60 $((85 - SECONDS)) python3" in matrix.guest_command(
+        options(), deadline_s=100
+    )
 
 
 def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
@@ -229,8 +232,53 @@ def test_failed_tests_are_named_with_their_first_line(tmp_path: Path) -> None:
         '<testcase classname="tests.b" name="test_bad[1]"><failure message="assert 1 == 2&#10;more">x</failure>'
         "</testcase></testsuite></testsuites>"
     )
-    assert report.failures(tmp_path / "junit.xml") == ["tests.b::test_bad[1]: assert 1 == 2"]
+    assert report.failures(tmp_path) == [("FAILED", "tests.b::test_bad[1]: assert 1 == 2")]
     assert report.failures(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("second", "counted", "what"),
+    [
+        ("", (2, 1, 0, 0), report.AGAIN),
+        ('<failure message="again"/>', (1, 0, 1, 0), report.FAILED),
+        ('<skipped message="not now"/>', (1, 0, 1, 0), report.FAILED),
+    ],
+)
+def test_what_passes_the_second_time_is_told_apart(
+    tmp_path: Path, second: str, counted: tuple[int, int, int, int], what: str
+) -> None:
+    bad = '<testcase classname="tests.b" name="test_bad">{}</testcase>'
+    (tmp_path / "junit.xml").write_text(
+        '<testsuites><testsuite tests="2" failures="1"><testcase classname="tests.a" name="test_good"/>'
+        + bad.format('<failure message="assert 1 == 2"/>')
+        + "</testsuite></testsuites>"
+    )
+    (tmp_path / "again.xml").write_text(f"<testsuites><testsuite>{bad.format(second)}</testsuite></testsuites>")
+    assert report.counts(tmp_path) == counted
+    assert report.failures(tmp_path) == [(what, "tests.b::test_bad: assert 1 == 2")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "tried"), [(0, 0, 0, 1), (1, 0, 0, 2), (1, 1, 1, 2), (2, 0, 2, 1), (5, 0, 5, 1)]
+)
+def test_what_failed_is_run_once_more(tmp_path: Path, first: int, second: int, code: int, tried: int) -> None:
+    """The guest's own script, with a pytest that ends as it is told to."""
+    impostor = tmp_path / "python3"
+    impostor.write_text(f"""#!/bin/sh
+case "$*" in *doctor*) exit 0 ;; esac
+echo "$*" >> {tmp_path}/runs
+case "$*" in *--last-failed*) exit {second} ;; esac
+exit {first}
+""")
+    impostor.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", matrix.guest_command(options())],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == code
+    runs = (tmp_path / "runs").read_text().splitlines()
+    assert len(runs) == tried
+    assert ["again.xml" in run for run in runs] == [False, True][:tried]
 
 
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
