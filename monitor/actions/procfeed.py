@@ -87,10 +87,11 @@ class ConnectorFeed:
         try:
             self._subscription.bind()
             self._subscription.control(listen=True)
-        except OSError as error:
+        except (OSError, KeyError) as error:  # KeyError: pyroute2 tries other addresses where bind() is forbidden
             self._subscription.close()
+            why = "it may not be listened to" if isinstance(error, KeyError) else error
             raise CannotError(
-                f"the process connector cannot be used: {error}", "run as root in the initial pid and user namespace"
+                f"the process connector cannot be used: {why}", "run as root in the initial pid and user namespace"
             ) from None
         # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
         self._socket = socket.socket(fileno=os.dup(self._subscription.fileno()))

@@ -218,6 +218,18 @@ def processes(path: Path, recursive: bool = True) -> list[int]:
     return sorted(found - {0})
 
 
+def populated(path: Path) -> bool | None:
+    """Whether there are processes in it or below, as cgroup.events tells, for which the kernel takes no lock.
+
+    None where it does not tell (cgroup v1); False for a cgroup that is gone.
+    """
+    try:
+        events = (path / "cgroup.events").read_text()
+    except OSError:
+        return None if path.exists() else False
+    return "populated 1" in events.splitlines()
+
+
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
     """The machine as the kubelet sees it: the root cgroup against ``mem_total`` bytes (MemTotal of /proc/meminfo)."""
     usage, inactive, active = _figures(hierarchy, hierarchy.root)

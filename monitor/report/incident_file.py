@@ -192,6 +192,9 @@ def connect(path: Path, *, write: bool, timeout_s: float) -> sqlite3.Connection:
         if write:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = OFF")  # Debian's default writes zeros over what is deleted
+    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it, in bytes that are no text
+        connection.close()
+        raise Damaged("its schema is damaged") from error
     except BaseException:
         connection.close()
         raise
@@ -299,6 +302,8 @@ def errors_of(path: Path) -> Iterator[None]:
             number, text = _ERRNOS[code & 0xFF]
             raise OSError(number, f"{text} ({error})", str(path)) from error
         raise Damaged(str(error)) from error
+    except UnicodeDecodeError as error:  # as in `connect`
+        raise Damaged("what SQLite says of it is no text") from error
 
 
 def log_of(path: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
@@ -52,6 +53,7 @@ def passes(daemon: LabDaemon, more: int = 5) -> None:
 # -- observe -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, *hard(80)) as daemon:
@@ -181,6 +183,50 @@ def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> N
         assert decided(daemon) == ["phoenix"] * 2
 
 
+def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> None:
+    """Nobody is left in the pod to read it, and active it would count as working set: the next pod would go for it."""
+    if cgroupfs.detect().version == 1:
+        pytest.skip("memory.reclaim is of cgroup v2")
+    pod = node.add_pod("left")
+    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
+    with place as files, live.daemon(node, "--enforce", *hard(80)) as daemon:
+        with live.Puppet(pod.containers["c0"]) as puppet:
+            puppet.do(f"write('{files}/a', 24); read('{files}/a'); read('{files}/a')")
+            puppet.tell("anon(100)")
+            evicted(daemon, pod)
+        told = live.message(daemon, "the kernel took back page cache of an evicted pod", pod="lab/left")
+        assert told["bytes"] > 20 * MIB
+        assert int((pod.cgroup / "memory.current").read_text()) < 4 * MIB
+        assert live.metric(daemon, "given_back_bytes_total") == told["bytes"]
+
+
+def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode) -> None:
+    """Its working set grows when that turns active; nobody runs in it."""
+    if cgroupfs.detect().version == 1:
+        pytest.skip("cgroup v1 has no cgroup.events, and its cgroup.procs is too dear to ask")
+    if multi_gen_lru():
+        pytest.skip("reading twice activates nothing under the multi-gen LRU")
+    pod = node.add_pod("left")
+    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
+    kept = live.elsewhere(f"mount --bind /dev/null {pod.cgroup}/memory.reclaim")  # else outrace takes it back
+    with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=kept) as daemon:
+        with live.Puppet(pod.containers["c0"]) as puppet:
+            puppet.do(f"write('{files}/a', 24)")
+            puppet.tell("anon(100)")
+            evicted(daemon, pod)
+        with live.cgroup("reader") as elsewhere, live.Puppet(elsewhere) as reader:
+            reader.do(f"read('{files}/a'); read('{files}/a')")
+        active = 'memory_active_file_bytes{domain="node"}'
+        live.until(lambda: live.metric(daemon, active) >= 20 * MIB, "the page cache to be active")
+        hog = node.start_hog(node.add_pod("other"), mib=70)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        live.message(daemon, "evicting", pod="lab/other")
+        assert decided(daemon) == ["left", "other"]
+        assert live.messages(daemon, "an evicted pod runs again: it is a candidate again") == []
+
+
+@pytest.mark.once
 def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
     pod = node.add_pod("critical", priority=2_000_000_000)
     with live.daemon(node, "--enforce", *hard(80)) as daemon:
@@ -243,6 +289,7 @@ def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) ->
     assert end["gone_ns"] - decision["signalled_ns"] >= 1_000_000_000, "killed before the grace was over"
 
 
+@pytest.mark.once
 def test_a_pod_that_recovers_in_the_grace_is_left_alone(node: LabNode) -> None:
     pod = node.add_pod("breather")
     options = (*soft(80, "1s"), "--eviction-pressure-transition-period", "1500ms")

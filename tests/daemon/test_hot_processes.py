@@ -114,6 +114,7 @@ def test_a_second_daemon_on_the_state_dir_is_refused(node: LabNode) -> None:
         live.ended(daemon)
 
 
+@pytest.mark.once
 def test_what_is_lost_is_shown(node: LabNode) -> None:
     """A hot process that cannot run for a while: the ring fills up, and afterwards both sides say the same numbers."""
     pod = node.add_pod("noisy", containers=2)
