@@ -16,7 +16,7 @@ import click
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.daemon.config import fastest_fill
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.kernel import headers, meminfo, mounts, rungs
+from monitor.kernel import charging, headers, meminfo, mounts, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 
@@ -213,16 +213,14 @@ def _process_connector() -> list[Check]:
 
 
 def _lockdown() -> list[Check]:
-    path = Path("/sys/kernel/security/lockdown")
     try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        return [Check("lockdown", True, "not built in, or securityfs is not mounted")]
+        mode = charging.lockdown()
     except OSError as error:
-        return [Check("lockdown", True, f"unknown: {path}: {error.strerror}")]
-    confidential = "[confidentiality]" in text
-    remedy = "boot with lockdown=integrity: confidentiality forbids BPF to read kernel memory" if confidential else ""
-    return [Check("lockdown", not confidential, text, remedy, bpf=True)]
+        return [Check("lockdown", True, f"unknown: {error.filename}: {error.strerror}")]
+    if mode is None:
+        return [Check("lockdown", True, "not built in, or securityfs is not mounted")]
+    remedy = charging.NOT_CONFIDENTIAL if charging.CONFIDENTIAL in mode else ""
+    return [Check("lockdown", not remedy, mode, remedy, bpf=True)]
 
 
 def _scheduler() -> list[Check]:
@@ -275,7 +273,7 @@ def examine() -> list[Check]:
 def bpf_offers(checks: list[Check]) -> list[Offer]:
     """The BPF rungs as the checks have them: what is needed to load programs at all, and each rung's own hooks."""
     lacking = next((c for c in checks if (c.bpf or c.required) and not c.ok), None)
-    offers = rungs.bpf_offers()
+    offers = rungs.bpf_offers(trying=lacking is None)
     if lacking is None:
         return list(offers)
     why = f"{lacking.name}: {lacking.detail}"

@@ -30,6 +30,9 @@ _ARGUMENTS = {
 }
 _TRACEFS = Path("/sys/kernel/tracing")
 _UPDATE = "run Linux 6.13 or newer"
+#: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
+CONFIDENTIAL = "[confidentiality]"
+NOT_CONFIDENTIAL = "boot with lockdown=integrity: confidentiality forbids BPF to read kernel memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,17 @@ class Offer:
     remedy: str = ""
 
 
-def offered() -> list[Offer]:
-    """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too."""
+def offered(trying: bool = True) -> list[Offer]:
+    """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too.
+
+    ``trying``: load a program that does nothing where only that can tell; needs the privileges to load programs.
+    """
     try:
         btf = Btf()
     except BtfError as error:
         return [Offer(name, False, error.message, error.remedy) for name in (TRACEPOINT, FENTRY, KPROBE)]
     ways: dict[str, Callable[[Btf], tuple[str, str]]] = {
-        TRACEPOINT: _tracepoint, FENTRY: _fentry, KPROBE: _kprobe
+        TRACEPOINT: _tracepoint, FENTRY: lambda btf: _fentry(btf, trying), KPROBE: _kprobe
     }  # fmt: skip
     offers = []
     for name, look in ways.items():
@@ -62,8 +68,46 @@ def offered() -> list[Offer]:
     return offers
 
 
+def obstacle() -> tuple[str, str]:
+    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way."""
+    missing = missing_tracepoints()
+    if missing:
+        return f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y"
+    mode = lockdown()
+    if mode is not None and CONFIDENTIAL in mode:
+        return f"lockdown: {mode}", NOT_CONFIDENTIAL
+    return "", ""
+
+
+def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
+    """The kernel's lockdown modes, the one in force in brackets; None if it has none, or securityfs is not mounted.
+
+    Raises OSError.
+    """
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def missing_tracepoints() -> list[str]:
+    """Tracepoints the programs need whichever hook tells of charges, and this kernel does not offer."""
+    where = {"mark_victim": "oom", "signal_generate": "signal"}
+    return [f"{group}:{name}" for name, group in where.items() if not _is_there(group, name)]
+
+
+def _is_there(group: str, name: str) -> bool:
+    if tracefs_shown():
+        return (_TRACEFS / "events" / group / name).is_dir()
+    try:
+        Btf().tracepoint_args(name)
+    except BtfError:
+        return False
+    return True
+
+
 def _tracepoint(btf: Btf) -> tuple[str, str]:
-    mounted = _mounted()
+    mounted = tracefs_shown()
     for event in ("mod_memcg_lruvec_state", "mod_memcg_state"):
         if mounted and not (_TRACEFS / "events/memcg" / event).is_dir():
             return f"this kernel has no tracepoint memcg:{event}", _UPDATE
@@ -73,7 +117,7 @@ def _tracepoint(btf: Btf) -> tuple[str, str]:
     return "", ""
 
 
-def _mounted() -> bool:
+def tracefs_shown() -> bool:
     """Whether tracefs can be asked. If not (`outrace doctor` by a user, or before the first start), BTF has to do."""
     return os.access(_TRACEFS / "events", os.X_OK)
 
@@ -89,7 +133,7 @@ def _function(btf: Btf) -> tuple[str, str]:
     return "", ""
 
 
-def _fentry(btf: Btf) -> tuple[str, str]:
+def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
     against = _function(btf)
     if against[0]:
         return against
@@ -101,6 +145,13 @@ def _fentry(btf: Btf) -> tuple[str, str]:
     missing = _untraceable()
     if missing:
         return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
+    function = btf.function(CHARGE)
+    problem = probes.fexit_problem(function[0]) if function and trying else ""
+    if problem:
+        return (
+            f"a program that does nothing was refused: {problem}",
+            "use another; add CAP_BPF and CAP_PERFMON if missing",
+        )
     return "", ""
 
 
@@ -110,7 +161,7 @@ def _untraceable() -> str:
         with (_TRACEFS / "available_filter_functions").open() as file:
             left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}
     except FileNotFoundError:
-        left = set(_ARGUMENTS) if _mounted() else set()
+        left = set(_ARGUMENTS) if tracefs_shown() else set()
     except OSError:
         return ""
     return min(left, default="")

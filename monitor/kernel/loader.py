@@ -38,7 +38,6 @@ AUTO = "auto"
 SWEEP_CHUNK = 2
 COMMIT_CHUNK = 64
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
-_TRACEFS = Path("/sys/kernel/tracing/events")
 #: Hooks that were offered and refused, in the state dir: tried again after a boot, or when their stamp changes.
 REFUSED = "refused-hooks.json"
 #: What clang and the verifier say, in the state dir.
@@ -117,12 +116,6 @@ def stamps() -> dict[str, str]:
     return found
 
 
-def missing_tracepoints() -> list[str]:
-    """Tracepoints the programs need whichever hook tells of charges, and this kernel does not offer."""
-    where = {"mark_victim": "oom", "signal_generate": "signal"}
-    return [f"{group}:{name}" for name, group in where.items() if not (_TRACEFS / group / name).is_dir()]
-
-
 def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     """The pin directory for this state dir and kernel, loading first if it is missing or stale.
 
@@ -131,9 +124,9 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
 
     Raises CannotError (exit code 3) when this kernel or machine cannot, with the remedy.
     """
-    missing = missing_tracepoints()
-    if missing:
-        raise CannotError(f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y")
+    why, remedy = charging.obstacle()
+    if why:
+        raise CannotError(why, remedy)
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)

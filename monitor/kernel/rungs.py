@@ -57,17 +57,15 @@ class Facts:
     fill_rate: int = 6 << 30
 
 
-def bpf_offers() -> tuple[Offer, ...]:
-    """The rungs that need BPF: whether the kernel has their hooks. (Whether they load is found out by loading them.)"""
-    from monitor.kernel import loader
-
+def bpf_offers(trying: bool = True) -> tuple[Offer, ...]:
+    """The rungs that need BPF: whether the kernel has their hooks. (Whether they load is found out by loading them.)
+    ``trying`` as in `charging.offered`.
+    """
     try:
-        missing = loader.missing_tracepoints()
-        obstacle = f"this kernel has no tracepoint {missing[0]}" if missing else ""
-        remedy = "run a kernel with CONFIG_TRACING=y"
+        obstacle, remedy = charging.obstacle()
     except OSError as error:
         obstacle, remedy = f"{error.filename}: {error.strerror}", "run as root"
-    offers = charging.offered()
+    offers = charging.offered(trying)
     if obstacle:
         return tuple([Offer(offer.name, False, obstacle, remedy) for offer in offers])
     seen = {MEMCG: "", FENTRY: _PARTIAL, KPROBE: _PARTIAL}

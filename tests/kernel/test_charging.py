@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -109,11 +110,15 @@ def test_other_counters_are_not_taken_for_memory(hook: str) -> None:
             watch.sweeper.run()
             before = watch.table.reading(index)
             # Kernel memory and sockets: page tables of 2 MiB each, pipes, and datagrams nobody reads.
-            busy.do("anon(32); fds = [os.pipe() for _ in range(200)]; [os.write(w, bytes(4096)) for _, w in fds]")
+            busy.do("anon(32); fds = [os.pipe() for _ in range(400)]; [os.write(w, bytes(4096)) for _, w in fds]")
             busy.do(
                 "import socket; pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); pair[0].send(b'x' * 4096)"
             )
-            assert watch.table.reading(index) == before
+            after = watch.table.reading(index)
+            # The puppet that waits may take a page for that, which is a batch; and the kernel gives back what a CPU has
+            # in stock for a cgroup when it takes from another.
+            assert abs(after.usage - before.usage) <= 64 * PAGE * (os.cpu_count() or 1)
+            assert (after.inactive_file, after.active_file) == (before.inactive_file, before.active_file)
             still.do("anon(4)")
             watch.sweeper.reread()
             assert watch.table.reading(index).usage == cgroupfs.read_cgroup(cgroupfs.detect(), mine).usage

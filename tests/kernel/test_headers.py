@@ -146,6 +146,7 @@ print(b["forks"][0].value)
 """
 
 
+@pytest.mark.once
 @pytest.mark.kernel
 def test_bcc_compiles_and_loads_a_program_with_what_is_prepared(tmp_path: Path) -> None:
     source = headers.prepare(tmp_path)

@@ -167,6 +167,7 @@ def test_a_removed_state_dir_is_forgotten(tmp_path: Path) -> None:
     assert loader.state_directory(instance) is None
 
 
+@pytest.mark.once
 def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
     with LabNode("test-away", 64 * MIB) as node:
         pod = node.add_pod("p", containers=2)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
 
 from monitor.errors import CannotError
 from monitor.kernel import pace
@@ -85,3 +91,17 @@ def test_this_machine_offers_polling_at_least() -> None:
         pytest.skip(f"no memory cgroups here: {found.no_cgroups}")
     assert "poll" in offered(found)
     assert ("eventfd" in offered(found)) <= (found.cgroup_version == 1)
+
+
+@pytest.mark.kernel
+def test_the_plan_is_the_same_before_tracefs_is_mounted() -> None:
+    """`outrace run` mounts it; asked before its first start, BTF has to do."""
+    live.pin_dir()  # mounts it here
+    plans = [
+        json.loads(live.outrace("doctor", "-o", "json", wrapper=wrapper).stdout)["hook_plan"]
+        for wrapper in ((), live.elsewhere("umount -l /sys/kernel/tracing"))
+    ]
+    # Why one is not there may be told in other words.
+    told = [(plan["rung"], [(rung["name"], rung["ok"]) for rung in plan["rungs"]]) for plan in plans]
+    assert told[0] == told[1]
+    assert plans[0]["rung"] in BPF_RUNGS
