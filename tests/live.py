@@ -171,6 +171,11 @@ def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
+def elsewhere(script: str, *then: str) -> tuple[str, ...]:
+    """A command that runs another one where file systems are mounted as ``script`` says, seen by nobody else."""
+    return ("unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh", *then)
+
+
 def one_line(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
     """The command ended with ``code`` and one line on stderr that has all of these words."""
     lines = result.stderr.strip().splitlines()

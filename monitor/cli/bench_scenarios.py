@@ -36,9 +36,10 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool, outp
         _list(chosen, output)
         return 0
     if not only:  # whoever names one is told why it cannot be
-        for scenario in [s for s in chosen if not s.is_playable]:
-            click.echo(f"{scenario.name}: left out, because it needs {scenario.needs}", err=True)
-        chosen = tuple([scenario for scenario in chosen if scenario.is_playable])
+        for scenario in chosen:
+            if problem := scenario.needs():
+                click.echo(f"{scenario.name}: left out: {problem}", err=True)
+        chosen = tuple([scenario for scenario in chosen if not scenario.needs()])
     mounts.ensure()
     with ThreadPoolExecutor(jobs) as pool:
         played = list(zip(chosen, pool.map(lambda scenario: _play(scenario, runs), chosen), strict=True))

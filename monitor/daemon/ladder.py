@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -150,6 +151,13 @@ def tell(config: RunConfig, log: Callable[..., None]) -> None:
         )
 
 
+def unwatched(stats: SharedStats, now_ns: int) -> dict[str, int]:
+    """How long nobody watched while it stepped down, ``unwatched_ns``, to be said once when it is ready; or nothing."""
+    began = stats.get("stepped_ns")
+    stats.set("stepped_ns", 0)
+    return {"unwatched_ns": now_ns - began} if began else {}
+
+
 def _collect(pid: int) -> None:
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
@@ -161,7 +169,7 @@ def announcement(config: RunConfig) -> dict[str, str]:
         return {}
     return {
         "problem": "; ".join(f"{one['name']}: {one['why']}" for one in config.missed),
-        "remedy": config.missed[0]["remedy"],
+        "remedy": "; or ".join(dict.fromkeys(one["remedy"] for one in config.missed if one["remedy"])),
     }
 
 
@@ -193,6 +201,7 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     )
     os.environ[_LEFT] = str(side_pid)
     stats.add("step_downs")
+    stats.set("stepped_ns", time.monotonic_ns())
     for name in ("armed", "ready_ns", "published_ns"):
         stats.set(name, 0)
     config_fd = lower.to_memfd()

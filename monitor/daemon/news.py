@@ -14,6 +14,7 @@ from monitor.actions.status import Eviction, StatusStore
 from monitor.daemon import channel
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.errors import MonitorError
+from monitor.pods.model import FoundPod
 from monitor.policy.eras import era
 from monitor.policy.manager import container_usage
 from monitor.policy.messages import eviction_message
@@ -164,6 +165,17 @@ class News:
         self.log.info("evicted", **fields)
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message))
+        found = self.view.pods.get(message["pod"])
+        if found is not None:
+            self.reaper.submit(lambda: self._give_back(found))
+
+    def _give_back(self, found: FoundPod) -> None:
+        from monitor.actions.giveback import give_back
+
+        given = give_back(found.cgroup)
+        if given:
+            self.view.given_back_bytes += given
+            self.log.info("the kernel took back page cache of an evicted pod", pod=label(found.pod), bytes=given)
 
     def _on_reclaim(self, message: Mapping[str, Any]) -> None:
         self.log.info(

@@ -117,7 +117,8 @@ class SoftRecords:
         return self._look()
 
     def look_after(self) -> None:
-        """Once a second: nothing, here."""
+        """Once a second, and when pods came: what they have counted before is no kill of now."""
+        self._oom.count()
 
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""

@@ -55,6 +55,7 @@ COUNTERS = (
     "bound_bytes",  # bytes that can move unseen right now
     "bound_ns",  # for how long, where they are looked at now and then
     "step_downs",  # rungs of the hook ladder left while running
+    "stepped_ns",  # since when nobody watches because of that; 0 once somebody does
     "pods",
     "cpu_ns",  # CPU time of the hot process
     "published_ns",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from monitor.errors import ConfigError
 from monitor.lab import plays
-from monitor.lab.stage import FREEZER, UNIFIED, Scenario
+from monitor.lab.stage import Scenario, freezer, two_lists, unified
 from monitor.lab.truth import NOTHING, Truth
 from monitor.race import incident as i
 
@@ -111,7 +111,7 @@ SCENARIOS = (
         plays.over_eviction,
         hard(48),
         enforce=True,
-        needs=FREEZER,
+        needs=freezer,
     ),
     Scenario(
         "would-have-won",
@@ -160,7 +160,7 @@ SCENARIOS = (
         plays.frozen_victim,
         hard(64),
         enforce=True,
-        needs=FREEZER,
+        needs=freezer,
     ),
     Scenario(
         "tmpfs-outlives",
@@ -185,6 +185,7 @@ SCENARIOS = (
         plays.pinned_cache,
         hard(32),
         enforce=True,
+        needs=two_lists,
     ),
     Scenario(
         "kubepods-limit",
@@ -241,7 +242,7 @@ SCENARIOS = (
         plays.group_kill,
         hard(32),
         enforce=True,
-        needs=UNIFIED,
+        needs=unified,
     ),
     Scenario(
         "relieved",
@@ -287,7 +288,7 @@ SCENARIOS = (
         Truth(i.RELIEVED, _flags(i.USER_KILL, i.ALREADY_EXITING), domain="/c0"),
         plays.already_exiting,
         _SOFT_ONLY,
-        needs=FREEZER,
+        needs=freezer,
     ),
     Scenario(
         "lost-records",

@@ -6,7 +6,7 @@ from monitor.race import incident as i
 from monitor.race.badness import evictable
 from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
 from monitor.race.evictions import Eviction
-from monitor.race.facts import GROUP_NS, Facts
+from monitor.race.facts import Facts, one_kill
 
 
 def flags(f: Facts) -> tuple[str, ...]:
@@ -54,12 +54,12 @@ def collateral(f: Facts) -> list[Mark]:
 
 
 def is_group_kill(f: Facts) -> bool:
-    """Several processes killed at once: marks of one thread within 10 ms, in one cgroup that is not known to die one by
-    one, or, where one of them is known to die as a whole, below one cgroup: memory.oom.group may be set on an ancestor.
+    """Several processes killed at once (`one_kill`) in one cgroup that is not known to die one by one, or, where one of
+    them is known to die as a whole, below one cgroup: memory.oom.group may be set on an ancestor.
     """
     for k, mark in enumerate(f.kills):
         for other in f.kills[k + 1 :]:
-            if other.invoker_tid != mark.invoker_tid or other.ts_ns - mark.ts_ns > GROUP_NS:
+            if not one_kill(mark, other):
                 continue
             told = {mark.group, other.group}
             if True in told and _top(mark.memcg) == _top(other.memcg):

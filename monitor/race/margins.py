@@ -8,7 +8,7 @@ from __future__ import annotations
 from monitor.race import incident as i
 from monitor.race.events import PODS, Sample
 from monitor.race.evictions import EXIT_NS, Eviction
-from monitor.race.facts import GROUP_NS, Facts
+from monitor.race.facts import GROUP_NS, Facts, one_kill
 
 Margins = tuple[int | None, float | None]
 
@@ -95,7 +95,7 @@ def held(f: Facts, e: Eviction) -> int | None:
     kill, d = f.kill_ns or 0, e.decision
     own = [s for s in f.episode.events if isinstance(s, Sample) and s.pod == d.pod and s.container is None]
     seen = [s.working_set for s in own if d.ts_ns <= s.ts_ns <= kill][-1:]
-    killed = [m.rss for m in f.kills if m.pod == d.pod and m.ts_ns - kill <= GROUP_NS]
+    killed = [m.rss for m in f.kills if m.pod == d.pod and (m.ts_ns - kill <= GROUP_NS or one_kill(f.kills[0], m))]
     known = [n for n in (d.working_set, *seen, sum(killed) if killed else None) if n is not None]
     return max(known, default=None)
 

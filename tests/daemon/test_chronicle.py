@@ -56,6 +56,7 @@ class Heard:
             pods=pods or {},
             thresholds=(),
             stats=SimpleNamespace(get=lambda _: 0),
+            side_pid=0,
             table=None,
             counted=dict,
             mem_total=1 << 30,

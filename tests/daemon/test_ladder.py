@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.kernel import cgroupfs, loader
+from monitor.kernel import cgroupfs, charging, loader
 from monitor.kernel.rungs import BPF_RUNGS, NAMES
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
@@ -119,6 +120,7 @@ def test_page_cache_is_no_crossing_until_it_is_memory(
     cache.unlink()
 
 
+@pytest.mark.once
 def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
     """It is watched with a threshold, and alarms, of its own."""
     pod = node.add_pod("hog", under="kubepods")
@@ -186,11 +188,12 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         live.message(daemon, "evicted", pod="lab/hog")
 
 
+@pytest.mark.once
 def test_a_loader_that_fails_is_a_rung_less(
     node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if loader.missing_tracepoints():
-        pytest.skip(f"nothing to load on this kernel: no {loader.missing_tracepoints()[0]}")
+    if charging.missing_tracepoints():
+        pytest.skip(f"nothing to load on this kernel: no {charging.missing_tracepoints()[0]}")
     impostor = tmp_path_factory.mktemp("path")
     (impostor / "bcc.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(impostor))
@@ -200,9 +203,48 @@ def test_a_loader_that_fails_is_a_rung_less(
         assert taken(daemon) == HERE[0]
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "problem", "remedy"),
+    [
+        pytest.param(
+            live.elsewhere(
+                "for d in /usr/src /lib/modules; do [ ! -d $d ] || mount -t tmpfs none $d; done\n"
+                "[ ! -e /sys/kernel/kheaders.tar.xz ] || mount --bind /dev/null /sys/kernel/kheaders.tar.xz"
+            ),
+            "BCC needs a kernel headers package and none is installed",
+            "linux-headers-",
+            id="headers",
+        ),
+        pytest.param(
+            live.elsewhere("umount -l /sys/fs/bpf", *without("sys_admin")),
+            "bpf is not mounted at /sys/fs/bpf",
+            "mount -t bpf bpf /sys/fs/bpf",
+            id="bpffs",
+            marks=pytest.mark.once,
+        ),
+    ],
+)
+def test_what_is_taken_away_costs_a_rung_and_nothing_else(
+    node: LabNode, tmp_path: Path, wrapper: tuple[str, ...], problem: str, remedy: str
+) -> None:
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
+    live.pin_dir()  # mounts what is missing: there must be something to take away
+    pod = node.add_pod("hog")
+    with soft(node, tmp_path, "auto", "--enforce", wrapper=wrapper) as daemon:
+        said = live.message(daemon, "better hooks cannot be used here")
+        assert problem in said["problem"]
+        assert remedy in said["remedy"]
+        assert taken(daemon) == HERE[0]
+        hog = node.start_hog(pod, mib=400, rate=100)
+        hog.go()
+        assert hog.wait() == -9
+        live.message(daemon, "evicted", pod="lab/hog")
+
+
 def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_path: Path) -> None:
-    if loader.missing_tracepoints():
-        pytest.skip(f"no BPF rung on this kernel: no {loader.missing_tracepoints()[0]}")
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     pod = node.add_pod("hog")
     # At this rate the node is far from its threshold at first.
     with soft(node, tmp_path, "auto", "--enforce", "--max-fill-rate", "256Mi") as daemon:
@@ -218,6 +260,9 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         assert (said["from_rung"], said["rung"]) == (best, HERE[0])
         assert "cannot attach" in said["problem"]
         live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
+        again = daemon.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
+        assert again is not None
+        assert 0 < again["unwatched_ns"] < 10**9 * live.TIMEOUT_S
         assert daemon.process is not None
         assert daemon.process.poll() is None, "the same process"
         assert taken(daemon) == HERE[0]
@@ -229,12 +274,18 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
     assert node.oom_kills() == 0
 
 
-def test_pins_that_are_removed_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path) -> None:
-    if loader.missing_tracepoints():
-        pytest.skip(f"no BPF rung on this kernel: no {loader.missing_tracepoints()[0]}")
+@pytest.mark.parametrize("how", [pytest.param("unloaded", marks=pytest.mark.once), "unmounted"])
+def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path, how: str) -> None:
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
-    with soft(node, tmp_path, "auto") as daemon:
-        assert loader.unload(loader.instance_directory(tmp_path / "state")) > 0
+    live.pin_dir()
+    with soft(node, tmp_path, "auto", wrapper=live.elsewhere("")) as daemon:
+        if how == "unloaded":
+            assert loader.unload(loader.instance_directory(tmp_path / "state")) > 0
+        else:
+            here = ["nsenter", "--mount", f"--target={daemon.pid}", "umount", "-l", "/sys/fs/bpf"]
+            subprocess.run(here, check=True)
         live.message(daemon, "the pinned BPF objects are gone: kills while no daemon runs will not be seen")
         hog = node.start_hog(pod, mib=64)
         hog.go()

@@ -164,6 +164,11 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         "own_limit",
         {"group_kill"},
     ),
+    "a group whose kills are printed on a slow console": (
+        (*START, mark(3, **OWN, group=True), mark(180, pid=4243, **OWN, group=True), died(9), died(189, 4243)),
+        "own_limit",
+        {"group_kill"},
+    ),
     "two processes of one invoker long apart are no group": (
         (*START, mark(3, **OWN), mark(30, pid=4243, **OWN), died(9), died(39, 4243)),
         "own_limit",
