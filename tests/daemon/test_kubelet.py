@@ -12,7 +12,7 @@ import pytest
 from monitor.lab.node import MIB, LabNode
 from tests import live
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 HARD = ("--eviction-hard", "memory.available<32Mi")
 _KILLER = """
 import ctypes, os, sys

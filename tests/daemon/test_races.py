@@ -115,6 +115,7 @@ def test_a_side_that_was_killed_judges_the_next_race(node: LabNode, tmp_path: Pa
         assert final(daemon)["verdict"] == "own_limit"
 
 
+@pytest.mark.once
 def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: LabNode, tmp_path: Path) -> None:
     service = cgroupfs.make(node.cgroup / "service")
     cgroupfs.set_limit(service, 16 * MIB)

@@ -100,6 +100,7 @@ def test_the_watchdog_of_another_process_is_not_ours(manager: socket.socket, mon
     assert said(manager) == []
 
 
+@pytest.mark.once
 @pytest.mark.kernel
 def test_the_daemon_says_when_it_can_decide_and_that_its_loop_turns(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch

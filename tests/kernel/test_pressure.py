@@ -80,7 +80,8 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
             if seen and seen[-1].threshold == event.threshold:
                 # A hog that loses its CPU at the line loses the unused part of its batch too: below, and above again,
                 # which is news no sooner than rearm_ns later.
-                assert event.ts_ns - seen[-1].ts_ns >= 5_000_000
+                # (It is stamped after it was compared: an emulated CPU may stand still for 1 ms in between.)
+                assert event.ts_ns - seen[-1].ts_ns >= 5_000_000 - (2_000_000 if live.emulated() else 0)
                 continue
             seen.append(event)
         assert [event.threshold for event in seen] == [0, 1] * cycles

@@ -18,7 +18,7 @@ from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
 from monitor.report.incident_reader import IncidentReader
 
-pytestmark = [pytest.mark.kernel, pytest.mark.global_oom]
+pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 
 #: MiB/s. From the threshold to the end it takes seconds then, which an emulated machine needs too; slower, it would
 #: spend minutes reading program text again and again before the kernel gives up.

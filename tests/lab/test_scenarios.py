@@ -48,10 +48,6 @@ def test_one_that_there_is_not() -> None:
         named(("own-limit", "hogg"))
 
 
-def obstacle(scenario: Scenario) -> str:
-    return "" if scenario.is_playable else f"{scenario.needs} is not there"
-
-
 @pytest.fixture(scope="module")
 def played(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -75,7 +71,7 @@ def played(
             state_dirs.put(state_dir)
 
     with ThreadPoolExecutor(JOBS) as pool:
-        yield {s.name: pool.submit(one, s) for s in SCENARIOS if s.name in asked and not obstacle(s)}
+        yield {s.name: pool.submit(one, s) for s in SCENARIOS if s.name in asked and not s.needs()}
     for directory in every:
         loader.unload(loader.instance_directory(directory))
 
@@ -95,8 +91,8 @@ def test_every_verdict_is_made_on_every_kernel() -> None:
 @pytest.mark.kernel
 @pytest.mark.parametrize("scenario", cases())
 def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys: pytest.CaptureFixture[str]) -> None:
-    if obstacle(scenario):
-        pytest.skip(obstacle(scenario))
+    if scenario.needs():
+        pytest.skip(scenario.needs())
     outcome, state_dir = played[scenario.name].result(10 * live.TIMEOUT_S)
     assert outcome.wrong == ""
     assert outcome.verdict == scenario.truth.verdict

@@ -1,0 +1,76 @@
+"""A machine that is locked down while outrace runs, for real: only in a guest that may be lost (`make test-vm`).
+
+Lockdown cannot be taken back, so these are the last tests of their guest, in this order.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import loader
+from monitor.kernel.rungs import BPF_RUNGS, NAMES, SOFT_RUNGS
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-lockdown", 160 * MIB) as made:
+        yield made
+
+
+def taken(daemon: LabDaemon) -> str:
+    """The rung in use, from the metrics."""
+    metrics = daemon.metrics()
+    (rung,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
+    return rung
+
+
+def wins(node: LabNode, daemon: LabDaemon, name: str) -> None:
+    hog = node.start_hog(node.add_pod(name), mib=400, rate=50)
+    live.message(daemon, "pod found", pod=f"lab/{name}")
+    hog.go()
+    assert hog.wait() == -signal.SIGKILL
+    live.message(daemon, "evicted", pod=f"lab/{name}")
+    assert node.oom_kills() == 0
+
+
+def daemon_of(node: LabNode, state_dir: Path) -> LabDaemon:
+    return LabDaemon(node, "--enforce", "--eviction-hard", "memory.available<32Mi", state_dir=state_dir)
+
+
+def test_what_runs_goes_on_under_lockdown(node: LabNode, tmp_path: Path) -> None:
+    if not LOCKDOWN.exists():
+        pytest.skip("this kernel has no lockdown (CONFIG_SECURITY_LOCKDOWN_LSM)")
+    with daemon_of(node, tmp_path / "state") as daemon:
+        rung = taken(daemon)
+        assert rung in BPF_RUNGS
+        wins(node, daemon, "before")
+        LOCKDOWN.write_text("confidentiality")
+        wins(node, daemon, "after")
+        assert taken(daemon) == rung
+    loader.unload(loader.instance_directory(tmp_path / "state"))
+
+
+def test_begun_under_lockdown_it_is_a_rung_without_bpf(node: LabNode, tmp_path: Path) -> None:
+    if not LOCKDOWN.exists() or "[confidentiality]" not in LOCKDOWN.read_text():
+        pytest.skip("not locked down")
+    with daemon_of(node, tmp_path / "state") as daemon:
+        said = live.message(daemon, "better hooks cannot be used here")
+        assert taken(daemon) in SOFT_RUNGS
+        assert "lockdown" in f"{said['problem']} {said['remedy']}"
+        wins(node, daemon, "later")
+    shown = live.outrace("doctor")
+    assert "[confidentiality]" in shown.stdout
+    assert f"hook plan: {said['hooks']}" in shown.stdout
