@@ -283,8 +283,6 @@ class Chronicle:
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         kind, pod = message["kind"], message["pod"]
-        if kind == "reclaim" and message["invoker_pid"] == self._view.side_pid:
-            return  # what an evicted pod left is taken back (monitor/actions/giveback.py)
         if not self._is_of_the_node(message):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet

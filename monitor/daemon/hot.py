@@ -152,7 +152,7 @@ class Hot:
         self.stats.set("pods", len(self.registry))
         if stale and self.synced:  # at the start one sweep for all pods: 110 of them would take half a second
             self.sweep()  # a new domain's sums are complete after a sweep
-            self.records.look_after()
+            self.records.pods_came()
             if not self.decider.may_act:
                 self.decider.may_act = True
                 self.decider.run_pass()

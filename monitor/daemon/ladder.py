@@ -46,6 +46,7 @@ class AnyRecords(Protocol):
     def consume(self, fd: int) -> bool: ...
     def read_events(self) -> int: ...
     def look_after(self) -> None: ...
+    def pods_came(self) -> None: ...
     def send_flight(self) -> None: ...
 
 
@@ -77,13 +78,13 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         if rung.name not in wanted:
             continue
         problem: MonitorError = CannotError(rung.detail, rung.remedy)
-        if rung.ok:
+        if rung.ok or _is_loaded(config, rung.name):
             try:
                 pin_dir, loaded = _load(config, rung.name) if rung.name in BPF_RUNGS else ("", False)
                 taken = dataclasses.replace(config, rung=rung.name, missed=tuple(missed), pin_dir=pin_dir)
                 return taken, loaded
             except MonitorError as error:
-                problem = error
+                problem = error if rung.ok else problem
         missed.append({"name": rung.name, "why": problem.message, "remedy": problem.remedy})
         if needs_bpf and rung.name == BPF_RUNGS[-1]:
             break
@@ -93,6 +94,13 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     if config.hooks != AUTO:
         raise CannotError(f"--hooks {config.hooks}: {first['why']}", first["remedy"])
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
+
+
+def _is_loaded(config: RunConfig, rung: str) -> bool:
+    """Whether programs of this rung are there from an earlier start: a lockdown since then forbids only to load."""
+    from monitor.kernel import loader
+
+    return rung in BPF_RUNGS and loader.is_pinned(Path(config.state_dir), rung)
 
 
 def _load(config: RunConfig, rung: str) -> tuple[str, bool]:

@@ -63,6 +63,7 @@ class News:
         self.files = files
         self.log = log
         self.reaper = Worker("reaper")
+        self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self._elsewhere = Elsewhere(self._count_elsewhere, log)
         self._evictions: dict[str, Eviction] = {}
@@ -167,7 +168,7 @@ class News:
             self.files.submit(lambda: self.store.finish(eviction, message))
         found = self.view.pods.get(message["pod"])
         if found is not None:
-            self.reaper.submit(lambda: self._give_back(found))
+            self._reclaimer.submit(lambda: self._give_back(found))
 
     def _give_back(self, found: FoundPod) -> None:
         from monitor.actions.giveback import give_back
@@ -175,7 +176,7 @@ class News:
         given = give_back(found.cgroup)
         if given:
             self.view.given_back_bytes += given
-            self.log.info("the kernel took back page cache of an evicted pod", pod=label(found.pod), bytes=given)
+            self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
 
     def _on_reclaim(self, message: Mapping[str, Any]) -> None:
         self.log.info(

@@ -117,7 +117,10 @@ class SoftRecords:
         return self._look()
 
     def look_after(self) -> None:
-        """Once a second, and when pods came: what they have counted before is no kill of now."""
+        """Once a second: nothing, `_look` counts as often."""
+
+    def pods_came(self) -> None:
+        """What they have counted before is no kill of now."""
         self._oom.count()
 
     def send_flight(self) -> None:

@@ -69,11 +69,17 @@ def offered(trying: bool = True) -> list[Offer]:
 
 
 def obstacle() -> tuple[str, str]:
-    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way."""
+    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way.
+
+    A lockdown that cannot be read (AppArmor's profile for containers forbids it) is not known: loading tells.
+    """
     missing = missing_tracepoints()
     if missing:
         return f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y"
-    mode = lockdown()
+    try:
+        mode = lockdown()
+    except OSError:
+        mode = None
     if mode is not None and CONFIDENTIAL in mode:
         return f"lockdown: {mode}", NOT_CONFIDENTIAL
     return "", ""
@@ -150,7 +156,7 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
     if problem:
         return (
             f"a program that does nothing was refused: {problem}",
-            "use another; add CAP_BPF and CAP_PERFMON if missing",
+            "use --hooks auto, which goes on to the next; where CAP_BPF or CAP_PERFMON is missing, add it",
         )
     return "", ""
 

@@ -124,9 +124,6 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
 
     Raises CannotError (exit code 3) when this kernel or machine cannot, with the remedy.
     """
-    why, remedy = charging.obstacle()
-    if why:
-        raise CannotError(why, remedy)
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
@@ -134,6 +131,9 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     for name, mark in marks.items():  # what is pinned was chosen on this very kernel: nobody has to look again
         if hook in (AUTO, name) and (instance / mark).is_dir():
             return instance / mark, _load_if_missing(state_dir, instance / mark, name)
+    why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
+    if why:
+        raise CannotError(why, remedy)
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
     known = _refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None

@@ -61,10 +61,7 @@ def bpf_offers(trying: bool = True) -> tuple[Offer, ...]:
     """The rungs that need BPF: whether the kernel has their hooks. (Whether they load is found out by loading them.)
     ``trying`` as in `charging.offered`.
     """
-    try:
-        obstacle, remedy = charging.obstacle()
-    except OSError as error:
-        obstacle, remedy = f"{error.filename}: {error.strerror}", "run as root"
+    obstacle, remedy = charging.obstacle()
     offers = charging.offered(trying)
     if obstacle:
         return tuple([Offer(offer.name, False, obstacle, remedy) for offer in offers])

@@ -31,14 +31,16 @@ from monitor.race.formula import available_at, domain_of
 
 #: Marks by one invoking thread this close together are one OOM kill: the kernel goes through a group in one go.
 GROUP_NS = 10_000_000
-#: The same where the victims' cgroups are known to die as a whole. The kernel prints a line for each victim before
-#: it marks the next, which takes 15 ms on a serial console of 115200 baud, 180 ms at 9600.
+#: The same in one cgroup that is known to die as a whole. The kernel prints a line for each victim before it marks the
+#: next, which takes 15 ms on a serial console of 115200 baud, 180 ms at 9600. In two cgroups it may as well be two
+#: kills: the kubelet sets memory.oom.group on every container, and what the first one held may be slow to come back.
 KNOWN_GROUP_NS = 1_000_000_000
 
 
 def one_kill(mark: Mark, later: Mark) -> bool:
     """Two marks may be of one OOM kill: made by one thread, as close together as that kill would make them."""
-    near = KNOWN_GROUP_NS if mark.group and later.group else GROUP_NS
+    whole = mark.group and later.group and mark.memcg == later.memcg
+    near = KNOWN_GROUP_NS if whole else GROUP_NS
     return later.invoker_tid == mark.invoker_tid and later.ts_ns - mark.ts_ns <= near
 
 

@@ -229,7 +229,7 @@ class Metrics(Collector):
         )
         yield CounterMetricFamily(
             "outrace_given_back_bytes",
-            "Page cache of evicted pods that the kernel was asked to take back, since the side started.",
+            "What evicted pods left and the kernel took back when asked (page cache mostly), since the side started.",
             view.given_back_bytes,
         )
         yield CounterMetricFamily(

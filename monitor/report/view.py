@@ -64,7 +64,7 @@ class View:
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
     kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
-    given_back_bytes: int = 0  # page cache of evicted pods that the kernel was asked to take back
+    given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -163,10 +164,12 @@ def usable_acceleration(vmlinuz: Path) -> str:
 
 #: The QEMUs that run now, each watched by a thread of its own.
 _running: set[subprocess.Popen[bytes]] = set()
+_ended = threading.Event()
 
 
 def end_all() -> None:
-    """Kill every guest, so that the threads that watch them come to their end."""
+    """Kill every guest, and every one that is begun from now on: the threads that watch them come to their end."""
+    _ended.set()
     for process in list(_running):
         process.kill()
 
@@ -178,6 +181,8 @@ def watch(command: list[str], deadline_s: float, line: Callable[[str], None]) ->
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     _running.add(process)
+    if _ended.is_set():
+        process.kill()
     assert process.stdout is not None
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     rest, why = "", None

@@ -32,17 +32,27 @@ class Row:
 
     @property
     def good(self) -> bool:
-        return self.code == 0
+        return self.code == 0 and not self.why
 
     @property
     def result(self) -> str:
         return self.why or ("ok" if self.good else f"exit code {self.code}")
 
 
+def unproven(place: Path) -> str:
+    """Why an exit code of 0 is no success by a guest's results ("" if it is one): the second run of what failed may
+    have skipped it, and pytest is content with nothing but skips.
+    """
+    passed, _, failed, _ = counts(place)
+    if failed:
+        return f"{failed} failed, and did not pass the second time"
+    return "" if passed else "no test passed"
+
+
 def counts_of(junit: str) -> tuple[int, int, int]:
     """(passed, failed, skipped) of a junit.xml; errors count as failed, expected failures as skipped."""
     total = failed = skipped = 0
-    for suite in ElementTree.fromstring(junit).iter("testsuite"):
+    for suite in _parsed(junit, "testsuite"):
         total += int(suite.get("tests", 0))
         failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
         skipped += int(suite.get("skipped", 0))
@@ -53,22 +63,27 @@ def _text(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
+def _parsed(junit: str, what: str) -> list[ElementTree.Element]:
+    """Its elements of one kind; none of a file that is empty or was cut off when the guest was killed."""
+    try:
+        return list(ElementTree.fromstring(junit).iter(what))
+    except ElementTree.ParseError:
+        return []
+
+
 def counts(place: Path) -> tuple[int, int, int, int]:
     """(passed, of those the second time, failed, skipped) by a guest's results; zeros when it left none."""
-    text = _text(place / "junit.xml")
-    passed, failed, skipped = counts_of(text) if text else (0, 0, 0)
+    passed, failed, skipped = counts_of(_text(place / "junit.xml"))
     again = sum(1 for what, _ in failures(place) if what == AGAIN)
     return passed + again, again, failed - again, skipped
 
 
 def failures(place: Path) -> list[tuple[str, str]]:
     """(`FAILED` or `AGAIN`, the test and the first line of what it said) for each that failed at first."""
-    second = _text(place / "again.xml")
-    cases = ElementTree.fromstring(second).iter("testcase") if second else ()
-    mended = {_name(case) for case in cases if not _problems(case) and case.find("skipped") is None}
-    text = _text(place / "junit.xml")
+    second = _parsed(_text(place / "again.xml"), "testcase")
+    mended = {_name(case) for case in second if not _problems(case) and case.find("skipped") is None}
     found = []
-    for case in ElementTree.fromstring(text).iter("testcase") if text else ():
+    for case in _parsed(_text(place / "junit.xml"), "testcase"):
         for bad in _problems(case):
             message = next(iter((bad.get("message") or "").splitlines()), "")
             found.append((AGAIN if _name(case) in mended else FAILED, f"{_name(case)}: {message}"))

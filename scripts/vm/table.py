@@ -26,7 +26,7 @@ def cell(row: Mapping[str, Any]) -> str:
     """What came of one guest, in a word or two."""
     if row["code"] is None:
         return f"{row['why'].partition(':')[0] or 'no result'}"
-    again = f" ({row['again']} of them the second time)" if row["again"] else ""
+    again = f" ({row['again']} of them the second time)" if row.get("again") else ""
     parts = [f"{row['passed']} passed{again}"]
     if row["failed"]:
         parts.append(f"**{row['failed']} failed**")
@@ -71,7 +71,9 @@ def update(results: Path, readme: Path = README, kept: Path = RECORD) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise VmError(f"{results}: {error}: run make test-vm first") from None
     if not record["whole"]:
-        raise VmError(f"{results} is of a part of the matrix: run make test-vm without choosing kernels or tests")
+        raise VmError(
+            f"{results} is of a part of the matrix, or a guest gave no result: run make test-vm without other options"
+        )
     new = written(readme.read_text(), record)
     kept.parent.mkdir(parents=True, exist_ok=True)
     if results.resolve() != kept.resolve():

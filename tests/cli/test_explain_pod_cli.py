@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from monitor.lab.node import LabNode
 from tests.cli.explain_node import explain, explained_node, names, text
 from tests.live import MIB, Puppet
+from tests.puppet import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +106,18 @@ def test_the_kernel_kills_whom_it_says() -> None:
         with Puppet(big.containers["c0"]) as growing, Puppet(small.containers["c0"]) as marked:
             # 900 x 16 pages of 4 KiB are 56 MiB: with them the small one stays ahead whatever the big one takes.
             marked.do("open('/proc/self/oom_score_adj', 'w').write('900')")
-            marked.do("anon(8)")
+            marked.do("anon(24)")
             growing.do("anon(16)")
             found = explain(node, "big")["pod"]["badness"]
             assert found["node"]["pid"] == marked.pid
             assert found["pod"]["pid"] == growing.pid
-            growing.tell("anon(40)")
+            ends = [(puppet, os.pidfd_open(puppet.pid)) for puppet in (marked, growing)]
+            growing.tell("anon(28)")
+            # Who goes first: a victim's last pages come back after it no longer counts as one (exit_mmap() gathers up
+            # to 10000 of them), and until then the kernel may take a second one.
+            first = select.select([fd for _, fd in ends], [], [], TIMEOUT_S)[0]
+            assert first == [ends[0][1]]
+            for _, fd in ends:
+                os.close(fd)
             assert marked.wait() == -signal.SIGKILL
-            assert growing.answer() == "done"
-            assert node.oom_kills() == 1
+            assert node.oom_kills() >= 1

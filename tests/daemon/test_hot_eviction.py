@@ -194,7 +194,7 @@ def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> Non
             puppet.do(f"write('{files}/a', 24); read('{files}/a'); read('{files}/a')")
             puppet.tell("anon(100)")
             evicted(daemon, pod)
-        told = live.message(daemon, "the kernel took back page cache of an evicted pod", pod="lab/left")
+        told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/left")
         assert told["bytes"] > 20 * MIB
         assert int((pod.cgroup / "memory.current").read_text()) < 4 * MIB
         assert live.metric(daemon, "given_back_bytes_total") == told["bytes"]

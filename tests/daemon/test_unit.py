@@ -46,9 +46,12 @@ class Service:
             f"ExecStart=\nExecStart={' '.join(map(str, command))}",
             "WatchdogSec=10",
         ]
+        self._settings = "\n".join(changed) + "\n"
+
+    def install(self) -> None:
         shutil.copy(UNIT, UNITS / f"{self.name}.service")
         (UNITS / f"{self.name}.service.d").mkdir()
-        (UNITS / f"{self.name}.service.d" / "test.conf").write_text("\n".join(changed) + "\n")
+        (UNITS / f"{self.name}.service.d" / "test.conf").write_text(self._settings)
         self.systemctl("daemon-reload")
 
     def systemctl(self, verb: str, *options: str) -> str:
@@ -73,8 +76,8 @@ class Service:
 
     def remove(self) -> None:
         subprocess.run(["systemctl", "stop", self.name], check=False)
-        (UNITS / f"{self.name}.service").unlink()
-        shutil.rmtree(UNITS / f"{self.name}.service.d")
+        (UNITS / f"{self.name}.service").unlink(missing_ok=True)
+        shutil.rmtree(UNITS / f"{self.name}.service.d", ignore_errors=True)
         subprocess.run(["systemctl", "daemon-reload"], check=False)
         loader.unload(loader.instance_directory(self.state))
         shutil.rmtree(self.state, ignore_errors=True)
@@ -90,6 +93,7 @@ def service() -> Iterator[Service]:
     with LabNode("test-unit", 160 * MIB) as node:
         made = Service(node, port)
         try:
+            made.install()
             yield made
         finally:
             made.remove()

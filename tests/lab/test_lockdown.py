@@ -50,22 +50,37 @@ def daemon_of(node: LabNode, state_dir: Path) -> LabDaemon:
     return LabDaemon(node, "--enforce", "--eviction-hard", "memory.available<32Mi", state_dir=state_dir)
 
 
-def test_what_runs_goes_on_under_lockdown(node: LabNode, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state dir whose programs were loaded before the lockdown."""
     if not LOCKDOWN.exists():
         pytest.skip("this kernel has no lockdown (CONFIG_SECURITY_LOCKDOWN_LSM)")
-    with daemon_of(node, tmp_path / "state") as daemon:
+    state = tmp_path_factory.mktemp("loaded") / "state"
+    yield state
+    loader.unload(loader.instance_directory(state))
+
+
+def test_what_runs_goes_on_under_lockdown(node: LabNode, loaded: Path) -> None:
+    with daemon_of(node, loaded) as daemon:
         rung = taken(daemon)
         assert rung in BPF_RUNGS
         wins(node, daemon, "before")
         LOCKDOWN.write_text("confidentiality")
         wins(node, daemon, "after")
         assert taken(daemon) == rung
-    loader.unload(loader.instance_directory(tmp_path / "state"))
 
 
-def test_begun_under_lockdown_it_is_a_rung_without_bpf(node: LabNode, tmp_path: Path) -> None:
-    if not LOCKDOWN.exists() or "[confidentiality]" not in LOCKDOWN.read_text():
-        pytest.skip("not locked down")
+def test_what_is_loaded_is_used_by_the_next_daemon(node: LabNode, loaded: Path) -> None:
+    """Lockdown is asked when programs are loaded, not when they are attached (kprobes: then as well)."""
+    assert "[confidentiality]" in LOCKDOWN.read_text(), "the test before did not come so far"
+    with daemon_of(node, loaded) as daemon:
+        assert taken(daemon) in BPF_RUNGS
+        wins(node, daemon, "restarted")
+
+
+def test_begun_under_lockdown_it_is_a_rung_without_bpf(node: LabNode, tmp_path: Path, loaded: Path) -> None:
+    assert loaded
+    assert "[confidentiality]" in LOCKDOWN.read_text(), "the first test did not come so far"
     with daemon_of(node, tmp_path / "state") as daemon:
         said = live.message(daemon, "better hooks cannot be used here")
         assert taken(daemon) in SOFT_RUNGS

@@ -304,6 +304,7 @@ OWN = {"scope": "pod", "oom_path": "/kubepods/podx", "oom_limit": 64 * MI, "oom_
         (11, {"group": True}, {"group": None}, False),
         (180, {"group": True}, {"group": True}, True),
         (1001, {"group": True}, {"group": True}, False),
+        (300, {"memcg": "/kubepods/podx/a", "group": True}, {"memcg": "/kubepods/pody/a", "group": True}, False),
         (0.1, {"memcg": "/kubepods/podx/a", "group": True}, {"memcg": "/kubepods/podx/b", "group": True}, True),
         (9, {"memcg": "/kubepods/podx/a", "group": None}, {"memcg": "/kubepods/podx/b/c", "group": True}, True),
         (9, {"memcg": "/kubepods/podx", "group": True}, {"memcg": "/kubepods/podx/b", "group": False}, True),

@@ -194,14 +194,16 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
 
 
 def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
-    kernel, oom = matrix.suites(options())
+    kernel, oom, lockdown = matrix.suites(options())
     assert " -m '(kernel or live) and not slow and not once and" in matrix.guest_command(options(), kernel)
-    everything, again = matrix.suites(options("--all"))
+    everything, *others = matrix.suites(options("--all"))
     assert " -m '(kernel or live) and not slow and not expendable' " in matrix.guest_command(options(), everything)
-    assert again == oom
-    last = "-m expendable tests/lab/test_global_oom.py tests/lab/test_lockdown.py"  # what cannot be taken back
-    assert f"{last}\ncode=$?\n" in matrix.guest_command(options(), oom)
-    assert (kernel.memory_mib, oom.memory_mib) == (None, 512)
+    assert others == [oom, lockdown]
+    assert "-m expendable tests/lab/test_global_oom.py\ncode=$?\n" in matrix.guest_command(options(), oom)
+    # What cannot be taken back is the last thing a guest does, and there is no second try.
+    assert matrix.guest_command(options(), lockdown).endswith("-m expendable tests/lab/test_lockdown.py\n")
+    assert matrix.guest_command(options(), lockdown).count(" pytest ") == 1
+    assert (kernel.memory_mib, oom.memory_mib, lockdown.memory_mib) == (None, 512, 512)
     named = set(kernel.selection.split())
     assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
     assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
@@ -237,15 +239,15 @@ def test_failed_tests_are_named_with_their_first_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "counted", "what"),
+    ("second", "counted", "what", "why"),
     [
-        ("", (2, 1, 0, 0), report.AGAIN),
-        ('<failure message="again"/>', (1, 0, 1, 0), report.FAILED),
-        ('<skipped message="not now"/>', (1, 0, 1, 0), report.FAILED),
+        ("", (2, 1, 0, 0), report.AGAIN, ""),
+        ('<failure message="again"/>', (1, 0, 1, 0), report.FAILED, "1 failed, and did not pass the second time"),
+        ('<skipped message="not now"/>', (1, 0, 1, 0), report.FAILED, "1 failed, and did not pass the second time"),
     ],
 )
 def test_what_passes_the_second_time_is_told_apart(
-    tmp_path: Path, second: str, counted: tuple[int, int, int, int], what: str
+    tmp_path: Path, second: str, counted: tuple[int, int, int, int], what: str, why: str
 ) -> None:
     bad = '<testcase classname="tests.b" name="test_bad">{}</testcase>'
     (tmp_path / "junit.xml").write_text(
@@ -256,6 +258,28 @@ def test_what_passes_the_second_time_is_told_apart(
     (tmp_path / "again.xml").write_text(f"<testsuites><testsuite>{bad.format(second)}</testsuite></testsuites>")
     assert report.counts(tmp_path) == counted
     assert report.failures(tmp_path) == [(what, "tests.b::test_bad: assert 1 == 2")]
+    assert report.unproven(tmp_path) == why
+
+
+@pytest.mark.parametrize(
+    "junit", [None, "", "<testsuites><testsuite te", JUNIT.format(tests=8, failures=0, errors=0, skipped=8)]
+)
+def test_a_guest_in_which_no_test_passed_is_not_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junit: str | None
+) -> None:
+    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
+        place.mkdir(parents=True)
+        if junit is not None:
+            (place / "junit.xml").write_text(junit)
+        return guest.Outcome(0, "", 1.0)
+
+    monkeypatch.setattr(matrix, "boot", boot)
+    image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
+    ends = time.monotonic() + 1000
+    row = matrix.one(image, matrix.SUITES[0], options(), tmp_path, ends)
+    assert (row.good, row.result) == (False, "no test passed")
+    shell = options("--command", "true")
+    assert matrix.one(image, matrix.suites(shell)[0], shell, tmp_path / "shell", ends).good
 
 
 @pytest.mark.parametrize(
