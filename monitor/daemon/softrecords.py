@@ -181,6 +181,8 @@ class SoftRecords:
         usage = self._table.read_usage(entry)
         if not entry.machine:
             lowest = min(entry.ceilings, default=0) * PAGE
+            if usage > lowest:
+                self._table.refresh_a_leaf()
             if usage > lowest or now_ns - entry.stat_ns >= LISTS_NS:
                 self._table.read_stat(entry)
         used = entry.working_set

@@ -2,6 +2,15 @@
 
 Usage is exact (one pread of a kept descriptor, 0.6 us); the file lists come from memory.stat (3 us, and up to 64 pages
 of each CPU off); the machine's own figures from /proc/vmstat (20 us), added up as the BPF programs do it.
+
+What memory.stat of a parent says may be up to 2 s old. It is brought up to date when it is read only if enough was
+counted since (mm/memcontrol.c, memcg_vmstats_needs_flush), and since Linux 6.8 counting stops at the first cgroup that
+has enough already, because its ancestors were thought to have it then too (memcg_rstat_updated). A flush of the parent
+that meets an update on another CPU breaks that: the child has enough, the parent none, and nothing more reaches it
+until the child is read, or until the kernel's own flush every 2 s. Large pages make it likely: one update of 512 pages
+is enough. Seen on 6.18 with page cache being written, in 3 of 6 runs on some days: 80 MiB taken for working set. So
+what cannot be right is asked from the cgroups below, and one of those is read with every look, which lets its updates
+through again.
 """
 
 from __future__ import annotations
@@ -20,6 +29,13 @@ from monitor.kernel.wire import PAGE
 VMSTAT = "/proc/vmstat"
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _STAT_KEYS = {1: (b"\ntotal_inactive_file ", b"\ntotal_active_file "), 2: (b"\ninactive_file ", b"\nactive_file ")}
+#: What usage is made of, but for what the CPUs have charged ahead.
+_USED_KEYS = {
+    1: (b"\ntotal_rss ", b"\ntotal_cache "),
+    2: (b"\nanon ", b"\nfile ", b"\nkernel ", b"\nsock ", b"\nzswap "),
+}
+#: In place of ``kernel``, before Linux 5.18.
+_KERNEL_KEYS = (b"\nslab ", b"\nkernel_stack ", b"\npagetables ", b"\npercpu ")
 _VMSTAT_KEYS = (b"\nnr_inactive_file ", b"\nnr_active_file ", b"\nnr_anon_pages ", b"\nnr_file_pages ")
 #: More than either file holds (4 KiB with 2 nodes).
 _MOST = 1 << 16
@@ -30,12 +46,13 @@ class Entry:
 
     __slots__ = (
         "active",
+        "below",
         "ceilings",
         "cgroup_id",
         "crossed",
         "inactive",
-        "machine",
         "noted",
+        "path",
         "stat_fd",
         "stat_ns",
         "step",
@@ -44,13 +61,18 @@ class Entry:
         "usage_fd",
     )
 
-    def __init__(self, cgroup_id: int, step: int, machine: bool, usage_fd: int, stat_fd: int) -> None:
+    def __init__(self, cgroup_id: int, step: int, path: Path | None, usage_fd: int, stat_fd: int) -> None:
         self.cgroup_id = cgroup_id
         self.step = step
-        self.machine = machine
+        self.path = path  # None: the machine
+        self.below: list[Entry] = []  # the watched cgroups right below
         self.usage_fd, self.stat_fd = usage_fd, stat_fd
         self.usage = self.inactive = self.active = self.noted = self.stat_ns = self.synced = self.crossed = 0
         self.ceilings: list[int] = []
+
+    @property
+    def machine(self) -> bool:
+        return self.path is None
 
     @property
     def working_set(self) -> int:
@@ -71,6 +93,9 @@ class SoftTable:
         self._entries: list[Entry | None] = []
         self._known: dict[int, int] = {}
         self._free: list[int] = []
+        self._is_linked = True
+        self._leaves: list[Entry] = []
+        self._next_leaf = 0
 
     # reading: what `DomainTable` has
 
@@ -134,6 +159,7 @@ class SoftTable:
         self._entries.clear()
         self._known.clear()
         self._free.clear()
+        self._is_linked = False
 
     def add(self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 0, path: Path | None = None) -> int:
         """Watch the cgroup at ``path``; its index. Read at the next sweep. ``step`` in bytes.
@@ -161,7 +187,8 @@ class SoftTable:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise MonitorError("no descriptors left to watch another cgroup", "raise RLIMIT_NOFILE") from None
             raise
-        entry = Entry(cgroup_id, step, machine, usage_fd, stat_fd)
+        entry = Entry(cgroup_id, step, None if machine else path, usage_fd, stat_fd)
+        self._is_linked = False
         if self._free:
             at = self._free.pop()
             self._entries[at] = entry
@@ -184,6 +211,7 @@ class SoftTable:
             self.entry(at).close()
             self._entries[at] = None
             self._free.append(at)
+            self._is_linked = False
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set, at most 4; all are taken as not crossed yet. Nothing pulls a trigger."""
@@ -210,8 +238,10 @@ class SoftTable:
             pass  # ENODEV: removed; whoever watches it is told by the pod source
         return entry.usage
 
-    def read_stat(self, entry: Entry) -> None:
-        """Bring the file lists up to date; of the machine its usage as well."""
+    def read_stat(self, entry: Entry, deep: bool = False) -> None:
+        """Bring the file lists up to date; of the machine its usage as well. ``deep``: ask the cgroups below as well,
+        also where nothing speaks against what the parent's file says.
+        """
         try:
             data = b"\n" + os.pread(entry.stat_fd, _MOST, 0)
         except OSError:
@@ -223,6 +253,55 @@ class SoftTable:
             entry.inactive, entry.active = inactive * PAGE, active * PAGE
         else:
             entry.inactive, entry.active = (_number(data, key) for key in self._stat_keys)
+            if deep or self._may_lack(entry, data):
+                for child in entry.below:
+                    self.read_stat(child, deep=True)
+                entry.inactive = max(entry.inactive, sum([child.inactive for child in entry.below]))
+
+    def _may_lack(self, entry: Entry, data: bytes) -> bool:
+        """Whether the cgroups below have to be asked: of a pod always, of a domain with thresholds when it is above one
+        only by memory of which memory.stat knows nothing.
+        """
+        if not self._is_linked:
+            self._link()
+        if not entry.below or not entry.ceilings:
+            return bool(entry.below)
+        used = self.read_usage(entry) - entry.inactive
+        over = [ceiling * PAGE for ceiling in entry.ceilings if used > ceiling * PAGE]
+        return bool(over) and used - self._unaccounted(entry, data) <= max(over)
+
+    def _unaccounted(self, entry: Entry, data: bytes) -> int:
+        """Bytes of usage that memory.stat does not say the nature of."""
+        known = sum([_number(data, key) for key in _USED_KEYS[self._hierarchy.version]])
+        if self._hierarchy.version == 2:
+            if b"\nkernel " not in data:
+                known += sum([_number(data, key) for key in _KERNEL_KEYS])
+        elif entry.path is not None and known < entry.usage:
+            try:
+                known += int((entry.path / "memory.kmem.usage_in_bytes").read_bytes())
+            except (OSError, ValueError):
+                pass  # built without CONFIG_MEMCG_KMEM: it is not in usage either
+        return max(0, entry.usage - known)
+
+    def refresh_a_leaf(self) -> None:
+        """Read memory.stat of one more watched cgroup that has none below it, in turn."""
+        if not self._is_linked:
+            self._link()
+        if self._leaves:
+            self._next_leaf = (self._next_leaf + 1) % len(self._leaves)
+            self.read_stat(self._leaves[self._next_leaf])
+
+    def _link(self) -> None:
+        """Find out which watched cgroup lies right below which."""
+        self._is_linked = True
+        by_path = {entry.path: entry for entry in self if entry.path is not None}
+        for entry in by_path.values():
+            entry.below = []
+        for path, entry in by_path.items():
+            parent = next((by_path[above] for above in path.parents if above in by_path), None)
+            if parent is not None:
+                parent.below.append(entry)
+        self._leaves = [entry for entry in by_path.values() if not entry.below]
 
 
 def _number(data: bytes, key: bytes) -> int:

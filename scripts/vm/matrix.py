@@ -19,8 +19,8 @@ from images import ROOT, Builder, Family, Image, VmError, choose, install_tools,
 from report import Row, counts, failures, lines, unproven
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
-#: More than there are CPUs gain nothing: three on two CPUs cost 51 minutes of CPU for what two cost some 42 (measured).
-JOBS = os.cpu_count() or 1
+#: A guest waits for timers, or for a race to settle, a third of its time.
+JOBS = (os.cpu_count() or 1) + 1
 #: One hung test must not cost the others their result: its traces are printed after this, long before the deadline.
 FAULTHANDLER_S = 150
 #: A guest that is begun with less than this left of `--within` could only be killed in the middle.
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cpus", type=int, default=2, help="CPUs of a guest (default 2)")
     made.add_argument(
-        "--jobs", type=int, default=JOBS, metavar="N", help=f"guests at a time (default: one per CPU, {JOBS})"
+        "--jobs", type=int, default=JOBS, metavar="N", help=f"guests at a time (default: one more than CPUs, {JOBS})"
     )
     made.add_argument(
         "--deadline", type=float, default=2400, metavar="S", help="a guest that runs longer is killed (2400)"

@@ -110,6 +110,7 @@ print(*children, flush=True)
 """
 
 
+@pytest.mark.once
 def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
     database = node.add_pod("database", "Guaranteed", request=64 * MIB)
     web = node.add_pod("web", "Burstable", request=32 * MIB)
@@ -270,6 +271,7 @@ def test_the_kernel_wins_are_told_too(losing: LabNode) -> None:
 # -- soft --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) -> None:
     pod = node.add_pod("stubborn")
     options = (*soft(80, "50ms"), "--eviction-max-pod-grace-period", "1")

@@ -24,6 +24,8 @@ from monitor.lab.node import MIB, LabNode
 pytestmark = pytest.mark.kernel
 #: The rungs without BPF that this kernel has, the best first.
 HERE = ("eventfd", "poll") if cgroupfs.detect().version == 1 else ("psi", "poll")
+#: What is alike on every kernel once there is no alarm to wait for.
+BEST_EVERYWHERE = (HERE[0], pytest.param("poll", marks=pytest.mark.once))
 NOT_HERE = "psi" if HERE[0] == "eventfd" else "eventfd"
 HARD = ("--eviction-hard", "memory.available<32Mi")
 
@@ -83,7 +85,7 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
     assert not loader.instance_directory(tmp_path / "state").exists(), "nothing was pinned"
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", BEST_EVERYWHERE)
 def test_a_kill_at_a_pods_own_limit_is_told_in_full(node: LabNode, tmp_path: Path, rung: str) -> None:
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
     with soft(node, tmp_path, rung) as daemon:
@@ -98,7 +100,7 @@ def test_a_kill_at_a_pods_own_limit_is_told_in_full(node: LabNode, tmp_path: Pat
         assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') == 1
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", BEST_EVERYWHERE)
 def test_page_cache_is_no_crossing_until_it_is_memory(
     node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, rung: str
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) ->
     assert node.oom_kills() == 0
 
 
+@pytest.mark.once
 def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")
@@ -203,6 +206,7 @@ def test_a_loader_that_fails_is_a_rung_less(
         assert taken(daemon) == HERE[0]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("wrapper", "problem", "remedy"),
     [
@@ -220,7 +224,6 @@ def test_a_loader_that_fails_is_a_rung_less(
             "bpf is not mounted at /sys/fs/bpf",
             "mount -t bpf bpf /sys/fs/bpf",
             id="bpffs",
-            marks=pytest.mark.once,
         ),
     ],
 )
@@ -246,6 +249,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     pod = node.add_pod("hog")
+    live.lend_pins(tmp_path / "state")
     # At this rate the node is far from its threshold at first.
     with soft(node, tmp_path, "auto", "--enforce", "--max-fill-rate", "256Mi") as daemon:
         best = taken(daemon)
@@ -274,12 +278,13 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
     assert node.oom_kills() == 0
 
 
-@pytest.mark.parametrize("how", [pytest.param("unloaded", marks=pytest.mark.once), "unmounted"])
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["unloaded", "unmounted"])
 def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path, how: str) -> None:
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
-    live.pin_dir()
+    live.lend_pins(tmp_path / "state")
     with soft(node, tmp_path, "auto", wrapper=live.elsewhere("")) as daemon:
         if how == "unloaded":
             assert loader.unload(loader.instance_directory(tmp_path / "state")) > 0

@@ -42,6 +42,7 @@ def stored(daemon: LabDaemon, incident: Record) -> Record:
     return found
 
 
+@pytest.mark.once
 def test_a_process_deep_inside_a_container_is_its_pods(node: LabNode, tmp_path: Path) -> None:
     pod = node.add_pod("deep", "Burstable", request=8 * MIB, limit=32 * MIB)
     below = cgroupfs.make(cgroupfs.make(pod.containers["c0"] / "a") / "b")
@@ -79,6 +80,7 @@ def test_the_forecast_of_a_slow_leak_comes_true(node: LabNode, tmp_path: Path) -
             assert live.metric(daemon, "forecast_error_seconds_sum") < 10
 
 
+@pytest.mark.once
 def test_it_is_told_when_the_kernel_would_kill_another_pod(node: LabNode, tmp_path: Path) -> None:
     large, small = node.add_pod("large"), node.add_pod("small")
     with live.daemon(node, *HARD, state_dir=tmp_path / "state") as daemon:
@@ -183,6 +185,7 @@ def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path
     """Nobody saw what led to it; at whose limit it was, and who died, is known."""
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)
     state = tmp_path / "state"
+    live.lend_pins(state)
     try:
         with LabDaemon(node, *HARD, state_dir=state, keep_pins=True):
             pass

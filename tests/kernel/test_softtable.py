@@ -54,6 +54,71 @@ def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
     table.reset()
 
 
+#: Files in place of a hierarchy: when the kernel's own fall behind depends on what two CPUs do within nanoseconds.
+_FILES = {
+    1: ("memory.usage_in_bytes", "total_cache {file}\ntotal_rss {anon}\ntotal_inactive_file {inactive}\n"),
+    2: ("memory.current", "anon {anon}\nfile {file}\nkernel 0\ninactive_file {inactive}\n"),
+}
+
+
+def says(path: Path, version: int, usage: int, anon: int, inactive: int) -> Path:
+    """A directory that looks like a cgroup with so many MiB, its page cache inactive."""
+    path.mkdir(parents=True, exist_ok=True)
+    name, text = _FILES[version]
+    (path / name).write_text(f"{usage * MIB}\n")
+    said = text.format(anon=anon * MIB, file=inactive * MIB, inactive=inactive * MIB)
+    (path / "memory.stat").write_text(f"first 0\n{said}")
+    if version == 1:
+        (path / "memory.kmem.usage_in_bytes").write_text("0\n")
+    return path
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("anon", "inactive", "leaf", "ceiling", "found"),
+    [
+        (60, 0, 80, 128, 80),  # nothing of 80 MiB is known: seen on Linux 6.18
+        (60, 60, 80, 70, 80),
+        (60, 60, 80, 100, 60),  # 20 MiB are not known, but it is below its threshold with them
+        (140, 0, 80, 128, 0),  # all is known: nothing is asked
+        (130, 0, 80, 128, 0),  # above its threshold without what is not known
+        (60, 0, 0, 128, 0),  # those below know nothing either
+    ],
+)
+def test_what_a_parent_does_not_know_yet_its_children_say(
+    tmp_path: Path, version: int, anon: int, inactive: int, leaf: int, ceiling: int, found: int
+) -> None:
+    table = SoftTable(cgroupfs.Hierarchy(version=version, root=tmp_path))
+    node = table.add(1, path=says(tmp_path / "node", version, 140, anon, inactive))
+    kubepods = table.add(2, path=says(tmp_path / "node/kubepods", version, 140, anon, inactive))
+    table.add(3, step=1, path=says(tmp_path / "node/kubepods/pod", version, 140, anon, inactive))
+    table.add(4, path=says(tmp_path / "node/kubepods/pod/container", version, 140, 60, leaf))
+    table.add(5, path=says(tmp_path / "node/kubepods/other", version, 0, 0, 0))
+    for at in (node, kubepods):
+        table.set_ceilings(at, [ceiling * MIB // PAGE])
+    for entry in table:
+        table.read_usage(entry)
+    table.read_stat(table.entry(node))
+    assert table.reading(node).inactive_file == found * MIB
+    table.remove(4)  # it is not asked any more
+    says(tmp_path / "node/kubepods/pod", version, 140, anon, inactive)
+    table.read_stat(table.entry(node))
+    assert table.reading(node).inactive_file == inactive * MIB
+    table.reset()
+
+
+def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
+    table = SoftTable(cgroupfs.Hierarchy(version=2, root=tmp_path))
+    table.refresh_a_leaf()
+    table.add(1, path=says(tmp_path / "node", 2, 100, 0, 50))
+    leaves = [table.add(n, path=says(tmp_path / f"node/{n}", 2, 50, 0, 25)) for n in (2, 3)]
+    for left in (1, 0):
+        table.refresh_a_leaf()
+        assert sum(table.reading(at).inactive_file == 0 for at in leaves) == left
+    assert table.reading(0).inactive_file == 0
+    table.reset()
+
+
 def test_a_cgroup_that_is_gone_keeps_what_was_read_last() -> None:
     table = SoftTable(HIERARCHY)
     with live.cgroup("soft-gone") as path:
