@@ -126,7 +126,9 @@ class Bench:
     def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
+        # A state dir holds the programs of one rung: with one for all they would be compiled anew at every turn.
+        state_dir = self.state_dir if hooks == AUTO else self.state_dir / hooks
+        with LabDaemon(self.node, *options, state_dir=state_dir, keep_pins=True) as daemon:
             watcher = Monitor(daemon)
             quiet = _cpu_s(daemon.pid)
             time.sleep(1.0)
@@ -214,7 +216,9 @@ def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, output: 
     names = _rungs(hooks)
     with tempfile.TemporaryDirectory(prefix="outrace-bench-") as state, LabNode("race", NODE_BYTES) as node:
         state_dir = Path(state)
-        node.also_remove(loader.instance_directory(state_dir))
+        instances = [loader.instance_directory(state_dir / name) for name in ("", *names)]
+        for instance in instances:
+            node.also_remove(instance)
         bench = Bench(runs, node, populate(node), state_dir)
         try:
             for margin in (2 * MIB,) if quick else MARGINS if not names else RUNG_MARGINS:
@@ -232,7 +236,8 @@ def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, output: 
                     for margin in (2 * MIB,) if quick else MARGINS:
                         bench.polled(name, interval_us, margin)
         finally:
-            loader.unload(loader.instance_directory(state_dir))
+            for instance in instances:
+                loader.unload(instance)
     if output == "json":
         print_json({"bench": "race", "results": bench.rows})
         return

@@ -47,16 +47,16 @@ def fexit_problem(function: int) -> str:
     does nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
     """
     try:
-        os.close(load_fexit("nothing", _NOTHING, function))
+        os.close(load_fexit("nothing", _NOTHING, function, loud=False))
     except MonitorError as error:
         return error.message.removeprefix("cannot load nothing: ")
     return ""
 
 
-def load_fexit(name: str, instructions: bytes, function: int) -> int:
+def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:
     """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
 
-    Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2.
+    Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2 if ``loud``.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"GPL")
@@ -75,7 +75,8 @@ def load_fexit(name: str, instructions: bytes, function: int) -> int:
             return fd
     number = ctypes.get_errno()
     said = log.value.decode(errors="replace")
-    os.write(2, said.encode())
+    if loud:
+        os.write(2, said.encode())
     last = said.strip().splitlines()[-1:] or [""]
     raise MonitorError(f"cannot load {name}: {os.strerror(number)}" + (f" ({last[0]})" if last[0] else ""))
 

@@ -64,7 +64,7 @@ _KERNEL = files("mark.kernel", "mark.live")
 SUITES = (
     Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_KERNEL}"),
     # So small that running out of memory takes seconds in an emulated guest too.
-    Suite("global OOM", "-oom", f"-m expendable {files('mark.expendable')}", 512),
+    Suite("global OOM, swap", "-oom", f"-m expendable {files('mark.expendable')}", 512),
     Suite("lockdown", "-lockdown", f"-m expendable {LOCKDOWN}", 512, again=False),
 )
 

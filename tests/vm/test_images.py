@@ -199,7 +199,9 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     everything, *others = matrix.suites(options("--all"))
     assert " -m '(kernel or live) and not slow and not expendable' " in matrix.guest_command(options(), everything)
     assert others == [oom, lockdown]
-    assert "-m expendable tests/lab/test_global_oom.py\ncode=$?\n" in matrix.guest_command(options(), oom)
+    assert "-m expendable tests/lab/test_global_oom.py tests/lab/test_swap.py\ncode=$?\n" in matrix.guest_command(
+        options(), oom
+    )
     # What cannot be taken back is the last thing a guest does, and there is no second try.
     assert matrix.guest_command(options(), lockdown).endswith("-m expendable tests/lab/test_lockdown.py\n")
     assert matrix.guest_command(options(), lockdown).count(" pytest ") == 1

@@ -1,0 +1,60 @@
+"""Swap in use, for real: only in a guest that may be lost, where a file may be made swap (`make test-vm`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    """A node of 160 MiB that may swap, on a machine with 96 MiB of swap."""
+    if cgroupfs.detect().version == 1:
+        pytest.skip("nothing can be swapped out on request on cgroup v1: it has no memory.reclaim")
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as place:
+        file = Path(place, "swap")
+        file.touch(0o600)
+        file.write_bytes(bytes(96 * MIB))
+        subprocess.run(["mkswap", file], check=True, capture_output=True)
+        subprocess.run(["swapon", file], check=True)
+        try:
+            with LabNode("test-swap", 160 * MIB) as made:
+                (made.cgroup / "memory.swap.max").write_text("max")
+                yield made
+        finally:
+            subprocess.run(["swapoff", file], check=True)
+
+
+def test_swapped_memory_is_no_working_set_until_it_comes_back(node: LabNode) -> None:
+    """As for the kubelet, whose working set is usage without inactive page cache: usage does not count swap."""
+    pod = node.add_pod("sleeper")
+    with (
+        live.daemon(node, "--eviction-hard", "memory.available<70Mi") as daemon,
+        live.Puppet(pod.containers["c0"]) as puppet,
+    ):
+        swap = 'pod_memory_swap_bytes{namespace="lab",pod="sleeper"}'
+        used = 'memory_working_set_bytes{domain="node"}'
+        puppet.do("anon(40); kept[0][0]")
+        live.until(lambda: live.metric(daemon, used) > 40 * MIB, "the pod's memory")
+        (pod.cgroup / "memory.reclaim").write_text(f"{30 * MIB}")
+        live.until(lambda: live.metric(daemon, swap) > 25 * MIB, "swap in use")
+        assert live.metric(daemon, 'memory_swap_bytes{domain="node"}') == live.metric(daemon, swap)
+        live.until(lambda: live.metric(daemon, used) < 20 * MIB, "the working set without it")
+        puppet.do("anon(60)")
+        assert live.messages(daemon, "would evict") == []
+        puppet.do("sum(kept[0][::4096])")
+        assert live.message(daemon, "would evict", pod="lab/sleeper")["available"] < 70 * MIB
+    assert node.oom_kills() == 0
