@@ -100,7 +100,9 @@ def _is_loaded(config: RunConfig, rung: str) -> bool:
     """Whether programs of this rung are there from an earlier start: a lockdown since then forbids only to load."""
     from monitor.kernel import loader
 
-    return rung in BPF_RUNGS and loader.is_pinned(Path(config.state_dir), rung)
+    with suppress(MonitorError):  # said by whoever loads them
+        return rung in BPF_RUNGS and loader.is_pinned(Path(config.state_dir), rung)
+    return False
 
 
 def _load(config: RunConfig, rung: str) -> tuple[str, bool]:

@@ -251,9 +251,7 @@ def matrix(options: argparse.Namespace) -> int:
     if options.build_only:
         return 0
     seconds = time.monotonic() - began
-    chosen = options.kernel or options.before or options.all or options.append or options.memory != DEFAULT_MEMORY
-    every = suites(options) == SUITES and all(row.code is not None for row in rows)
-    whole = every and options.cgroup == "v2" and not chosen
+    whole = is_whole(options) and all(row.code is not None for row in rows)
     record = {"whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -265,12 +263,25 @@ def matrix(options: argparse.Namespace) -> int:
         sums = [sum(row.passed for row in rows), sum(row.failed for row in rows), sum(row.skipped for row in rows)]
         print(f"{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped, in {seconds:.0f} s")
     if options.readme:
-        table.update(results / "matrix.json")
+        try:
+            table.update(results / "matrix.json")
+        except VmError as error:
+            say(str(error))
+            return 1
     return 0 if all(row.good for row in rows) else 1
+
+
+def is_whole(options: argparse.Namespace) -> bool:
+    """Whether this is the matrix that the README tells of."""
+    usual = parser().parse_args([])
+    names = ("kernel", "cgroup", "memory", "cpus", "append", "command", "before", "all", "pytest", "build_only")
+    return all(getattr(options, name) == getattr(usual, name) for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    if options.readme and not is_whole(options):
+        parser().error("--readme is for the whole matrix: without options that choose or change guests or tests")
     try:
         with stopping():
             return matrix(options)

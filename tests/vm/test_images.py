@@ -307,6 +307,16 @@ exit {first}
     assert ["again.xml" in run for run in runs] == [False, True][:tried]
 
 
+@pytest.mark.parametrize("more", [("--all",), ("--kernel", "6.1"), ("--cpus", "4"), ("--", "-k", "oom")])
+def test_the_readme_is_not_written_from_anything_else_than_the_whole(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        matrix.main(["--readme", *more])
+    assert ended.value.code == 2
+    assert "--readme is for the whole matrix" in capsys.readouterr().err
+
+
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
     done = subprocess.run(
         [sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4"], capture_output=True, text=True, timeout=60
