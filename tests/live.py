@@ -73,7 +73,11 @@ def _state_dir(_: str) -> Path:
 
 
 def pin_dir(hook: str = loader.AUTO) -> Path:
-    """The pins of `state_dir`, loaded if they are not there."""
+    """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
+    whoever calls it by its name.
+    """
+    if hook != loader.AUTO and loader.is_pinned(state_dir(), hook):
+        return pin_dir()
     return loader.ensure_loaded(state_dir(hook), hook)[0]
 
 
@@ -97,7 +101,9 @@ def lend_pins(state: Path) -> None:
 
 
 def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
-    """The first true result of ``check``, looked at every 2 ms: for what the kernel announces to nobody."""
+    """The first true result of ``check``, looked at every 2 ms, on an emulated CPU every 50: for what the kernel
+    announces to nobody.
+    """
     deadline = time.monotonic() + timeout
     while True:
         result = check()
@@ -105,7 +111,7 @@ def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
             return result
         if time.monotonic() > deadline:
             pytest.fail(f"{what}: not within {timeout:g} s; last seen: {result!r}")
-        time.sleep(0.002)
+        time.sleep(0.05 if emulated() else 0.002)
 
 
 def ends(pid_or_fd: int, *, fd: bool = False) -> None:

@@ -220,6 +220,7 @@ def test_the_doctor_says_yes_where_the_monitor_can_run() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
     setpriv = shutil.which("setpriv")
     assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
@@ -234,6 +235,7 @@ def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
     setpriv = shutil.which("setpriv")
     assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"

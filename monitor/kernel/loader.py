@@ -134,6 +134,11 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
+    refused = probes.load_problem()
+    if refused:
+        raise CannotError(
+            f"this process may not load BPF programs: {refused}", "run as root with CAP_BPF and CAP_PERFMON"
+        )
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
     known = _refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None

@@ -19,6 +19,7 @@ from monitor.errors import CannotError, MonitorError
 #: System call numbers of bpf and perf_event_open.
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 _BPF_PROG_LOAD = 5
+_PROG_TYPE_RAW_TRACEPOINT = 17
 _PROG_TYPE_TRACING = 26
 _TRACE_FEXIT = 25
 #: union bpf_attr of BPF_PROG_LOAD up to attach_btf_id, which is all a kernel of 5.5 or later has to know.
@@ -53,24 +54,45 @@ def fexit_problem(function: int) -> str:
     return ""
 
 
+def load_problem() -> str:
+    """Why this process may load no program that traces ("" if it may), found out by loading one that does nothing:
+    compiling those that do something takes a second.
+    """
+    try:
+        fd = _load(_PROG_TYPE_RAW_TRACEPOINT, _NOTHING, "nothing")
+    except CannotError:
+        return ""  # not known how to ask on this machine
+    if fd < 0:
+        return os.strerror(ctypes.get_errno())
+    os.close(fd)
+    return ""
+
+
+def _load(
+    kind: int, instructions: bytes, name: str, function: int = 0, log: ctypes.Array[ctypes.c_char] | None = None
+) -> int:
+    """BPF_PROG_LOAD; the descriptor, or -1 with errno set. ``function``: at whose return a TRACING program runs."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = ctypes.create_string_buffer(b"GPL")
+    attr = bytearray(_LOAD.size + 8)
+    _LOAD.pack_into(
+        attr, 0,
+        kind, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence),
+        int(log is not None), len(log) if log else 0, ctypes.addressof(log) if log else 0, 0, 0, name.encode()[:15],
+        0, _TRACE_FEXIT if function else 0, 0, 0, 0, 0, 0, 0, 0, function,
+    )  # fmt: skip
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    return _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+
+
 def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:
     """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
 
     Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2 if ``loud``.
     """
-    code = ctypes.create_string_buffer(instructions, len(instructions))
-    licence = ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(_LOG_BYTES)
     for level in (0, 1):  # a log costs time, and one that does not fit makes the load fail
-        attr = bytearray(_LOAD.size + 8)
-        _LOAD.pack_into(
-            attr, 0,
-            _PROG_TYPE_TRACING, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence),
-            level, _LOG_BYTES if level else 0, ctypes.addressof(log) if level else 0, 0, 0, name.encode()[:15],
-            0, _TRACE_FEXIT, 0, 0, 0, 0, 0, 0, 0, function,
-        )  # fmt: skip
-        buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
-        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+        fd = _load(_PROG_TYPE_TRACING, instructions, name, function, log if level else None)
         if fd >= 0:
             return fd
     number = ctypes.get_errno()

@@ -47,7 +47,8 @@ def wins(node: LabNode, daemon: LabDaemon, name: str) -> None:
 
 
 def daemon_of(node: LabNode, state_dir: Path) -> LabDaemon:
-    return LabDaemon(node, "--enforce", "--eviction-hard", "memory.available<32Mi", state_dir=state_dir)
+    options = ("--enforce", "--eviction-hard", "memory.available<32Mi")
+    return LabDaemon(node, *options, state_dir=state_dir, keep_pins=True)
 
 
 @pytest.fixture(scope="module")
