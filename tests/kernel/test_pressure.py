@@ -198,7 +198,9 @@ def test_a_full_ring_is_counted() -> None:
         assert counted["lost_step"] > 0
         watch.consume()
         assert {(e.kind, e.domain) for e in watch.events} == {(STEP, index) for index in indexes}
-        assert len(watch.events) == counted["emitted_step"] == (1 << 20) // 88
+        assert counted["emitted_step"] == (1 << 20) // 88
+        # While that is read there is room for more: khugepaged charges the idle pod too.
+        assert counted["emitted_step"] <= len(watch.events) <= watch.counted()["emitted_step"]
         # Room again: the next records get through.
         watch.events.clear()
         hog.free()
