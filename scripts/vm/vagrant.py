@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory of the machine (default 1024)")
     made.add_argument("--cpus", type=int, default=2, help="CPUs of the machine (default 2)")
     made.add_argument(
-        "--deadline", type=float, default=1500, metavar="S", help="for `vagrant up` and the tests together (1500)"
+        "--deadline", type=float, default=2400, metavar="S", help="for `vagrant up` and the tests together (2400)"
     )
     made.add_argument("--command", metavar="SH", help="run this in /vagrant as root instead of pytest")
     made.add_argument("--rebuild", action="store_true", help="build the box anew, with today's packages")
