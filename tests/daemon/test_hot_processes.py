@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -120,7 +121,7 @@ def test_what_is_lost_is_shown(node: LabNode) -> None:
     pod = node.add_pod("noisy", containers=2)
     with live.daemon(node, "--step", "4096", *hard(4)) as daemon:
         hogs = [node.start_hog(pod, c, mib=32, cycles=60) for c in pod.containers]
-        before = records(daemon, "step")
+        before = live.until(lambda: read_out(daemon, "step"), "all records to be read")
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
             for hog in hogs:
@@ -140,6 +141,13 @@ def records(daemon: LabDaemon, kind: str) -> list[float]:
     """How many the kernel wrote and how many the hot process read."""
     counted = daemon.metrics()
     return [counted[f'outrace_records_total{{kind="{kind}",side="{side}"}}'] for side in ("kernel", "reader")]
+
+
+def read_out(daemon: LabDaemon, kind: str) -> list[float] | None:
+    """The same, when nothing was on its way: only then do both begin from the same record."""
+    first = records(daemon, kind)
+    time.sleep(0.1)
+    return first if records(daemon, kind) == first else None
 
 
 def settled(daemon: LabDaemon, kind: str, before: list[float]) -> bool:
