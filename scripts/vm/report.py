@@ -100,7 +100,7 @@ def _problems(case: ElementTree.Element) -> list[ElementTree.Element]:
 
 def lines(rows: Sequence[Row]) -> str:
     """The table that is printed at the end."""
-    form = "{:<10} {:<20} {:<28} {:<6} {:>6} {:>5} {:>6} {:>7} {:>7}  {}"
+    form = "{:<14} {:<20} {:<28} {:<6} {:>6} {:>5} {:>6} {:>7} {:>7}  {}"
     out = [form.format("guest", "tests", "kernel", "cgroup", "passed", "again", "failed", "skipped", "time", "result")]
     for row in rows:
         numbers = (row.passed, row.again, row.failed, row.skipped, f"{row.seconds:.0f} s")
