@@ -39,8 +39,7 @@ def unload(state_dir: Path | None, force: bool) -> None:
             removed += loader.unload(instance)
         except OSError as error:
             busy.append(f"{error.filename or instance} cannot be removed: {error.strerror}")
-    if pins.ROOT.is_dir() and not any(pins.ROOT.iterdir()):
-        pins.ROOT.rmdir()
+    loader.remove_empty_root()
     loader.forget_unpinned()
     if busy:
         rest = f" ({removed} pins of others were removed)" if removed else ""

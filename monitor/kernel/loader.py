@@ -272,7 +272,14 @@ def unload(instance: Path) -> int:
             removed += 1
         os.rmdir(directory)
     (_RUN / instance.name).unlink(missing_ok=True)
+    remove_empty_root()
     return removed
+
+
+def remove_empty_root() -> None:
+    """Leave nothing behind once the last pin is gone."""
+    with suppress(OSError):  # pins of another instance, or none were ever made
+        pins.ROOT.rmdir()
 
 
 @contextmanager
@@ -342,6 +349,7 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
         unload(fresh)
         with suppress(OSError):
             parent.rmdir()  # unless older pins are there, which stay
+        remove_empty_root()
         forget_unpinned()
         raise
     for other in parent.iterdir():

@@ -101,23 +101,23 @@ def test_scores_wanted_and_real(node: LabNode) -> None:
 def test_the_kernel_kills_whom_it_says() -> None:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
-    with LabNode("test-explain-oom", 64 * MIB) as node:
+    with LabNode("test-explain-oom", 192 * MIB) as node:
         big, small = node.add_pod("big"), node.add_pod("small")
         with Puppet(big.containers["c0"]) as growing, Puppet(small.containers["c0"]) as marked:
-            # 900 x 16 pages of 4 KiB are 56 MiB: with them the small one stays ahead whatever the big one takes.
+            # 900 x 48 pages of 4 KiB are 168 MiB: with them it stays ahead whatever the big one takes. And it has
+            # enough to give: exit_mmap() gathers up to 10000 pages (40 MiB) that come back only after the victim no
+            # longer counts as one, and until then the kernel may take a second one.
             marked.do("open('/proc/self/oom_score_adj', 'w').write('900')")
-            marked.do("anon(24)")
-            growing.do("anon(16)")
+            marked.do("anon(100)")
+            growing.do("anon(60)")
             found = explain(node, "big")["pod"]["badness"]
             assert found["node"]["pid"] == marked.pid
             assert found["pod"]["pid"] == growing.pid
-            ends = [(puppet, os.pidfd_open(puppet.pid)) for puppet in (marked, growing)]
-            growing.tell("anon(28)")
-            # Who goes first: a victim's last pages come back after it no longer counts as one (exit_mmap() gathers up
-            # to 10000 of them), and until then the kernel may take a second one.
-            first = select.select([fd for _, fd in ends], [], [], TIMEOUT_S)[0]
-            assert first == [ends[0][1]]
-            for _, fd in ends:
+            ends = [os.pidfd_open(puppet.pid) for puppet in (marked, growing)]
+            growing.tell("anon(40)")
+            assert select.select(ends, [], [], TIMEOUT_S)[0] == ends[:1]
+            for fd in ends:
                 os.close(fd)
             assert marked.wait() == -signal.SIGKILL
-            assert node.oom_kills() >= 1
+            assert growing.answer() == "done"
+            assert node.oom_kills() == 1

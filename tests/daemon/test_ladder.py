@@ -77,8 +77,9 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
         hog.go()
         assert hog.wait() == -9
         decision = live.message(daemon, "evicting", pod="lab/hog")
-        crossed = decision["crossed_ns"]  # not known when a pass that was due anyway came before the look
-        assert crossed is None or crossed <= decision["decided_ns"]
+        # An emulated CPU may be so late with the look that a pass which was due anyway comes first.
+        if decision["crossed_ns"] is not None or not live.emulated():
+            assert decision["crossed_ns"] <= decision["decided_ns"]
         live.message(daemon, "evicted", id=decision["id"])
         found = incident(daemon)
         assert (found["verdict"], found["flags"]) == ("eviction_won", [])

@@ -36,8 +36,6 @@ def state(tmp_path: Path) -> Iterator[Path]:
     """A state dir of its own, whose pins go with the test."""
     yield tmp_path
     loader.unload(loader.instance_directory(tmp_path))
-    if pins.ROOT.is_dir() and not any(pins.ROOT.iterdir()):
-        pins.ROOT.rmdir()
 
 
 def listing(directory: Path) -> list[str]:
@@ -189,6 +187,18 @@ def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
         with live.daemon(node, *options) as third:
             assert third.stop() == 0
             assert [r for r in third.log if r.get("victim_pid") == hog.pid] == []
+
+
+def test_the_last_pins_that_go_leave_no_directory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "ROOT", tmp_path / "outrace")
+    first, last = (loader.instance_directory(tmp_path / name) for name in ("first", "last"))
+    for instance in (first, last):
+        (instance / "stamp").mkdir(parents=True)
+        (instance / "stamp/map").touch()
+    assert loader.unload(first) == 1
+    assert list(pins.ROOT.iterdir()) == [last]
+    assert loader.unload(last) == 1
+    assert not pins.ROOT.exists()
 
 
 def test_a_missing_pin_directory_is_explained(tmp_path: Path) -> None:
