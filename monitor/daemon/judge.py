@@ -6,6 +6,7 @@ In a thread of its own: judging takes milliseconds, the store may wait for a dis
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,11 @@ class Latest(Generic[T]):
             self._waiting.pop(next(iter(self._waiting)) if provisional is None else provisional)
             return provisional is not None
 
+    def waiting(self) -> tuple[Hashable, ...]:
+        """The keys of what waits."""
+        with self._lock:
+            return tuple(self._waiting)
+
     def take(self) -> tuple[T, bool] | None:
         """The next one and whether it is final; None if nothing waits."""
         with self._lock:
@@ -140,9 +146,18 @@ class Judge:
         self._worker.submit(self._judge_next)
 
     def close(self, timeout_s: float) -> None:
-        """Finish what is queued, for a moment."""
-        self._worker.close(timeout_s)
-        self._files.close(timeout_s)
+        """Finish what is queued, within that time in all, and say what could not be stored.
+
+        The first incident of a new state dir makes the store, which waits for the disk several times. A disk that
+        refuses is not asked again.
+        """
+        deadline = time.monotonic() + timeout_s
+        judged = self._worker.close(timeout_s)
+        self._files.close(max(0.0, deadline - time.monotonic()))
+        unstored = self._unstored
+        lost = {*([] if unstored is None else [str(unstored["id"])]), *map(str, self._incidents.waiting())}
+        if lost or not judged:
+            self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), judged=judged)
 
     @property
     def dropped(self) -> int:

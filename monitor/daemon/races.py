@@ -124,12 +124,12 @@ class Races:
             self._alerts_ns = now
             self._update_alerts()
 
-    def close(self, timeout_s: float) -> None:
-        """Judge what is open, store and send what waits, for a moment."""
+    def close(self, timeout_s: float, incidents_s: float) -> None:
+        """Judge what is open, store and send what waits, each for so many seconds; incidents for ``incidents_s``."""
         self.chronicle.end()
         if self.recorder is not None:
             self.recorder.close(timeout_s)
-        self.judge.close(timeout_s)
+        self.judge.close(incidents_s)
         if self.alerts is not None:
             self.alerts.close(timeout_s)
 

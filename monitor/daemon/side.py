@@ -51,8 +51,10 @@ _FIRST_LOOK_S = 2.0
 _RETRY_S = 5.0
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
-#: How long the log and the state dir get to finish when the daemon ends.
+#: How long the log and the state dir get to finish when the daemon ends, each of them.
 _CLOSE_S = 2.0
+#: The same for incidents: nobody else knows of them. (`supervise.Side.stop` has to wait longer than all of it.)
+_INCIDENTS_S = 8.0
 #: How long a message to the hot process may wait for room.
 _SEND_TIMEOUT_S = 2
 
@@ -173,7 +175,7 @@ class Side:
         """Let the queued files and log lines out, for a moment."""
         self.disks.close(_CLOSE_S)
         if self.races is not None:
-            self.races.close(_CLOSE_S)
+            self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
         self.lines.close(_CLOSE_S)
 

@@ -13,6 +13,8 @@ import sys
 from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, SIDE, STATS_FD
 
+#: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
+_STOP_S = 20.0
 #: A side that dies at once is started again no sooner than this.
 _BACKOFF_NS = 2_000_000_000
 
@@ -89,7 +91,7 @@ class Side:
         self.sock, self.pid, self.pidfd = None, 0, -1
         return status
 
-    def stop(self, timeout_s: float = 2.0) -> None:
+    def stop(self, timeout_s: float = _STOP_S) -> None:
         """Close the channel, which ends the side; kill it if it does not end in time."""
         if not self.pid:
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,29 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     assert len(stored) == 30
     assert {entry["verdict"] for entry in stored.values()} == {"own_limit"}
     assert len({entry["id"] for entry in heard}) == 30
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "refuses"])
+def test_what_the_end_leaves_unstored_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str
+) -> None:
+    over = threading.Event()
+
+    def record(_store: IncidentStore, _incident: Mapping[str, Any]) -> None:
+        if trouble == "hangs":
+            over.wait(60)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(IncidentStore, "record", record)
+    one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
+    found = episodes(*(e for k in range(3) for e in (mark(k * 10, f"p{k}", pid=k + 1), died(k * 10 + 1, k + 1))))
+    for episode in found:
+        one.submit(episode, True)
+    one.close(0.5)
+    over.set()
+    (said,) = [r for line in capfd.readouterr().err.splitlines() if "ends" in (r := json.loads(line))["msg"]]
+    assert said["judged"] is True
+    assert len(said["incidents"]) == len(found)
 
 
 def test_room_for_all_that_can_be_open() -> None:

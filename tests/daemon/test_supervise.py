@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon import channel
+from monitor.daemon import channel, supervise
+from monitor.daemon import side as side_process
 from monitor.daemon.config import RunConfig
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
@@ -91,6 +93,26 @@ def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
     side.stop(timeout_s=0.05)
     assert not live.alive(pid)
     assert side.pid == 0
+
+
+def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first incident of a new state dir makes the store, on a disk that may be slow."""
+    side.start(time.monotonic_ns())
+    hear(side, "synced")
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _fd, number: killed.append(number))
+    os.kill(side.pid, signal.SIGSTOP)
+    later = threading.Timer(3, os.kill, (side.pid, signal.SIGCONT))
+    later.start()
+    side.stop()
+    later.join()
+    assert killed == []
+    assert side.pid == 0
+
+
+def test_what_it_may_take_to_store_is_less_than_what_it_is_given() -> None:
+    # Disks, recorder, alerts, files and the log beside the incidents.
+    assert supervise._STOP_S > side_process._INCIDENTS_S + 5 * side_process._CLOSE_S
 
 
 def test_a_handled_signal_of_ours_is_not_ignored_in_it(side: Side) -> None:
