@@ -154,12 +154,14 @@ class DiskWatch:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the threads, the walk and the clean-up under way; what hangs is left behind after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
         self._closing.set()
         if self._reclaimer is not None:
             self._reclaimer.close(timeout_s)
         for thread in (self._sampler, self._walker):
             thread.wake()
-            thread.join(timeout_s)
+        for thread in (self._sampler, self._walker):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _clean(self, actions: tuple[str, ...]) -> None:
         with self._lock:

@@ -149,15 +149,17 @@ class Judge:
         """Finish what is queued, within that time in all, and say what could not be stored.
 
         The first incident of a new state dir makes the store, which waits for the disk several times. A disk that
-        refuses is not asked again.
+        refuses is asked once more for each incident, without a pause.
         """
         deadline = time.monotonic() + timeout_s
         judged = self._worker.close(timeout_s)
+        self._files.submit(self._store_next)  # for the one that was refused: closing ends the pause before its next try
         self._files.close(max(0.0, deadline - time.monotonic()))
         unstored = self._unstored
         lost = {*([] if unstored is None else [str(unstored["id"])]), *map(str, self._incidents.waiting())}
-        if lost or not judged:
-            self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), judged=judged)
+        unjudged = 0 if judged else 1 + len(self._episodes.waiting())
+        if lost or unjudged:
+            self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
 
     @property
     def dropped(self) -> int:

@@ -33,8 +33,8 @@ What follows `--` goes to pytest in the guest, instead of what is run else: the 
 neither `slow` nor `once`, and then, in two guests of 512 MiB that may be lost, those marked `expendable`:
   make test-vm ARGS="--kernel 6.1 -- tests/kernel -k oom"
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
-Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died or hung. 2: wrong usage.
-3: no guest could be made."""
+Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died, hung or could not be made.
+2: wrong usage. 3: none could be made."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,14 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
     return row(outcome.code, why, outcome.seconds)
 
 
+def without_guest(family: Family, suite: Suite, options: argparse.Namespace, results: Path, why: str) -> Row:
+    """The line of a kernel that there is no image of."""
+    name = f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
+    clear(results / name)
+    memory = suite.memory_mib or options.memory
+    return Row(name, suite.what, family.kernel, "", options.cgroup, memory, 0, 0, 0, 0, 0.0, None, why.splitlines()[0])
+
+
 def explain(name: str, outcome: Outcome, place: Path) -> None:
     """Show the end of the console of a guest that died or hung."""
     tail = [f"  {name} | {line}" for line in outcome.console]
@@ -227,17 +235,25 @@ def guests(options: argparse.Namespace, families: Sequence[Family], results: Pat
     """
     first, *others = suites(options)
     waiting: dict[tuple[int, int], Future[Row]] = {}
+    unbuilt: list[Row] = []
     with ThreadPoolExecutor(max(1, options.jobs)) as pool:
         try:
-            images = []
+            images: dict[int, Image] = {}
             for k, family in enumerate(families):
-                images.append(Builder(family, CACHE).get(options.rebuild))
+                try:
+                    images[k] = Builder(family, CACHE).get(options.rebuild)
+                except VmError as error:  # its mirror may be down; the other kernels have theirs
+                    if options.build_only or (family is families[-1] and not waiting):
+                        raise
+                    say(f"{family.kernel}: {error}")
+                    unbuilt.append(without_guest(family, first, options, results, str(error)))
+                    continue
                 if not options.build_only:
                     waiting[k, 0] = pool.submit(one, images[k], first, options, results, ends)
             for n, suite in enumerate(others if waiting else (), 1):
-                for k, image in enumerate(images):
+                for k, image in images.items():
                     waiting[k, n] = pool.submit(one, image, suite, options, results, ends)
-            return [waiting[key].result() for key in sorted(waiting)]
+            return [*(waiting[key].result() for key in sorted(waiting)), *unbuilt]
         except BaseException:  # Ctrl-C and SIGTERM too
             pool.shutdown(wait=False, cancel_futures=True)
             end_all()

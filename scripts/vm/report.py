@@ -1,7 +1,11 @@
-"""What came of the guests of `make test-vm`: counts, failures and the lines that are printed of them."""
+"""What came of the guests of `make test-vm`: counts, failures and the lines that are printed of them.
+
+As a script, `report.py DIR`: whether what failed in DIR/junit.xml passed in DIR/again.xml.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,3 +110,16 @@ def lines(rows: Sequence[Row]) -> str:
         numbers = (row.passed, row.again, row.failed, row.skipped, f"{row.seconds:.0f} s")
         out.append(form.format(row.name, row.what, row.release, row.cgroup, *numbers, row.result))
     return "\n".join(out)
+
+
+def main(place: Path) -> int:
+    for what, text in failures(place):
+        print(f"{what} {text}")
+    why = unproven(place)
+    if why:
+        print(why, file=sys.stderr)
+    return 1 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -55,5 +55,5 @@ def exported_names(state_dir: Path) -> set[str]:
     try:
         return {family.name + suffix for family in metrics.collect() for suffix in _SUFFIXES[family.type]}
     finally:
-        view.races.close(1.0)
+        view.races.close(1.0, 1.0)
         worker.close(1.0)

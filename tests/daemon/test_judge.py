@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from monitor.daemon import judge as judging
 from monitor.daemon.config import RunConfig
 from monitor.daemon.judge import Judge, Latest
-from monitor.race.episode import State, feed, ongoing
+from monitor.race.episode import Episode, State, feed, ongoing
 from monitor.race.events import Event
 from monitor.report.incidents import IncidentStore
 from monitor.report.log import Log
@@ -95,6 +95,15 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
     assert len({entry["id"] for entry in heard}) == 30
 
 
+def of_pods(n: int) -> list[Episode]:
+    """An episode of each of so many pods."""
+    events: list[Event] = []
+    for k in range(n):
+        events.append(mark(k * 10, f"p{k}", pid=k + 1, scope="container", oom_path=f"/kubepods/p{k}/main"))
+        events.append(died(k * 10 + 1, k + 1))
+    return list(episodes(*events))
+
+
 @pytest.mark.parametrize("trouble", ["hangs", "refuses"])
 def test_what_the_end_leaves_unstored_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trouble: str
@@ -108,14 +117,39 @@ def test_what_the_end_leaves_unstored_is_said(
 
     monkeypatch.setattr(IncidentStore, "record", record)
     one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
-    found = episodes(*(e for k in range(3) for e in (mark(k * 10, f"p{k}", pid=k + 1), died(k * 10 + 1, k + 1))))
+    found = of_pods(3)
     for episode in found:
         one.submit(episode, True)
     one.close(0.5)
     over.set()
     (said,) = [r for line in capfd.readouterr().err.splitlines() if "ends" in (r := json.loads(line))["msg"]]
-    assert said["judged"] is True
-    assert len(said["incidents"]) == len(found)
+    assert said["unjudged"] == 0
+    assert len(said["incidents"]) == len(found) == 3
+
+
+def test_a_disk_that_has_room_again_gets_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Refused, and told to end in the pause before the next try."""
+    full, refused = [True], threading.Event()
+    record = IncidentStore.record
+
+    def refusing(store: IncidentStore, incident: Mapping[str, Any]) -> None:
+        if full[0]:
+            refused.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        record(store, incident)
+
+    monkeypatch.setattr(IncidentStore, "record", refusing)
+    one = Judge(RunConfig(state_dir=str(tmp_path)), 1, Log("json"), Tally(), lambda _: None)
+    first, last = of_pods(2)
+    one.submit(first, False)
+    assert refused.wait(60)
+    full[0] = False
+    one.submit(last, True)
+    one.close(60)
+    assert "ends before" not in capfd.readouterr().err
+    assert len(one.store.list(limit=10)) == 2
 
 
 def test_room_for_all_that_can_be_open() -> None:

@@ -186,6 +186,8 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         assert said["level"] == "warning"
         assert said["hooks"] == taken(daemon) == HERE[0]
         assert "memcg-tracepoint: " in said["problem"]
+        assert "may not load BPF programs" in said["problem"]
+        assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
         assert said["remedy"]
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()

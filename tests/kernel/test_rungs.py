@@ -94,7 +94,6 @@ def test_this_machine_offers_polling_at_least() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.once
 def test_the_plan_is_the_same_before_tracefs_is_mounted() -> None:
     """`outrace run` mounts it; asked before its first start, BTF has to do."""
     live.pin_dir()  # mounts it here

@@ -261,6 +261,34 @@ def test_what_passes_the_second_time_is_told_apart(
     assert report.counts(tmp_path) == counted
     assert report.failures(tmp_path) == [(what, "tests.b::test_bad: assert 1 == 2")]
     assert report.unproven(tmp_path) == why
+    assert report.main(tmp_path) == bool(why)
+
+
+@pytest.mark.parametrize("broken", [("sid",), ("bookworm", "trixie", "sid")])
+def test_a_kernel_without_an_image_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
+) -> None:
+    def get(self: images.Builder, _rebuild: bool) -> images.Image:
+        if self.family.suite in broken:
+            raise images.VmError("sid has Linux 7.3 now\nand more")
+        return images.Image(self.family, tmp_path, tmp_path, f"{self.family.kernel}.1")
+
+    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
+        place.mkdir(parents=True)
+        (place / "junit.xml").write_text(JUNIT.format(tests=2, failures=0, errors=0, skipped=0))
+        return guest.Outcome(0, "", 1.0)
+
+    monkeypatch.setattr(images.Builder, "get", get)
+    monkeypatch.setattr(matrix, "boot", boot)
+    families = images.choose([])
+    if len(broken) == len(families):
+        with pytest.raises(images.VmError, match=r"Linux 7\.3"):
+            matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
+        return
+    rows = matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
+    said = [(row.name, row.result) for row in rows]
+    assert said[-1] == ("7.2", "sid has Linux 7.3 now")
+    assert said[:-1] == [(kernel + suite.suffix, "ok") for kernel in ("6.1", "6.12") for suite in matrix.SUITES]
 
 
 @pytest.mark.parametrize(
