@@ -72,7 +72,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             if BPF_RUNGS[0] in wanted and loader.is_pinned(Path(config.state_dir), BPF_RUNGS[0]):
                 pin_dir, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(config, rung=BPF_RUNGS[0], missed=(), pin_dir=pin_dir), loaded
-    offered = rungs(facts(config.max_fill_rate))
+    offered = rungs(facts(config.max_fill_rate, None if set(wanted) & set(BPF_RUNGS) else ()))
     missed: list[dict[str, str]] = []
     for rung in offered:
         if rung.name not in wanted:

@@ -235,7 +235,7 @@ def boot(image: Image, command: str, options: Options, results: Path, show: Call
             nvme += ["-drive", f"{drive},if=none,id=disk{number},format=raw"]
             nvme += ["-device", f"nvme-ns,drive=disk{number},bus=nvme,nsid={number}"]
         # Dear to emulate, and for hardware that TCG is not; and no test of a timer that a busy host makes late.
-        slow = ["mitigations=off", "init_on_alloc=0", "no_timer_check"] if accel == "tcg" else []
+        slow = ["mitigations=off", "init_on_alloc=0", "no_timer_check", "tsc=reliable"] if accel == "tcg" else []
         words = [
             *slow, "console=ttyS0", f"root=PARTUUID={DISK_ID:08x}-01", "rootwait", "rw", "init=/sbin/outrace-init",
             "panic=-1", "quiet", f"outrace.cgroup={options.cgroup}", EXPENDABLE, options.append,

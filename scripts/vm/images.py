@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -75,13 +76,36 @@ def say(text: str) -> None:
 def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """The output of a command; VmError with its last words when it fails."""
     words = [str(word) for word in command]
-    done = subprocess.run(
-        words, env={**os.environ, **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode:
-        tail = " | ".join((done.stderr or done.stdout).strip().splitlines()[-4:])
-        raise VmError(f"`{' '.join(words)[:160]}` failed with exit code {done.returncode}: {tail}")
-    return done.stdout
+    process = subprocess.Popen(
+        words, env={**os.environ, **(env or {})}, cwd=cwd, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    _running.add(process)
+    try:
+        if _ended.is_set():
+            process.kill()
+        out, err = process.communicate()
+    except BaseException:  # Ctrl-C and SIGTERM in the main thread
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        _running.discard(process)
+    if process.returncode:
+        tail = " | ".join((err or out).strip().splitlines()[-4:])
+        raise VmError(f"`{' '.join(words)[:160]}` failed with exit code {process.returncode}: {tail}")
+    return out
+
+
+_running: set[subprocess.Popen[str]] = set()
+_ended = threading.Event()
+
+
+def stop_building() -> None:
+    """Kill every command of `run`, and every one that is begun from now on: the threads that wait for them end."""
+    _ended.set()
+    for process in list(_running):
+        process.kill()
 
 
 # -- the programs and the mirror ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import table
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
-from images import ROOT, Builder, Family, Image, VmError, choose, install_tools, say
+from images import ROOT, Builder, Family, Image, VmError, choose, install_tools, say, stop_building
 from report import Row, counts, failures, lines, unproven
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
@@ -52,19 +52,26 @@ class Suite:
 LOCKDOWN = "tests/lab/test_lockdown.py"
 
 
-def files(*marks: str) -> str:
-    """The test files with one of these marks in them, but for `LOCKDOWN`, as words of a command. Collecting all files
-    takes an emulated guest most of a minute.
+def files(*marks: str, but: Sequence[str] = ()) -> str:
+    """The test files with one of these marks in them, but for `LOCKDOWN` and those that have one of ``but`` for all of
+    their tests, as words of a command. Collecting all files takes an emulated guest most of a minute.
     """
-    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any(m in file.read_text() for m in marks)]
-    return shlex.join([name for file in found if (name := str(file.relative_to(ROOT))) != LOCKDOWN])
+    found = []
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        text, name = file.read_text(), str(file.relative_to(ROOT))
+        for_all = next((line for line in text.splitlines() if line.startswith("pytestmark")), "")
+        if name != LOCKDOWN and any(f"mark.{mark}" in text for mark in marks):
+            if not any(f"mark.{mark}" in for_all for mark in but):
+                found.append(name)
+    return shlex.join(found)
 
 
-_KERNEL = files("mark.kernel", "mark.live")
+_NOT = ("slow", "expendable")
+_EVERYWHERE = files("kernel", "live", but=(*_NOT, "once"))
 SUITES = (
-    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_KERNEL}"),
+    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_EVERYWHERE}"),
     # So small that running out of memory takes seconds in an emulated guest too.
-    Suite("global OOM, swap", "-oom", f"-m expendable {files('mark.expendable')}", 512),
+    Suite("global OOM, swap", "-oom", f"-m expendable {files('expendable')}", 512),
     Suite("lockdown", "-lockdown", f"-m expendable {LOCKDOWN}", 512, again=False),
 )
 
@@ -115,7 +122,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 #: With `--all` in place of the first of them.
-EVERYTHING = Suite("kernel", "", f"-m '(kernel or live) and not slow and not expendable' {_KERNEL}")
+EVERYTHING = Suite(
+    "kernel", "", f"-m '(kernel or live) and not slow and not expendable' {files('kernel', 'live', but=_NOT)}"
+)
 
 
 def suites(options: argparse.Namespace) -> Sequence[Suite]:
@@ -230,18 +239,20 @@ def possible(options: argparse.Namespace) -> list[Family]:
 
 
 def guests(options: argparse.Namespace, families: Sequence[Family], results: Path, ends: float) -> list[Row]:
-    """Build images and boot guests, while the next images are being built, `--jobs` at a time: what takes longest on
-    every kernel first, so that no CPU is left without a guest in the end.
+    """Build images, one for each CPU at a time, and boot guests as soon as theirs is there, `--jobs` at a time.
+
+    What takes longest on every kernel first, so that no CPU is left without work in the end.
     """
     first, *others = suites(options)
     waiting: dict[tuple[int, int], Future[Row]] = {}
     unbuilt: list[Row] = []
-    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool, ThreadPoolExecutor(os.cpu_count() or 1) as builders:
         try:
+            building = [builders.submit(Builder(family, CACHE).get, options.rebuild) for family in families]
             images: dict[int, Image] = {}
             for k, family in enumerate(families):
                 try:
-                    images[k] = Builder(family, CACHE).get(options.rebuild)
+                    images[k] = building[k].result()
                 except VmError as error:  # its mirror may be down; the other kernels have theirs
                     if options.build_only or (family is families[-1] and not waiting):
                         raise
@@ -255,7 +266,9 @@ def guests(options: argparse.Namespace, families: Sequence[Family], results: Pat
                     waiting[k, n] = pool.submit(one, image, suite, options, results, ends)
             return [*(waiting[key].result() for key in sorted(waiting)), *unbuilt]
         except BaseException:  # Ctrl-C and SIGTERM too
-            pool.shutdown(wait=False, cancel_futures=True)
+            for threads in (builders, pool):
+                threads.shutdown(wait=False, cancel_futures=True)
+            stop_building()
             end_all()
             raise
 

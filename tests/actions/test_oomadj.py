@@ -267,15 +267,30 @@ while seen.count(pid) < 2:
     assert poll.poll(30_000), f"no event for {pid} in {seen}"
     feed.consume()
 feed.close()
-print("fork and exec")
+whole = "pyroute2.ndb" in sys.modules
+from pyroute2 import IPRoute
+print(f"fork and exec {whole=}")
+"""
+#: A release of pyroute2 of which one part cannot be had without the others.
+INTERWOVEN = """
+import importlib, sys
+real = importlib.import_module
+def refuse(name):
+    if "pyroute2" in sys.modules and not hasattr(sys.modules["pyroute2"], "__file__"):
+        raise ImportError(name)
+    return real(name)
+importlib.import_module = refuse
 """
 
 
-def test_process_connector_tells_real_forks_and_execs() -> None:
+@pytest.mark.parametrize(
+    ("before", "whole"), [("", False), pytest.param(INTERWOVEN, True, marks=pytest.mark.once)], ids=["lean", "whole"]
+)
+def test_process_connector_tells_real_forks_and_execs(before: str, whole: bool) -> None:
     # In a process of its own: pyroute2 leaves an event loop behind, which would be a warning in a later test.
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CONNECTOR],
+        [sys.executable, "-W", "ignore", "-c", before + CONNECTOR],
         env=os.environ | {"PYTHONPATH": root},
         capture_output=True,
         text=True,
@@ -283,7 +298,7 @@ def test_process_connector_tells_real_forks_and_execs() -> None:
     )
     if "refused: " in done.stderr:
         pytest.skip(done.stderr.strip())
-    assert (done.stdout, done.returncode) == ("fork and exec\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == (f"fork and exec whole={whole}\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("length", [0, 1, 36, 67])

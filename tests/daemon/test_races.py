@@ -166,6 +166,7 @@ def test_places_tell_what_a_cgroup_is() -> None:
         assert places.place(ids[container]).name == "ns/x"
 
 
+@pytest.mark.once  # the scenario kubepods-limit is played on every kernel
 def test_a_limit_on_a_class_of_pods_is_a_race_at_that_cgroup(node: LabNode) -> None:
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, under="kubepods/burstable")
     middle = pod.cgroup.parent

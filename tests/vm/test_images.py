@@ -209,6 +209,9 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
     named = set(kernel.selection.split())
     assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
     assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
+    once = "tests/daemon/test_supervise.py"  # all of it
+    assert once not in named
+    assert once in everything.selection.split()
     (asked,) = matrix.suites(options("--", "-k", "oom"))
     assert "--require-kernel -k oom\ncode=$?\n" in matrix.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = matrix.suites(options("--command", "true"))
