@@ -9,7 +9,9 @@ import struct
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,19 @@ def test_guests_get_what_the_project_needs_and_no_tools() -> None:
 def test_what_a_failed_command_said_is_in_the_error() -> None:
     with pytest.raises(images.VmError, match=r"^`ls /nowhere` failed with exit code 2: .*No such file"):
         images.run("ls", "/nowhere")
+
+
+def test_when_all_ends_so_do_the_builders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_ended", threading.Event())
+    with ThreadPoolExecutor(1) as builder:
+        building = builder.submit(images.run, "sleep", "600")
+        while not images._running:
+            time.sleep(0.01)
+        images.stop_building()
+        with pytest.raises(images.VmError, match="exit code -9"):
+            building.result(60)
+    with pytest.raises(images.VmError, match="exit code -9"):
+        images.run("sleep", "600")
 
 
 def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:
@@ -283,6 +298,8 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
 
     monkeypatch.setattr(images.Builder, "get", get)
     monkeypatch.setattr(matrix, "boot", boot)
+    for module in (images, guest):  # where none can be built, all ends
+        monkeypatch.setattr(module, "_ended", threading.Event())
     families = images.choose([])
     if len(broken) == len(families):
         with pytest.raises(images.VmError, match=r"Linux 7\.3"):
