@@ -156,10 +156,10 @@ class DiskWatch:
         """End the threads, the walk and the clean-up under way; what hangs is left behind after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         self._closing.set()
-        if self._reclaimer is not None:
-            self._reclaimer.close(timeout_s)
         for thread in (self._sampler, self._walker):
             thread.wake()
+        if self._reclaimer is not None:
+            self._reclaimer.close(timeout_s)
         for thread in (self._sampler, self._walker):
             thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -78,15 +80,15 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | 
     words = [str(word) for word in command]
     process = subprocess.Popen(
         words, env={**os.environ, **(env or {})}, cwd=cwd, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     _running.add(process)
     try:
         if _ended.is_set():
-            process.kill()
+            _signal(process, signal.SIGTERM)
         out, err = process.communicate()
     except BaseException:  # Ctrl-C and SIGTERM in the main thread
-        process.kill()
+        _end([process])
         process.wait()
         raise
     finally:
@@ -102,10 +104,26 @@ _ended = threading.Event()
 
 
 def stop_building() -> None:
-    """Kill every command of `run`, and every one that is begun from now on: the threads that wait for them end."""
+    """End every command of `run`, and every one that is begun from now on: the threads that wait for them end."""
     _ended.set()
-    for process in list(_running):
-        process.kill()
+    _end(list(_running))
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """SIGTERM to each and its children (mmdebstrap takes its mounts away), after ten seconds SIGKILL."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 # -- the programs and the mirror ---------------------------------------------------------------------------------------
@@ -232,7 +250,10 @@ class Builder:
     def step(self, what: str, work: Callable[[], T]) -> T:
         """Do one part, saying how long it took."""
         began = time.monotonic()
-        result = work()
+        try:
+            result = work()
+        except (OSError, StopIteration) as error:  # no room on the disk, or a package without what is always in it
+            raise VmError(f"image {self.family.suite}: {what}: {error or 'something is missing'}") from error
         say(f"image {self.family.suite}: {what}: {time.monotonic() - began:.1f} s")
         return result
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -184,14 +184,23 @@ def prefixed(name: str) -> Callable[[str], None]:
 
 def clear(results: Path) -> None:
     """Remove an earlier run's results, so that none is taken for this run's."""
-    for name in ("console.log", "output.log", "junit.xml", "again.xml", "dmesg.txt", "exit-code"):
+    for name in (
+        "console.log",
+        "output.log",
+        "junit.xml",
+        "junit.code",
+        "again.xml",
+        "again.code",
+        "dmesg.txt",
+        "exit-code",
+    ):
         (results / name).unlink(missing_ok=True)
 
 
 def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, ends: float) -> Row:
     """Boot one guest and say what came of it. ``ends``: time.monotonic() at which all must be over."""
     family = image.family
-    name = f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
+    name = name_of(family, suite, options)
     memory = suite.memory_mib or options.memory
     place = results / name
     clear(place)
@@ -212,12 +221,19 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
     return row(outcome.code, why, outcome.seconds)
 
 
-def without_guest(family: Family, suite: Suite, options: argparse.Namespace, results: Path, why: str) -> Row:
-    """The line of a kernel that there is no image of."""
-    name = f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
-    clear(results / name)
-    memory = suite.memory_mib or options.memory
-    return Row(name, suite.what, family.kernel, "", options.cgroup, memory, 0, 0, 0, 0, 0.0, None, why.splitlines()[0])
+def name_of(family: Family, suite: Suite, options: argparse.Namespace) -> str:
+    return f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
+
+
+def without_guests(family: Family, options: argparse.Namespace, results: Path, why: str) -> list[Row]:
+    """The lines of a kernel that there is no image of."""
+    rows = []
+    for suite in suites(options):
+        name, memory = name_of(family, suite, options), suite.memory_mib or options.memory
+        clear(results / name)
+        said = (name, suite.what, family.kernel, "", options.cgroup, memory)
+        rows.append(Row(*said, 0, 0, 0, 0, 0.0, None, why.splitlines()[0]))
+    return rows
 
 
 def explain(name: str, outcome: Outcome, place: Path) -> None:
@@ -248,16 +264,19 @@ def guests(options: argparse.Namespace, families: Sequence[Family], results: Pat
     unbuilt: list[Row] = []
     with ThreadPoolExecutor(max(1, options.jobs)) as pool, ThreadPoolExecutor(os.cpu_count() or 1) as builders:
         try:
-            building = [builders.submit(Builder(family, CACHE).get, options.rebuild) for family in families]
+            building = {
+                builders.submit(Builder(families[k], CACHE).get, options.rebuild): k for k in range(len(families))
+            }
             images: dict[int, Image] = {}
-            for k, family in enumerate(families):
+            for built in as_completed(building):
+                k = building[built]
                 try:
-                    images[k] = building[k].result()
+                    images[k] = built.result()
                 except VmError as error:  # its mirror may be down; the other kernels have theirs
-                    if options.build_only or (family is families[-1] and not waiting):
+                    say(f"{families[k].kernel}: {error}")
+                    unbuilt += without_guests(families[k], options, results, str(error))
+                    if len(unbuilt) == len(families) * (1 + len(others)):
                         raise
-                    say(f"{family.kernel}: {error}")
-                    unbuilt.append(without_guest(family, first, options, results, str(error)))
                     continue
                 if not options.build_only:
                     waiting[k, 0] = pool.submit(one, images[k], first, options, results, ends)
@@ -280,7 +299,7 @@ def matrix(options: argparse.Namespace) -> int:
     results = options.results or CACHE / "results"
     rows = guests(options, families, results, began + options.within)
     if options.build_only:
-        return 0
+        return 1 if rows else 0  # those that could not be built
     seconds = time.monotonic() - began
     whole = is_whole(options) and all(row.code is not None for row in rows)
     record = {"whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}

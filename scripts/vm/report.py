@@ -1,6 +1,7 @@
 """What came of the guests of `make test-vm`: counts, failures and the lines that are printed of them.
 
-As a script, `report.py DIR`: whether what failed in DIR/junit.xml passed in DIR/again.xml.
+As a script, `report.py DIR`: whether what failed in DIR/junit.xml passed in DIR/again.xml, and nothing else was wrong:
+DIR/junit.code has to be 1, pytest's exit code for failed tests.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def lines(rows: Sequence[Row]) -> str:
 def main(place: Path) -> int:
     for what, text in failures(place):
         print(f"{what} {text}")
-    why = unproven(place)
+    code = _text(place / "junit.code").strip() or "none: it did not come to its end"
+    why = unproven(place) if code == "1" else f"the first run's exit code is not 1 (failed tests) but {code}"
     if why:
         print(why, file=sys.stderr)
     return 1 if why else 0
