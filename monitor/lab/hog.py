@@ -46,6 +46,7 @@ DEFAULTS = {
 MIB = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_THP_DISABLE = 41
+_MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: Between two looks at stdin: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
 _FULL_SPEED_CHUNK = 16 * MIB
 
@@ -64,7 +65,8 @@ class Memory:
         self._fd = -1
         self._pipes: list[int] = []
         if kind == "anon":
-            self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # It may be more than the machine has (the demo on a VM of 1 GiB): the limit comes first.
+            self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
             self._map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         elif kind == "shmem":

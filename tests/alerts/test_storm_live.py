@@ -36,7 +36,7 @@ def test_every_pod_is_an_alert_and_nothing_is_lost(node: LabNode, tmp_path: Path
         binary("prometheus-alertmanager")  # or this is skipped
     live.pin_dir()
     with receiver(alertmanager(tmp_path) if real else None) as known:
-        found = storm(node, PODS, 6.0, known, live.state_dir())
+        found = storm(node, PODS, 40.0 if live.emulated() else 6.0, known, live.state_dir())
     assert found.receiver == ("prometheus-alertmanager" if real else "stand-in")
     late = [ms for ms in found.late_ms.values() if ms is not None]
     print(
