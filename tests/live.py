@@ -149,7 +149,12 @@ def kernel_thread(pid: int) -> bool:
 @cache
 def emulated() -> bool:
     """Whether QEMU emulates this CPU: then a second says nothing about what happens in one."""
-    return "QEMU TCG" in Path("/proc/cpuinfo").read_text()
+    if "QEMU TCG" in Path("/proc/cpuinfo").read_text():
+        return True
+    detect = shutil.which("systemd-detect-virt")  # any other model (libvirt's qemu64) is called alike with KVM
+    if detect is None:
+        return False
+    return subprocess.run([detect, "--vm"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "qemu"
 
 
 def children(pid: int) -> list[int]:

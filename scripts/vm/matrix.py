@@ -222,6 +222,7 @@ def one(image: Image, suite: Suite, options: argparse.Namespace, results: Path, 
 
 
 def name_of(family: Family, suite: Suite, options: argparse.Namespace) -> str:
+    """What the guest is called: in the table, and its directory of results."""
     return f"{family.kernel}{'' if options.cgroup == 'v2' else '-v1'}{suite.suffix}"
 
 
