@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from monitor.errors import MonitorError
 from monitor.kernel.pins import TRACEPOINT, Pins, attach
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
@@ -60,8 +61,14 @@ class Arming:
         return self._rate * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
 
     def attach(self) -> None:
-        if not self._links:
-            self._links = [attach(name, fd) for name, fd in self._programs.items()]
+        if self._links:
+            return
+        try:
+            for name, fd in self._programs.items():
+                self._links.append(attach(name, fd))
+        except MonitorError:  # all or none
+            self.detach()
+            raise
 
     def detach(self) -> None:
         for link in self._links:

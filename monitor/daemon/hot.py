@@ -409,6 +409,8 @@ class Hot:
         with suppress(MonitorError, OSError):
             self.trigger.disarm()
             self.gauge.arming.detach()
+        with suppress(MonitorError, OSError):
+            self.records.drain()
         if self.side.sock is not None:
             self.side.sock.close()
         return self.side.pid

@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from monitor.daemon import told
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.errors import CannotError, MonitorError
+from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, choose, facts, rungs
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Pid of the side that a process before this one left to end by itself.
 _LEFT = "OUTRACE_LEFT"
+#: The kernel's log, open since then: a kill while nobody watches is told of too.
+_LOG_FD = "OUTRACE_LOG_FD"
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -47,6 +51,7 @@ class AnyRecords(Protocol):
     def read_events(self) -> int: ...
     def look_after(self) -> None: ...
     def pods_came(self) -> None: ...
+    def drain(self) -> None: ...
     def send_flight(self) -> None: ...
 
 
@@ -134,14 +139,17 @@ def records(
     if source.pins is not None:
         from monitor.daemon.records import Records
 
-        return Records(source.pins, gauge, registry, decider, stats, tell)
+        return Records(source.pins, gauge, registry, decider, stats, tell, told.take(Path(config.state_dir)))
     from monitor.daemon.softrecords import SoftRecords
     from monitor.daemon.source import SoftArming
     from monitor.kernel.softtable import SoftTable
 
     assert isinstance(source.table, SoftTable)
     assert isinstance(source.arming, SoftArming)
-    return SoftRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell)
+    log_fd = int(os.environ.pop(_LOG_FD, "-1"))
+    if log_fd >= 0:
+        os.set_inheritable(log_fd, False)
+    return SoftRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell, log_fd)
 
 
 def tell(config: RunConfig, log: Callable[..., None]) -> None:
@@ -199,6 +207,11 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     Nobody waits for the old side, ``side_pid``, which writes what it has and ends: a second without anybody watching
     may be the one that counts.
     """
+    with suppress(MonitorError):  # said when it is read
+        log_fd = Kmsg().fileno()
+        os.set_inheritable(log_fd, True)
+        os.environ[_LOG_FD] = str(log_fd)
+    stepped_ns = time.monotonic_ns()
     rung = below(config)
     missed = {"name": config.rung, "why": problem.message, "remedy": problem.remedy}
     lower = dataclasses.replace(
@@ -211,7 +224,7 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     )
     os.environ[_LEFT] = str(side_pid)
     stats.add("step_downs")
-    stats.set("stepped_ns", time.monotonic_ns())
+    stats.set("stepped_ns", stepped_ns)
     for name in ("armed", "ready_ns", "published_ns"):
         stats.set(name, 0)
     config_fd = lower.to_memfd()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monitor.daemon.decide import Decider
@@ -13,6 +13,7 @@ from monitor.daemon.flight import Flight
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
+from monitor.daemon.told import Span, holds
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
@@ -28,7 +29,10 @@ _KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 
 
 class Records:
-    """Reads the rings. ``watches``, by domain index, are the domains with thresholds."""
+    """Reads the rings. ``watches``, by domain index, are the domains with thresholds.
+
+    ``told``: when a daemon without BPF told of kills (`monitor.daemon.told`), which are not told again.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Records:
         decider: Decider,
         stats: SharedStats,
         tell: Callable[[dict[str, Any]], None],
+        told: Sequence[Span] = (),
     ) -> None:
         self.watches: dict[int, Watch] = {}
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -47,8 +52,10 @@ class Records:
         self._decider = decider
         self._stats = stats
         self._tell = tell
+        self._told = told
         self._flight = Flight(tell)
         self._unpinned = False
+        self._of_kills: tuple[Ring, ...] = ()
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
     def open(self, epoll: select.epoll) -> None:
@@ -60,6 +67,7 @@ class Records:
         self._kills = Ring(pins, "kills", self._on_oom)
         self._reclaims = Ring(pins, "reclaims", self._on_oom)
         rings = (self._events, self._ooms, self._kills, self._reclaims)
+        self._of_kills = (self._kills, self._ooms)
         self._by_fd = {ring.fileno(): ring for ring in rings}
         self._take_over(pins)
         for fd in self._by_fd:
@@ -103,6 +111,11 @@ class Records:
         if self.eventful:
             self.eventful = self._decider.pressed
             self._flight.send()
+
+    def drain(self) -> None:
+        """Read what is there about kills: nobody will for a while, and what comes now is told by others."""
+        for ring in self._of_kills:
+            ring.consume()
 
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
@@ -167,6 +180,8 @@ class Records:
         event = OomEvent.decode(data)
         self._stats.add("records")
         self._stats.add(_OOM_RECORDS[event.kind])
+        if self._away and holds(self._told, event.ts_ns):
+            return
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers
             pod = self._registry.owner_of_cgroup(self._gauge.table.cgroup_id(event.domain))

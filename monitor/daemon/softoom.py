@@ -18,11 +18,14 @@ from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.source import Table
 from monitor.daemon.stats import SharedStats
+from monitor.daemon.told import Told
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records
 
+#: After a step down the pods are waited for so long before the log is read; they come within a second.
+PATIENCE_NS = 5_000_000_000
 #: Everything of an `OomEvent` that a counter does not tell.
 _UNKNOWN: dict[str, Any] = dict.fromkeys(
     (
@@ -37,7 +40,11 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 
 class SoftOom:
-    """``tell`` gets `oom` messages."""
+    """``tell`` gets `oom` messages. ``told`` is kept up to date for the next daemon with BPF.
+
+    ``log_fd``: the kernel's log, open since the daemon stepped down; -1: it did not. It is read when the pods are known
+    again, because a kill in a cgroup that nobody knows is nobody's; what was killed until then nobody saw coming.
+    """
 
     def __init__(
         self,
@@ -46,15 +53,20 @@ class SoftOom:
         table: Table,
         stats: SharedStats,
         tell: Callable[[dict[str, Any]], None],
+        told: Told,
+        log_fd: int = -1,
     ) -> None:
         self._gauge = gauge
         self._registry = registry
         self._table = table
         self._stats = stats
         self._tell = tell
+        self._told = told
+        self._untold = False  # that this cannot be noted was said
         self._log = OomLog(gauge.hierarchy, table.index)
         self.marked = False  # somebody was killed since this was cleared
         self._fd = -1
+        self._kept_fd, self._listen_ns = log_fd, 0
         self._epoll: select.epoll | None = None
         self._dying: dict[int, dict[str, Any]] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
@@ -62,6 +74,12 @@ class SoftOom:
     def open(self, epoll: select.epoll) -> None:
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
+        now = time.monotonic_ns()
+        if self._kept_fd >= 0:
+            self._listen_ns = now + PATIENCE_NS
+            self._told.since_ns = self._stats.get("stepped_ns")
+            return
+        self._told.since_ns = now
         try:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
@@ -77,6 +95,18 @@ class SoftOom:
             return
         epoll.register(self._fd, select.EPOLLIN)
 
+    def pods_came(self) -> None:
+        """The pods are known."""
+        if self._kept_fd >= 0:
+            self._listen_to_kept()
+        self.count()
+
+    def _listen_to_kept(self) -> None:
+        assert self._epoll is not None
+        self._fd, self._kept_fd = self._kept_fd, -1
+        self._epoll.register(self._fd, select.EPOLLIN)
+        self._read(while_away=True)
+
     def consume(self, fd: int) -> bool:
         """The log has lines, or somebody marked is gone; False if the descriptor is of neither."""
         if fd == self._fd:
@@ -89,7 +119,7 @@ class SoftOom:
         self._send("records_exit", {**message, "kind": "exit", "ts_ns": time.monotonic_ns(), "missing": []})
         return True
 
-    def _read(self) -> None:
+    def _read(self, while_away: bool = False) -> None:
         try:
             records, overrun = kmsg_records(self._fd)
         except OSError as error:
@@ -104,16 +134,16 @@ class SoftOom:
         for record in records:
             found = self._log.feed(record)
             if found is not None:
-                self._mark(found)
+                self._mark(found, while_away)
 
-    def _mark(self, found: dict[str, Any]) -> None:
+    def _mark(self, found: dict[str, Any], while_away: bool) -> None:
         pod = self._owner(found["victim_cgroup"], found.pop("victim_path"))
         message = {
             "t": "oom",
             **found,
             "pod": pod.uid if pod else None,
             "pod_name": pod.title if pod else None,
-            "while_away": False,
+            "while_away": while_away,
         }
         try:
             fd = os.pidfd_open(message["victim_pid"])
@@ -137,12 +167,33 @@ class SoftOom:
         self._stats.add("records")
         self._stats.add(counter)
         self._tell(message)
+        self._note()
+
+    def _note(self) -> None:
+        """The OOM programs, where they are loaded, have written of this kill too."""
+        if self._untold:
+            return
+        try:
+            self._told.until(time.monotonic_ns())
+        except OSError as error:
+            self._untold = True
+            self._tell(
+                {
+                    "t": "log",
+                    "level": "warning",
+                    "msg": "these kills are told again when a daemon with BPF starts",
+                    "problem": str(error),
+                    "remedy": "make the state dir writable",
+                }
+            )
 
     # counters
 
     def count(self) -> None:
         """Where the log cannot be read: kills by what the cgroups of the pods count."""
-        if self._fd >= 0:
+        if self._kept_fd >= 0 and time.monotonic_ns() >= self._listen_ns:
+            self._listen_to_kept()
+        if self._fd >= 0 or self._kept_fd >= 0:
             return
         version = self._gauge.hierarchy.version
         name = "memory.oom_control" if version == 1 else "memory.events.local"

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from monitor.daemon.config import RunConfig
@@ -22,6 +23,7 @@ from monitor.daemon.softalarms import REAIM_BYTES, Alarms
 from monitor.daemon.softoom import SoftOom
 from monitor.daemon.source import SoftArming
 from monitor.daemon.stats import SharedStats
+from monitor.daemon.told import Told
 from monitor.daemon.watch import MACHINE_LAG, Watch
 from monitor.kernel import meminfo, pace
 from monitor.kernel.alarms import Timer
@@ -43,7 +45,10 @@ _MOST_NS = 10_000_000
 
 
 class SoftRecords:
-    """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds."""
+    """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds.
+
+    ``log_fd``: see `SoftOom`.
+    """
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class SoftRecords:
         decider: Decider,
         stats: SharedStats,
         tell: Callable[[dict[str, Any]], None],
+        log_fd: int = -1,
     ) -> None:
         self.eventful = False  # something happened that the flight recorder's steps belong to
         self._table = table
@@ -67,7 +73,7 @@ class SoftRecords:
         self._flight = Flight(tell)
         self._timer = Timer()
         self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
-        self._oom = SoftOom(gauge, registry, table, stats, tell)
+        self._oom = SoftOom(gauge, registry, table, stats, tell, Told(Path(config.state_dir)), log_fd)
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
@@ -119,9 +125,12 @@ class SoftRecords:
     def look_after(self) -> None:
         """Once a second: nothing, `_look` counts as often."""
 
+    def drain(self) -> None:
+        """Nothing: what is read is read at once."""
+
     def pods_came(self) -> None:
         """What they have counted before is no kill of now."""
-        self._oom.count()
+        self._oom.pods_came()
 
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""

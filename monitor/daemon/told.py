@@ -1,0 +1,70 @@
+"""When OOM kills were told without BPF, so that the next daemon with BPF does not tell of them again.
+
+The OOM programs stay attached when a daemon steps down the hook ladder, and go on to write; nobody reads what they
+write before a daemon takes a BPF rung again. What a rung without BPF told meanwhile is a span of time in a file of
+the state dir: one line for each daemon, of a fixed length, written again at each kill.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+#: In the state dir.
+FILE_NAME = "told-without-bpf"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Bytes of a line: a boot id is 36, each of the two times at most 20.
+_LINE = 80
+#: Lines before the file begins anew: where no BPF rung is ever taken nobody else clears it.
+_LINES = 256
+
+Span = tuple[int, int]  # from, to: CLOCK_MONOTONIC, in ns
+
+
+class Told:
+    """What this daemon tells without BPF, from ``since_ns`` on. Nothing is written before the first kill."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.since_ns = 0
+        self._path = state_dir / FILE_NAME
+        self._fd = -1
+        self._at = 0
+
+    def until(self, now_ns: int) -> None:
+        """All kills up to now are told. Raises OSError."""
+        if self._fd < 0:
+            self._boot = _BOOT_ID.read_text().strip()
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            size = os.fstat(self._fd).st_size
+            if size >= _LINE * _LINES:
+                os.ftruncate(self._fd, 0)
+                size = 0
+            self._at = -(-size // _LINE) * _LINE
+        line = f"{self._boot} {self.since_ns} {now_ns}".ljust(_LINE - 1) + "\n"
+        os.pwrite(self._fd, line.encode(), self._at)
+
+
+def take(state_dir: Path) -> list[Span]:
+    """The spans of this boot, and forget them: whoever asks reads the programs' records now.
+
+    Lines that are not of this boot or no lines are passed over; so is a file that cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    try:
+        boot, lines = _BOOT_ID.read_text().strip(), path.read_text(errors="replace").replace("\0", "\n").splitlines()
+    except OSError:
+        return []
+    with suppress(OSError):
+        path.unlink()
+    spans = []
+    for fields in (line.split() for line in lines):
+        if len(fields) == 3 and fields[0] == boot and fields[1].isdigit() and fields[2].isdigit():
+            spans.append((int(fields[1]), int(fields[2])))
+    return spans
+
+
+def holds(spans: Sequence[Span], ts_ns: int) -> bool:
+    """Whether this time lies in one of the spans."""
+    return any(since <= ts_ns <= until for since, until in spans)

@@ -1,0 +1,114 @@
+"""Of every OOM kill once: through a step down the hook ladder, without BPF, while nobody runs, and with BPF again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon import told
+from monitor.kernel import charging
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode, LabPod
+
+KILLED = "the kernel's OOM killer killed a process"
+HARD = ("--eviction-hard", "memory.available<32Mi")
+
+
+def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
+    one = told.Told(state_dir)
+    one.since_ns = since_ns
+    for each in until_ns:
+        one.until(each)
+
+
+def test_spans_are_taken_once(tmp_path: Path) -> None:
+    assert told.take(tmp_path) == []
+    span(tmp_path, 5, 7, 2**63)
+    span(tmp_path, 2**63 + 1)  # no kill: nothing is written
+    span(tmp_path, 2**63 + 5, 2**63 + 6)
+    spans = told.take(tmp_path)
+    assert spans == [(5, 2**63), (2**63 + 5, 2**63 + 6)]
+    assert [told.holds(spans, ts) for ts in (4, 5, 2**63, 2**63 + 1, 2**63 + 6)] == [False, True, True, False, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_boot_and_a_broken_file_tell_nothing(tmp_path: Path) -> None:
+    path = tmp_path / told.FILE_NAME
+    path.write_bytes(b"00000000-0000-0000-0000-000000000000 1 2\n\xff\xfe\nx y\n" + b"z" * 30)
+    span(tmp_path, 3, 4)
+    assert told.take(tmp_path) == [(3, 4)]
+    path.mkdir()
+    assert told.take(tmp_path) == []
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    for n in range(600):
+        span(tmp_path, n, n)
+    assert (tmp_path / told.FILE_NAME).stat().st_size <= 20480
+    assert told.take(tmp_path)[-1] == (599, 599)
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-told", 160 * MIB) as made:
+        yield made
+
+
+def killed(node: LabNode, pod: LabPod) -> int:
+    """The pid of a process that the kernel has killed at its pod's limit."""
+    hog = node.start_hog(pod, mib=48)
+    hog.go()
+    assert hog.wait() == -signal.SIGKILL
+    hog.close()
+    return hog.pid
+
+
+def victims(daemon: LabDaemon) -> list[int]:
+    return [record["victim_pid"] for record in live.messages(daemon, KILLED)]
+
+
+@pytest.mark.kernel
+def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, tmp_path: Path) -> None:
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
+    filler, pod = node.add_pod("filler"), node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB)
+    options, state = (*HARD, "--max-fill-rate", "256Mi"), tmp_path / "state"
+    with live.daemon(node, *options, state_dir=state, keep_pins=True) as first:
+        used = {int(fd) for fd in os.listdir(f"/proc/{first.pid}/fd")}
+        pids = [killed(node, pod)]
+        live.message(first, KILLED, victim_pid=pids[0])
+        second_free = [fd for fd in range(1024) if fd not in used][1]
+        hard_limit = resource.prlimit(first.pid, resource.RLIMIT_NOFILE)[1]
+        # One program of the two can be attached.
+        resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))
+        hog = node.start_hog(filler, mib=110, rate=50)
+        hog.go()
+        deadline = time.monotonic() + live.TIMEOUT_S
+        while not any("unwatched_ns" in record for record in live.messages(first, "ready")):
+            assert time.monotonic() < deadline, [r for r in first.log if r.get("level") != "info"]
+            # The kernel says where a kill was ten times in 5 s at most; nobody looks for a second while it steps down.
+            time.sleep(0.55)
+            pids.append(killed(node, pod))
+        pids.append(killed(node, pod))
+        live.until(lambda: len(victims(first)) >= len(pids), "told of every kill")
+        live.ended(first)
+        assert sorted(victims(first)) == sorted(pids)
+        # Whoever was killed while it stepped down, nobody saw coming.
+        assert {record["while_away"] for record in live.messages(first, KILLED)} == {True, False}
+    assert (state / told.FILE_NAME).exists()
+    alone = killed(node, pod)
+    with live.daemon(node, *options, state_dir=state) as second:
+        assert live.message(second, KILLED, victim_pid=alone)["while_away"] is True
+        live.ended(second)
+        assert victims(second) == [alone]
+    assert not (state / told.FILE_NAME).exists()
