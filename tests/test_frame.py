@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from monitor import __version__
 from monitor.cli import doctor, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
+from tests.seccomp import refusing_netlink
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -232,6 +234,17 @@ def test_without_bpf_the_doctor_names_the_rung_below_and_why() -> None:
     refused = next(rung for rung in plan["rungs"] if rung["name"] == "memcg-tracepoint")
     assert not refused["ok"]
     assert refused["remedy"]
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_the_doctor_says_why_new_processes_cannot_be_heard_of() -> None:
+    done = outrace("doctor", "-o", "json", wrapper=refusing_netlink(errno.EAFNOSUPPORT))
+    assert done.returncode == 0, done.stderr
+    (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "process-connector"]
+    assert not check["ok"]
+    assert check["detail"] == f"the process connector cannot be used: {os.strerror(errno.EAFNOSUPPORT)}"
+    assert "RestrictAddressFamilies=" in check["remedy"]
 
 
 @pytest.mark.kernel

@@ -13,7 +13,9 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +29,24 @@ if TYPE_CHECKING:
 #: <linux/netlink.h>, <linux/connector.h>, <linux/cn_proc.h>
 _PROC_EVENT = struct.Struct("=36xIIQIIII")
 _FORK, _EXEC = 0x1, 0x2
+_NETLINK_CONNECTOR = 11
+#: The request: netlink header (length, NLMSG_DONE, flags, seq, pid), connector header (CN_IDX_PROC, CN_VAL_PROC, seq,
+#: ack, length, flags), PROC_CN_MCAST_LISTEN.
+_LISTEN = struct.Struct("=IHHIIIIIIHHI")
+#: Its answer: the ack of the connector header, what (PROC_EVENT_NONE), and an errno.
+_ANSWER = struct.Struct("=28xI4xI12xI")
+#: The kernel answers before send() returns (cn_rx_skb calls cn_proc_mcast_ctl), if it does.
+_ANSWER_S = 1.0
+_REMEDIES = {
+    errno.EAFNOSUPPORT: "allow AF_NETLINK (systemd: RestrictAddressFamilies=, containers: the seccomp profile)",
+    errno.EPROTONOSUPPORT: "it takes a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y",
+    # "connector/cn_proc: Allow non-root users access" (Linux 6.6) lets anybody listen.
+    errno.EPERM: "add CAP_NET_ADMIN, which Linux before 6.6 asks for (systemd: CapabilityBoundingSet=, containers: "
+    "capabilities.add), and allow AF_NETLINK in the seccomp profile",
+    errno.ECONNREFUSED: "run it in the initial network namespace (systemd: PrivateNetwork=no, containers: the host's)",
+    errno.ETIMEDOUT: "run it in the initial pid and user namespace (containers: host pid), on a kernel with "
+    "CONFIG_PROC_EVENTS=y",
+}
 #: Datagrams taken at once before the main loop turns again.
 _BATCH = 512
 
@@ -101,24 +121,25 @@ def _proc_event_socket() -> Any:
 class ConnectorFeed:
     """fork and exec of every process on the machine, through the process connector (CONFIG_PROC_EVENTS).
 
-    ``on_overflow()`` is called when events were lost (ENOBUFS): only a look at everything helps then.
+    ``on_overflow()`` is called when events were lost (ENOBUFS): only a look at everything helps then. The constructor
+    raises CannotError, after a second at most.
     """
 
     def __init__(self, on_process: Callable[[int], None], on_overflow: Callable[[], None]) -> None:
         self._on_process = on_process
         self._on_overflow = on_overflow
-        self._subscription = _proc_event_socket()()
+        opened = ExitStack()
         try:
+            # Where this is refused, pyroute2's constructor leaves an event loop behind.
+            socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR).close()
+            self._subscription = opened.enter_context(closing(_proc_event_socket()()))
             self._subscription.bind()
-            self._subscription.control(listen=True)
-        except (OSError, KeyError) as error:  # KeyError: pyroute2 tries other addresses where bind() is forbidden
-            self._subscription.close()
-            why = "it may not be listened to" if isinstance(error, KeyError) else error
-            raise CannotError(
-                f"the process connector cannot be used: {why}", "run as root in the initial pid and user namespace"
-            ) from None
-        # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
-        self._socket = socket.socket(fileno=os.dup(self._subscription.fileno()))
+            # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
+            self._socket = opened.enter_context(socket.socket(fileno=os.dup(self._subscription.fileno())))
+            _subscribe(self._socket)
+        except (ImportError, OSError, KeyError) as error:
+            opened.close()
+            raise _refusal(error) from None
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
@@ -147,6 +168,42 @@ class ConnectorFeed:
         """Close both descriptors, which unsubscribes; asking for it waits for an answer that need not come."""
         self._socket.close()
         self._subscription.close()
+
+
+def _subscribe(sock: socket.socket) -> None:
+    """Have the events sent to this bound socket. Raises OSError.
+
+    (`ProcEventSocket.control` waits for the answer for ever. Without CONFIG_PROC_EVENTS there is none, nor for who asks
+    from outside the initial pid and user namespaces: cn_proc_mcast_ctl.)
+    """
+    mine = os.getpid()
+    sock.send(_LISTEN.pack(_LISTEN.size, 3, 0, 0, 0, 1, 1, 0, mine, 4, 0, 1))
+    deadline = time.monotonic() + _ANSWER_S
+    while (left := deadline - time.monotonic()) > 0:
+        sock.settimeout(left)
+        try:
+            data = sock.recv(4096)
+        except TimeoutError:
+            break
+        if len(data) < _ANSWER.size:
+            continue
+        ack, what, problem = _ANSWER.unpack_from(data)
+        if what == 0 and ack == mine + 1:  # not an event, nor the answer to another listener
+            if problem:
+                raise OSError(problem, os.strerror(problem))
+            return
+    raise OSError(errno.ETIMEDOUT, f"no answer within {_ANSWER_S:g} s")
+
+
+def _refusal(error: ImportError | OSError | KeyError) -> CannotError:
+    """What is said of the process connector that cannot be used."""
+    what = "the process connector cannot be used"
+    if isinstance(error, ImportError):
+        return CannotError(f"{what}: {error}", "pip install pyroute2")
+    if isinstance(error, KeyError):  # pyroute2 tries other addresses where bind() is forbidden
+        return CannotError(f"{what}: it may not be listened to", _REMEDIES[errno.EPERM])
+    remedy = _REMEDIES.get(error.errno or 0, "run it as root in the initial pid, user and network namespaces")
+    return CannotError(f"{what}: {error.strerror or error}", remedy)
 
 
 def new_process(datagram: bytes) -> int | None:
