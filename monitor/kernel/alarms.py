@@ -161,14 +161,16 @@ class UsageThreshold:
                     self._orders.put(None)
                     break
                 order = newer
-            fresh = os.eventfd(0, _EFD)
+            fresh = -1
             try:
+                fresh = os.eventfd(0, _EFD)
                 os.write(self._control_fd, f"{fresh} {self._usage_fd} {order}".encode())
-            except OSError as error:
-                os.close(fresh)
+                self._inner.register(fresh, select.EPOLLIN)
+            except OSError as error:  # RLIMIT_NOFILE, max_user_watches: the old threshold stands
+                if fresh >= 0:
+                    os.close(fresh)
                 self.problem = error.strerror or str(error)
                 continue
-            self._inner.register(fresh, select.EPOLLIN)
             if self._current >= 0:
                 os.close(self._current)  # the kernel forgets the threshold with it
             self._current, self.armed, self.problem = fresh, order, ""
