@@ -1,4 +1,7 @@
-"""The usage threshold follows the page cache: aimed at the ceiling plus what is inactive, moved when that moves."""
+"""The usage threshold of v1 follows the page cache: aimed at the ceiling plus what is inactive, moved when that moves.
+
+And PSI and memory.events of v2 ring.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import live
 from monitor.daemon.softalarms import REAIM_BYTES, Alarms
 from monitor.daemon.watch import NODE_SIGNAL, Watch, make_watch
 from monitor.kernel import cgroupfs, pace
+from monitor.kernel.alarms import EventsFile, PsiTrigger
 from monitor.kernel.rungs import EVENTFD, POLL, PSI
 from monitor.kernel.softtable import Entry, SoftTable
 from monitor.kernel.wire import PAGE
@@ -25,10 +29,9 @@ HIERARCHY = cgroupfs.detect()
 MIB = live.MIB
 CEILING = 48 * MIB
 RATE = 1 << 30
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(HIERARCHY.version == 2, reason="usage thresholds are of cgroup v1"),
-]
+pytestmark = pytest.mark.kernel
+v1 = pytest.mark.skipif(HIERARCHY.version == 2, reason="usage thresholds are of cgroup v1")
+v2 = pytest.mark.skipif(HIERARCHY.version == 1, reason="memory.pressure and memory.events are of cgroup v2")
 
 
 class Aimed:
@@ -79,6 +82,7 @@ def place() -> Iterator[Path]:
         yield path
 
 
+@v1
 def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -> None:
     aimed, cache = Aimed(place, EVENTFD), str(tmp_path / "cache")
     with live.Puppet(place) as puppet:
@@ -107,6 +111,7 @@ def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -
     assert aimed.said == []
 
 
+@v1
 def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
     aimed = Aimed(place, EVENTFD)
     aimed.entry.inactive = 0
@@ -118,6 +123,7 @@ def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
     aimed.close()
 
 
+@v1
 def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
     aimed = Aimed(place, EVENTFD)
     aimed.entry.crossed = 1
@@ -136,5 +142,30 @@ def test_other_rungs_always_look(place: Path, rung: str) -> None:
     assert not aimed.alarms.are_aimed
     assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0)
     # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
-    assert [one["msg"] for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if rung == PSI else [])
+    lacking = rung == PSI and HIERARCHY.version == 1
+    assert [one["msg"] for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
     aimed.close()
+
+
+@v2
+def test_psi_and_memory_events_ring_and_are_silent_when_the_cgroup_is_gone(place: Path, tmp_path: Path) -> None:
+    cgroup, cache = cgroupfs.make(place / "psi"), str(tmp_path / "cache")
+    cgroupfs.set_limit(cgroup, 48 * MIB)
+    aimed = Aimed(cgroup, PSI)
+    rung: set[type] = set()
+
+    def look() -> bool:
+        for fd, _ in aimed.epoll.poll(0):
+            rung.add(type(aimed.alarms._by_fd[fd]))
+            assert aimed.alarms.acknowledge(fd)
+        return rung == {PsiTrigger, EventsFile}
+
+    assert not aimed.rings(0.1), "nobody is in it"
+    with live.Puppet(cgroup) as puppet:
+        puppet.do(f"write({cache!r}, 64)")
+        live.until(lambda: puppet.do(f"read({cache!r})") or look(), "both")
+    live.until(lambda: not aimed.rings(0), "quiet when nobody stalls")
+    cgroupfs.remove(cgroup)
+    live.until(lambda: not aimed.rings(0.05), "silence: what is removed is ready for ever")
+    aimed.close()
+    assert aimed.said == []
