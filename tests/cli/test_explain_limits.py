@@ -29,7 +29,6 @@ def node() -> Iterator[LabNode]:
 
 
 @pytest.mark.live
-@pytest.mark.once
 def test_a_real_pod(node: LabNode) -> None:
     limit(node.pods["limited"].containers["c0"], 64)
     facts = explain(node, "limited")["pod"]["memory_limits"]

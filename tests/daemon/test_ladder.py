@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -20,6 +21,7 @@ from monitor.kernel import cgroupfs, charging, loader
 from monitor.kernel.rungs import BPF_RUNGS, NAMES
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
+from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.kernel
 #: The rungs without BPF that this kernel has, the best first.
@@ -67,12 +69,15 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung:
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
         live.filled(node, small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
-        # cgroup and then executes; it tells nothing of who joins later).
+        # cgroup and then executes; it tells nothing of who joins later). A pod is also looked at a second after it was
+        # found: if that told of the first one, it is over when the second one begins.
         with live.Puppet(small.containers["c0"]) as shell:
-            shell.tell("print(os.posix_spawn('/bin/sleep', ['sleep', '60'], {}), flush=True)")
-            begun = int(shell.answer())
-            live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
-            os.kill(begun, signal.SIGKILL)
+            for _ in range(2):
+                shell.tell("print(os.posix_spawn('/bin/sleep', ['sleep', '60'], {}), flush=True)")
+                begun = int(shell.answer())
+                assert shell.answer() == "done"
+                live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
+                os.kill(begun, signal.SIGKILL)
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
         assert hog.wait() == -9
@@ -124,7 +129,6 @@ def test_page_cache_is_no_crossing_until_it_is_memory(
     cache.unlink()
 
 
-@pytest.mark.once
 def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
     """It is watched with a threshold, and alarms, of its own."""
     pod = node.add_pod("hog", under="kubepods")
@@ -141,7 +145,6 @@ def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) ->
     assert node.oom_kills() == 0
 
 
-@pytest.mark.once
 def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")
@@ -157,6 +160,19 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
         found = live.message(daemon, "incident")
         assert found["verdict"] == "undetermined", "whose limit it was is not known, and is not guessed"
         assert "lost_events" in found["flags"]
+
+
+@pytest.mark.once
+def test_where_new_processes_cannot_be_heard_of_everything_else_goes_on(node: LabNode, tmp_path: Path) -> None:
+    pod = node.add_pod("hog")
+    with soft(node, tmp_path, "poll", "--enforce", wrapper=refusing_netlink(errno.EAFNOSUPPORT)) as daemon:
+        said = live.message(daemon, "new processes in pods are only seen when a pod changes")
+        assert "RestrictAddressFamilies=" in said["problem"]
+        hog = node.start_hog(pod, mib=400, rate=100)
+        hog.go()
+        assert hog.wait() == -9
+        live.message(daemon, "evicted", pod="lab/hog")
+        assert incident(daemon)["verdict"] == "eviction_won"
 
 
 # -- how a rung is taken -----------------------------------------------------------------------------------------------
@@ -270,7 +286,8 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
         again = daemon.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
         assert again is not None
-        assert 0 < again["unwatched_ns"] < 10**9 * live.TIMEOUT_S
+        # 0.6 to 1.0 s here (docs/hooks.md); an emulated CPU takes many times as long.
+        assert 0 < again["unwatched_ns"] < 10**9 * (live.TIMEOUT_S if live.emulated() else 5)
         assert daemon.process is not None
         assert daemon.process.poll() is None, "the same process"
         assert taken(daemon) == HERE[0]

@@ -47,7 +47,6 @@ def told(daemon: LabDaemon, pod: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.once
 def test_limits_are_shown_and_followed(node: LabNode) -> None:
     limited, _ = node.add_pod("limited"), node.add_pod("plain")
     wanted = limit(limited.cgroup, 48)
