@@ -78,6 +78,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"kernel test: {obstacle}")
 
 
+@pytest.fixture(scope="session")
+def expected_rungs(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """BPF rungs that must load on this machine, best first; () where nobody says (`live.rungs_expected`)."""
+    from tests import live  # only for who asks: it takes an emulated guest a second
+
+    words, required = Path("/proc/cmdline").read_text(), request.config.getoption("--require-kernel")
+    return live.rungs_expected(words, os.uname().release, required)
+
+
 class Pinned:
     """Instances of the programs that this session's tests have loaded: those whose state dir is in its temporary one.
 

@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 #: What the programs' gate holds back: 64 pages on each CPU.
 GATE = 64 * PAGE * (os.cpu_count() or 1)
+#: scripts/vm/guest.py boots its guests with it.
+RUNGS = "outrace.rungs="
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
@@ -155,6 +157,18 @@ def emulated() -> bool:
     if detect is None:
         return False
     return subprocess.run([detect, "--vm"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "qemu"
+
+
+def rungs_expected(words: str, release: str, required: bool) -> tuple[str, ...]:
+    """BPF rungs that must load, best first; () where nobody says. ``words``: the kernel's command line, on which
+    scripts/vm/guest.py writes them. Else, where kernel tests are ``required``, what came with Linux 6.13: by its
+    release (`uname -r`), because the tracepoint's own absence is what has to be noticed.
+    """
+    said = [word.removeprefix(RUNGS) for word in words.split() if word.startswith(RUNGS)]
+    if said:
+        return tuple(name for name in said[-1].split(",") if name)
+    major, minor = (int(number) for number in release.split(".")[:2])
+    return (TRACEPOINT,) if required and (major, minor) >= (6, 13) else ()
 
 
 def children(pid: int) -> list[int]:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from box import Box, BoxBuilder
-from guest import Stopped, project_files, stopping, usable_acceleration
+from guest import Stopped, expected, project_files, stopping, usable_acceleration
 from images import ROOT, TOOLS, VmError, choose, install_tools, say
 from matrix import CACHE, pytest_command
 from report import counts
@@ -59,9 +59,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Session:
-    """Vagrant with a libvirt session of its own below ``home``."""
+    """Vagrant with a libvirt session of its own below ``home``; ``words`` are for the machine's kernel."""
 
-    def __init__(self, home: Path, box: Box, options: argparse.Namespace) -> None:
+    def __init__(self, home: Path, box: Box, options: argparse.Namespace, words: str) -> None:
         self.home = home
         self.deadline = time.monotonic() + options.deadline
         self.project = home / "p"
@@ -96,6 +96,7 @@ class Session:
             "OUTRACE_CPUS": str(options.cpus),
             "OUTRACE_VMLINUZ": str(home / "vmlinuz"),
             "OUTRACE_INITRD": str(home / "initrd"),
+            "OUTRACE_WORDS": words,
             "OUTRACE_CONSOLE": str(self.console),
         }
         self.as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
@@ -167,11 +168,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def session(box: Box, options: argparse.Namespace) -> Iterator[Session]:
+def session(box: Box, options: argparse.Namespace, words: str) -> Iterator[Session]:
     """A `Session` that is gone afterwards, machine and daemon included."""
     home = Path(tempfile.mkdtemp(prefix="ov-", dir="/var/tmp"))
     try:
-        made = Session(home, box, options)
+        made = Session(home, box, options, words)
         try:
             yield made
         finally:
@@ -189,7 +190,7 @@ def test(options: argparse.Namespace) -> int:
     results = CACHE / "results" / f"vagrant-{families[0].kernel}"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    with session(box, options) as machine:
+    with session(box, options, expected(families[0])) as machine:
         began = time.monotonic()
 
         def took(what: str) -> None:

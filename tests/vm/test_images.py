@@ -27,6 +27,8 @@ import images  # noqa: E402
 import matrix  # noqa: E402
 import report  # noqa: E402
 
+from monitor.kernel.pins import HOOKS  # noqa: E402
+
 JUNIT = """<?xml version="1.0"?><testsuites>
 <testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
 
@@ -117,6 +119,29 @@ def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:
     assert image.release == "6.1.0-1-cloud-amd64"
     (builder.place / "stamp").write_text(f"{'0' * 64} 6.1.0-1-cloud-amd64\n")
     assert builder.cached() is None
+
+
+def test_each_kernel_is_told_the_rungs_that_it_must_have() -> None:
+    assert set(guest.RUNGS) == {family.kernel for family in images.FAMILIES}
+    assert all(rungs and list(rungs) == [name for name in HOOKS if name in rungs] for rungs in guest.RUNGS.values())
+    six_one, seven_two = images.choose(["6.1", "7.2"])
+    assert guest.expected(six_one) == "outrace.rungs=fentry,kprobe"
+    assert guest.expected(seven_two) == "outrace.rungs=memcg-tracepoint,fentry,kprobe"
+    assert guest.expected(seven_two, "lockdown=confidentiality") == "outrace.rungs="
+
+
+def test_the_word_goes_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a guest before the caller's own words, which may say otherwise; and of Vagrant's machine."""
+    said: list[str] = []
+    monkeypatch.setattr(guest, "watch", lambda command, *_: said.append(command[-1]) or (None, 1.0))
+    monkeypatch.setattr(guest, "RESULTS_SIZE", images.MIB)  # nothing comes back
+    image = images.Image(images.choose(["6.12"])[0], tmp_path / "disk.img", tmp_path / "vmlinuz", "6.12.1")
+    for append in ("", "outrace.rungs=kprobe"):
+        guest.boot(image, "true", guest.Options(append=append, accel="tcg"), tmp_path / "results", lambda _: None)
+    plain, other = (words.split() for words in said)
+    assert [word for word in plain if "rungs" in word] == ["outrace.rungs=fentry,kprobe"]
+    assert [word for word in other if "rungs" in word] == ["outrace.rungs=", "outrace.rungs=kprobe"]
+    assert '#{ENV.fetch("OUTRACE_WORDS")}"' in (ROOT / "vagrant/offline/Vagrantfile").read_text()
 
 
 # -- in and out --------------------------------------------------------------------------------------------------------
