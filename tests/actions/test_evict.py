@@ -87,6 +87,17 @@ def test_a_process_that_came_after_preparing_is_met_on_the_way(pod: Path) -> Non
         assert eviction.pids in ({late.pid}, set() if VERSION == 2 else {late.pid})
 
 
+@pytest.mark.skipif(VERSION == 1, reason="cgroup.kill is of cgroup v2")
+def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
+    """Without a pidfd and without a further look, whatever depth they are at: by that one write."""
+    victim = prepared(pod)
+    with live.Puppet(pod / "c2") as late, live.Puppet(pod / "c0" / "deep") as deep:
+        assert victim.pidfds == {}
+        victim.kill()
+        assert late.wait() == deep.wait() == -signal.SIGKILL
+    victim.close()
+
+
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     victim = prepared(pod)

@@ -13,7 +13,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode
+from monitor.lab.node import MIB, Hog, LabNode
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node
 
@@ -153,6 +153,29 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
         assert counted["outrace_evictions_total"] == 1
         assert counted["outrace_eviction_failures_total"] == 0
         assert counted['outrace_node_condition{condition="MemoryPressure"}'] == 1
+
+
+#: A pod of a kubelet's tree with one container: as the kubelet's cgroupfs driver makes it, and as systemd's.
+TREES = {
+    "cgroupfs": "kubepods/burstable/pod{uid}/{id}",
+    "systemd": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope",
+}
+
+
+@pytest.mark.parametrize("tree", [pytest.param("cgroupfs", marks=pytest.mark.once), "systemd"])
+def test_a_pod_known_by_its_cgroups_alone_is_evicted(node: LabNode, tree: str) -> None:
+    hogs = {}
+    for uid in ("5c2b2da2-119f-4fa8-8801-c79f0fa869aa", "0f5a1c2e-1111-2222-3333-444455556666"):
+        name = TREES[tree].format(uid=uid, slice=uid.replace("-", "_"), id="46b4aeed" * 8)
+        hogs[uid] = Hog(cgroupfs.make(node.cgroup / name), mib=120, rate=100)
+        node.children.append(hogs[uid])
+    (first, hog), (_, calm) = hogs.items()
+    with live.daemon(node, *hard(48), "--pods", "cgroups", "--enforce") as daemon:
+        hog.go()
+        assert live.message(daemon, "evicted", uid=first)["pids"] == [hog.pid]
+        assert hog.wait() == -signal.SIGKILL
+        assert [record["uid"] for record in live.messages(daemon, "evicting")] == [first]
+    assert calm.process.poll() is None
 
 
 @pytest.mark.once

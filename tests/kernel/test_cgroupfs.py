@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.wire import PAGE
+from tests import live
 
 MI = 1 << 20
 
@@ -283,19 +285,45 @@ def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
     # 16 MiB of page cache, written once, which is what inactive_file is.
     script = f"echo $$ > {path}/cgroup.procs && dd if=/dev/zero of={tmp_path}/cache bs=1M count=16 status=none"
     subprocess.run(["sh", "-c", script], check=True)
-    reading = cgroupfs.read_cgroup(hierarchy, path)
+
+    def settled() -> MemoryReading | None:
+        found = cgroupfs.read_cgroup(hierarchy, path)
+        # Without up to 64 pages that each CPU has not yet put on a list, or not yet counted.
+        return found if found.inactive_file >= 12 * MI else None
+
+    reading = live.until(settled, "memory.stat, which is flushed every 2 s, to know of the page cache")
+    assert reading is not None
     assert reading.usage >= 15 * MI
-    assert reading.inactive_file + reading.active_file >= 12 * MI  # memory.stat may lag by 64 pages a CPU
-    assert reading.working_set == reading.usage - reading.inactive_file
+    # The shell and dd have ended: what they left is some kernel memory, and what CPUs have charged ahead.
+    assert reading.working_set <= reading.usage - 12 * MI < 8 * MI
 
 
 @pytest.mark.live
-def test_the_machine() -> None:
+def test_the_machine(real: tuple[Hierarchy, Path]) -> None:
+    """The root cgroup says what /proc/vmstat does: all memory that processes have mapped, and all page cache."""
+    hierarchy, path = real
     total = meminfo.mem_total()
-    reading = cgroupfs.read_node(cgroupfs.detect(), total)
-    assert reading.capacity == total
-    assert 0 < reading.working_set < total
-    assert reading.available == total - reading.working_set
+    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
+    # So much that neither half could be missing unnoticed, on a machine with next to nothing of one of them.
+    with live.Puppet(path) as puppet:
+        puppet.do("anon(64)")
+
+        def alike() -> bool:
+            found = cgroupfs.read_node(hierarchy, total)
+            anon, cache, inactive, active = (bytes_of(name) for name in names)
+            told = (found.usage, found.inactive_file, found.active_file, found.available)
+            said = (anon + cache, inactive, active, total - anon - cache + inactive)
+            # Others live on this machine, and memory.stat is flushed every 2 s: a quiet one with 6.18 was 0.2 MiB off.
+            return all(a is not None and abs(a - b) <= 16 * MI for a, b in zip(told, said, strict=True))
+
+        assert min(map(bytes_of, names[:2])) > 32 * MI
+        live.until(alike, "the root cgroup and /proc/vmstat to agree within 16 MiB")
+
+
+def bytes_of(name: str) -> int:
+    """A counter of pages in /proc/vmstat, in bytes."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} ")) * PAGE
 
 
 # --- /proc/meminfo -------------------------------------------------------------------------------------------------

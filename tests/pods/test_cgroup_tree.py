@@ -23,6 +23,7 @@ from monitor.policy.oom_score import oom_score_adj
 DATA = Path(__file__).parent.parent / "data" / "pods"
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+SLICE = UID.replace("-", "_")
 CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 
 
@@ -280,16 +281,31 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.live
-def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
+@pytest.mark.parametrize(
+    ("kubepods", "below", "name"),
+    [
+        ("kubepods", f"burstable/pod{UID}", CID),
+        (
+            "kubepods.slice",
+            f"kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice",
+            f"cri-containerd-{CID}.scope",
+        ),
+    ],
+    ids=["cgroupfs", "systemd"],
+)
+def test_pods_come_change_and_go_on_the_kernel(
+    real: tuple[Hierarchy, Path], kubepods: str, below: str, name: str
+) -> None:
     hierarchy, path = real
-    cgroupfs.make(path / "kubepods/burstable")
+    pod = path / kubepods / below
+    cgroupfs.make(pod.parent)
     source = TreeSource(hierarchy, 16 * GI)
     assert source.poll().updated == []
 
-    pod = cgroupfs.make(path / f"kubepods/burstable/pod{UID}")
-    container = cgroupfs.make(pod / CID)
+    container = cgroupfs.make(pod / name)
     [found] = source.poll().updated  # inotify tells of mkdir in a cgroup file system
-    assert pod_message(found)["request"] == 0
+    assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
+    assert (pod_message(found)["qos"], pod_message(found)["request"]) == ("Burstable", 0)
 
     process = _process(container, 937)
     try:
@@ -309,7 +325,7 @@ def test_pods_come_change_and_go_on_the_kernel(real: tuple[Hierarchy, Path]) -> 
     cgroupfs.make(pod)
     [again] = source.poll().updated
     assert again.cgroup_ids != found.cgroup_ids
-    cgroupfs.remove(path / "kubepods")
+    cgroupfs.remove(path / kubepods)
     change = source.poll()
     assert change.removed == [UID]
     assert len(change.problems) == 1
