@@ -185,7 +185,7 @@ def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
             assert second.stop() == 0
         # Told once: the third daemon has nothing to say.
         with live.daemon(node, *options) as third:
-            assert third.stop() == 0
+            live.ended(third)  # its log is all there: `log` alone has what was taken in so far
             assert [r for r in third.log if r.get("victim_pid") == hog.pid] == []
 
 
