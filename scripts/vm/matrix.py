@@ -6,12 +6,15 @@ import argparse
 import json
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import table
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
@@ -293,8 +296,24 @@ def guests(options: argparse.Namespace, families: Sequence[Family], results: Pat
             raise
 
 
+def revision(root: Path = ROOT) -> dict[str, Any]:
+    """Which code runs: its ``commit``, and ``dirty``, whether files that are not ignored differ from it.
+
+    {} where there is no git checkout, or no git, to tell.
+    """
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return {}
+    git = ("git", "-c", "safe.directory=*", "-C", str(root))
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False)
+    if head.returncode or changes.returncode:  # no commit yet, or no repository after all
+        return {}
+    return {"commit": head.stdout.strip(), "dirty": bool(changes.stdout.strip())}
+
+
 def matrix(options: argparse.Namespace) -> int:
     began = time.monotonic()
+    code = revision()  # before: a run takes half an hour, and files may be edited meanwhile
     families = possible(options)
     install_tools()
     results = options.results or CACHE / "results"
@@ -303,7 +322,7 @@ def matrix(options: argparse.Namespace) -> int:
         return 1 if rows else 0  # those that could not be built
     seconds = time.monotonic() - began
     whole = is_whole(options) and all(row.code is not None for row in rows)
-    record = {"whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
+    record = {**code, "whole": whole, "seconds": round(seconds), "rows": [asdict(row) for row in rows]}
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:

@@ -38,7 +38,9 @@ def cell(row: Mapping[str, Any]) -> str:
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The table in Markdown: a line for every kernel that ran, a column for every suite of tests."""
+    """The table in Markdown: a line for every kernel that ran, a column for every suite of tests; and the commit that
+    ran, where the record has one (it has none of a run outside a git checkout).
+    """
     rows: list[Mapping[str, Any]] = record["rows"]
     suites = list(dict.fromkeys(row["what"] for row in rows))
     kernels = list(dict.fromkeys((row["release"], row["cgroup"]) for row in rows))
@@ -48,6 +50,9 @@ def render(record: Mapping[str, Any]) -> str:
     for release, cgroup in kernels:
         cells = {row["what"]: cell(row) for row in rows if (row["release"], row["cgroup"]) == (release, cgroup)}
         out.append(_line([f"Linux {release}", cgroup, *(cells.get(what, "-") for what in suites)]))
+    if record.get("commit"):
+        changed = ", with changes that were not committed" if record.get("dirty") else ""
+        out += ["", f"Of commit `{record['commit']}`{changed}."]
     return "\n".join(out)
 
 

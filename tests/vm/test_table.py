@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/vm"))
 
 import images  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
+import matrix  # noqa: E402
 import table  # noqa: E402
 
 
@@ -52,6 +54,48 @@ def test_a_line_for_each_kernel_and_a_column_for_each_suite() -> None:
         "| Linux 6.1.1-cloud | v2 | 10 passed (1 of them the second time), 2 skipped | 5 passed, **1 failed** |",
         "| Linux 7.2.1-cloud | v2 | hung | 0 passed, exit code 2 |",
     ]
+
+
+def test_the_commit_that_ran_is_told_where_it_is_known() -> None:
+    plain = table.render(record(row("6.1")))
+    assert "commit" not in plain
+    assert (
+        table.render({"commit": "786f738", "dirty": False, **record(row("6.1"))}) == f"{plain}\n\nOf commit `786f738`."
+    )
+    dirty = table.render({"commit": "786f738", "dirty": True, **record(row("6.1"))})
+    assert dirty == f"{plain}\n\nOf commit `786f738`, with changes that were not committed."
+
+
+def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        command = ["git", *who, "-C", str(tmp_path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert matrix.revision(tmp_path) == {}, "no checkout"
+    git("init", "--quiet")
+    assert matrix.revision(tmp_path) == {}, "no commit"
+    (tmp_path / ".gitignore").write_text(".vm/\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=one")
+    clean = {"commit": git("rev-parse", "--short", "HEAD"), "dirty": False}
+    assert matrix.revision(tmp_path) == clean
+    (tmp_path / ".vm").mkdir()
+    (tmp_path / ".vm/results").write_text("ignored: no part of what runs")
+    assert matrix.revision(tmp_path) == clean
+    (tmp_path / "new.py").write_text("goes into the guest, too\n")
+    assert matrix.revision(tmp_path) == clean | {"dirty": True}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert matrix.revision(tmp_path) == {}, "no git"
+
+
+def test_the_results_say_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"commit": "786f738", "dirty": True}
+    monkeypatch.setattr(matrix, "revision", lambda: said)
+    monkeypatch.setattr(matrix, "install_tools", lambda: None)
+    monkeypatch.setattr(matrix, "guests", lambda *_: [])
+    assert matrix.main(["--results", str(tmp_path)]) == 0
+    assert said.items() <= json.loads((tmp_path / "matrix.json").read_text()).items()
 
 
 def test_only_what_is_between_the_marks_changes_and_results_are_kept(tmp_path: Path) -> None:
