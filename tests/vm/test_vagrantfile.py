@@ -1,0 +1,100 @@
+"""vagrant/Vagrantfile, as far as it can be read without a machine: syntax, providers, the machines and their boxes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parents[2] / "vagrant"
+MACHINES = ("debian12", "debian13", "sid")
+needs_vagrant = pytest.mark.skipif(shutil.which("vagrant") is None, reason="no vagrant: apt-get install vagrant")
+
+
+def vagrant(tmp_path: Path, *arguments: str, **environment: str) -> str:
+    """What vagrant says of the Vagrantfile; nothing of this user's is read, and nothing is left beside the file."""
+    ours = {"VAGRANT_HOME": "home", "VAGRANT_DOTFILE_PATH": "dot"}
+    done = subprocess.run(
+        ["vagrant", *arguments],
+        env={name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
+        | {name: str(tmp_path / place) for name, place in ours.items()}
+        | {"VAGRANT_CWD": str(HERE), "VAGRANT_CHECKPOINT_DISABLE": "1", "HOME": str(tmp_path)}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby: apt-get install ruby")
+@pytest.mark.parametrize("name", ["Vagrantfile", "offline/Vagrantfile"])
+def test_ruby_parses_it(name: str) -> None:
+    done = subprocess.run(["ruby", "-c", HERE / name], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "Syntax OK\n"), done.stderr
+
+
+@needs_vagrant
+def test_vagrant_accepts_it_whatever_the_provider(tmp_path: Path) -> None:
+    """All but the providers' own settings: those are below, where the provider's plugin is installed."""
+    assert "validated successfully" in vagrant(tmp_path, "validate", "--ignore-provider")
+
+
+@needs_vagrant
+@pytest.mark.parametrize("provider", ["libvirt", "virtualbox"])
+def test_the_machines_there_are(tmp_path: Path, provider: str) -> None:
+    plugins = vagrant(tmp_path, "plugin", "list")
+    if provider == "libvirt" and "vagrant-libvirt" not in plugins:
+        pytest.skip("no vagrant-libvirt: apt-get install vagrant-libvirt")
+    if provider == "virtualbox" and shutil.which("VBoxManage") is None:
+        pytest.skip("no VirtualBox: Vagrant reads a Vagrantfile for it only where it is installed")
+    assert "validated successfully" in vagrant(tmp_path, "validate", VAGRANT_DEFAULT_PROVIDER=provider)
+    said = vagrant(tmp_path, "status", "--machine-readable", VAGRANT_DEFAULT_PROVIDER=provider)
+    rows = [line.split(",", 4)[1:] for line in said.splitlines()]
+    assert tuple(row[0] for row in rows if row[1] == "state") == MACHINES, "the first is the default"
+    assert {tuple(row[1:]) for row in rows if row[1] == "provider-name"} == {("provider-name", provider)}
+    assert {row[2] for row in rows if row[1] == "state"} == {"not_created"}
+
+
+#: Reads the Vagrantfile as `vagrant up` does, by Vagrant's own configuration, and prints what a provider gets of it.
+SETTINGS = """
+require "vagrant"
+env = Vagrant::Environment.new(cwd: ENV["VAGRANT_CWD"])
+env.machine_names.each do |name|
+  %i[libvirt virtualbox].each do |provider|
+    found = env.vagrantfile.machine_config(name, provider, nil, nil, false)[:config]
+    started = env.vagrantfile.machine_names_and_options[name][:autostart]
+    primary = env.primary_machine_name == name
+    kinds = found.vm.provisioners.map { |one| one.name }.join("+")
+    puts [name, provider, found.vm.box, found.vm.hostname, primary, started, kinds].join(" ")
+  end
+end
+"""
+
+
+@needs_vagrant
+@pytest.mark.parametrize("everything", [False, True])
+def test_each_provider_gets_its_boxes(tmp_path: Path, everything: bool) -> None:
+    env = os.environ | {"VAGRANT_CWD": str(HERE), "VAGRANT_HOME": str(tmp_path / "h"), "HOME": str(tmp_path)}
+    env |= {"VAGRANT_DOTFILE_PATH": str(tmp_path / "d"), "OUTRACE_BOX_SID": "my/own"}
+    env.pop("OUTRACE_ALL", None)
+    if everything:
+        env["OUTRACE_ALL"] = "1"
+    done = subprocess.run(["ruby", "-e", SETTINGS], env=env, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode and "cannot load such file -- vagrant" in done.stderr:
+        pytest.skip("Vagrant is not one of this ruby's own libraries (HashiCorp's package brings a ruby of its own)")
+    assert done.returncode == 0, done.stderr
+    later = "true" if everything else "false"
+    assert done.stdout.splitlines() == [
+        "debian12 libvirt debian/bookworm64 outrace-debian12 true true setup",
+        "debian12 virtualbox debian/bookworm64 outrace-debian12 true true setup",
+        f"debian13 libvirt debian/trixie64 outrace-debian13 false {later} setup",
+        f"debian13 virtualbox bento/debian-13 outrace-debian13 false {later} setup",
+        f"sid libvirt my/own outrace-sid false {later} kernel+setup",
+        f"sid virtualbox my/own outrace-sid false {later} kernel+setup",
+    ]
