@@ -7,18 +7,19 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.daemon.config import fastest_fill
-from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
+from monitor.daemon.config import RunConfig, fastest_fill
+from monitor.errors import EXIT_CANNOT, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import charging, headers, meminfo, mounts, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
+from monitor.kernel.offsets import defines
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
 CAPABILITIES = {
@@ -34,6 +35,8 @@ CAPABILITIES = {
     ),
 }
 _CAP_SYS_ADMIN = 21
+#: What programs need that are pinned already: nothing is compiled or loaded for them.
+_EVEN_PINNED = ("CAP_BPF", "CAP_PERFMON", "libbpf")
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,11 @@ def _btf() -> list[Check]:
         checks.append(Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True))
     except BtfError as error:
         checks.append(Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True))
+    try:  # with either cgroup version the same has to be there
+        detail = f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
+        checks.append(Check("struct-offsets", True, detail))
+    except CannotError as error:
+        checks.append(Check("struct-offsets", False, error.message, error.remedy, bpf=True))
     return checks
 
 
@@ -273,33 +281,56 @@ def examine() -> list[Check]:
     return [check for group in CHECKS for check in group()]
 
 
-def bpf_offers(checks: list[Check]) -> list[Offer]:
-    """The BPF rungs as the checks have them: what is needed to load programs at all, and each rung's own hooks."""
-    lacking = next((c for c in checks if (c.bpf or c.required) and not c.ok), None)
-    offers = rungs.bpf_offers(trying=lacking is None)
-    if lacking is None:
-        return list(offers)
-    why = f"{lacking.name}: {lacking.detail}"
-    return [Offer(offer.name, False, why, lacking.remedy) if offer.ok else offer for offer in offers]
+def bpf_offers(checks: list[Check], state_dir: Path) -> tuple[Offer, ...]:
+    """The BPF rungs as `outrace run` has them, which finds out by loading what the checks know already."""
+    lacking = [check for check in checks if (check.bpf or check.required) and not check.ok]
+    barred = [check for check in lacking if check.required or check.name in _EVEN_PINNED]
+    return rungs.bpf_offers(state_dir, lacking=_first(lacking), barred=_first(barred))
 
 
-def hook_plan(checks: list[Check]) -> dict[str, Any]:
+def _first(failed: list[Check]) -> tuple[str, str]:
+    return (f"{failed[0].name}: {failed[0].detail}", failed[0].remedy) if failed else ("", "")
+
+
+def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
     """The hook ladder here: the ``rung`` that `outrace run --hooks auto` would take (None: none), and all ``rungs``."""
-    offered = rungs.rungs(rungs.facts(fastest_fill(), bpf_offers(checks)))
+    seen = rungs.facts(fastest_fill(), bpf_offers(checks, state_dir))
+    offered = [replace(rung, detail=rung.detail + _elsewhere(seen, rung)) for rung in rungs.rungs(seen)]
     able = not any(check.required and not check.ok for check in checks)
     taken = next((rung.name for rung in offered if rung.ok), None) if able else None
     return {"rung": taken, "rungs": [asdict(rung) for rung in offered]}
 
 
+def _elsewhere(seen: rungs.Facts, rung: rungs.Rung) -> str:
+    """The bound where it is another than that of the machine: with a cgroup as the node, without page cache."""
+    if not rung.ok:
+        return ""
+    said = f"; with --node-cgroup {format_bytes(rungs.promise(seen, rung.name, machine=False).unseen_bytes)}"
+    if rung.name == rungs.EVENTFD:
+        least = rungs.promise(seen, rung.name, machine=False, hidden=0)
+        said += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
+    return said
+
+
 @click.command()
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=RunConfig().state_dir,
+    help=f"Of the monitor that is to run: what is loaded, what was refused. [{RunConfig().state_dir}]",
+)
 @output_option
-def doctor(output: str) -> int:
+def doctor(state_dir: Path, output: str) -> int:
     """Say what this kernel and these privileges allow, each "no" with its remedy.
+
+    The hook ladder is that of `outrace run` on the same state directory; bounds are those of a threshold that is near,
+    with the machine as the node.
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """
     checks = examine()
-    plan = hook_plan(checks)
+    plan = hook_plan(checks, state_dir)
     if output == "json":
         fields = ("name", "ok", "detail", "remedy")
         print_json({"checks": [{k: asdict(check)[k] for k in fields} for check in checks], "hook_plan": plan})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from monitor.errors import MonitorError
+from monitor.kernel.bounds import REREAD_NS
 from monitor.kernel.pins import TRACEPOINT, Pins, attach
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
@@ -18,11 +19,6 @@ MIN_LOOK_NS = 100_000_000
 MAX_LOOK_NS = 10_000_000_000
 #: Kept back for a late timer and for attaching itself.
 RESERVE_NS = 20_000_000
-#: Hooks on charges (fentry, kprobe) do not see what is never charged: the root cgroup's own processes. Near a threshold
-#: the machine's counters are read this often then (5 us); a machine can move max_fill_rate x 20 ms in between.
-REREAD_NS = 20_000_000
-#: Nor do they see page cache turn active: it becomes known this late at most, by a sweep (2.6 us per memory cgroup).
-PARTIAL_SWEEP_NS = 1_000_000_000
 #: Detach only with this much more headroom than attaching asks for, or a node at the border flaps.
 _HYSTERESIS = 2
 
@@ -94,9 +90,3 @@ class Arming:
     def unseen_bytes(self) -> int:
         """What could be allocated before the next look; while attached, without a charge."""
         return self._rate * self._interval_ns // 1_000_000_000
-
-    def unseen_ns(self) -> int:
-        """How long something can move unseen: until the next look; while attached, page cache that turns active."""
-        if self.armed:
-            return PARTIAL_SWEEP_NS if self._partial else 0
-        return self._interval_ns

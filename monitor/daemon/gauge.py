@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.daemon.arming import PARTIAL_SWEEP_NS
 from monitor.daemon.config import RunConfig
 from monitor.daemon.source import Source
 from monitor.daemon.stats import SharedStats
-from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, armed_bound, make_watch
+from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, make_watch
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.pods.cgroup_tree import find_kubepods
 from monitor.policy.thresholds import Threshold
@@ -132,7 +131,7 @@ class Gauge:
         now = time.monotonic_ns()
         self._stats.add("sweeps")
         self._stats.set("sweep_ns", now)
-        self.sweep_due_ns = now + (PARTIAL_SWEEP_NS if self.arming.partial else SWEEP_NS)
+        self.sweep_due_ns = now + (bounds.PARTIAL_SWEEP_NS if self.arming.partial else SWEEP_NS)
 
     def sweep_soon(self) -> None:
         """A pod went: sweep again when the kernel is done with its cgroups.
@@ -173,11 +172,15 @@ class Gauge:
             self._stats.set("bound_bytes", self.arming.unseen_bytes())
             self._stats.set("bound_ns", max(0, self.arming.next_look_ns - now_ns))
         elif self._source.is_exact:
-            bound = armed_bound(self._cpus, self._huge_page, self._node is None)
-            if self.arming.rereads:
-                bound += self.arming.unseen_bytes()
-            self._stats.set("bound_bytes", bound)
-            self._stats.set("bound_ns", self.arming.unseen_ns())
+            bound = bounds.compared(
+                self._config.max_fill_rate,
+                self._cpus,
+                self._huge_page,
+                machine=self._node is None,
+                charges_only=self.arming.partial,
+            )
+            self._stats.set("bound_bytes", bound.unseen_bytes)
+            self._stats.set("bound_ns", bound.unseen_ns)
         return changed
 
     def _headroom(self, sweep: Callable[[], object]) -> int:

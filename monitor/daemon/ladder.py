@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -21,7 +21,7 @@ from monitor.daemon import told
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, choose, facts, rungs
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
 
 if TYPE_CHECKING:
     import select
@@ -77,37 +77,33 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             if BPF_RUNGS[0] in wanted and loader.is_pinned(Path(config.state_dir), BPF_RUNGS[0]):
                 pin_dir, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(config, rung=BPF_RUNGS[0], missed=(), pin_dir=pin_dir), loaded
-    offered = rungs(facts(config.max_fill_rate, None if set(wanted) & set(BPF_RUNGS) else ()))
+    bpf = bpf_offers(Path(config.state_dir), wanted=config.hooks) if set(wanted) & set(BPF_RUNGS) else ()
+    offered = rungs(facts(config.max_fill_rate, bpf))
     missed: list[dict[str, str]] = []
+    tried: list[dict[str, str]] = []
     for rung in offered:
         if rung.name not in wanted:
             continue
         problem: MonitorError = CannotError(rung.detail, rung.remedy)
-        if rung.ok or _is_loaded(config, rung.name):
+        if rung.ok:
             try:
                 pin_dir, loaded = _load(config, rung.name) if rung.name in BPF_RUNGS else ("", False)
                 taken = dataclasses.replace(config, rung=rung.name, missed=tuple(missed), pin_dir=pin_dir)
                 return taken, loaded
             except MonitorError as error:
-                problem = error if rung.ok else problem
+                problem = error
         missed.append({"name": rung.name, "why": problem.message, "remedy": problem.remedy})
+        tried += missed[-1:] if rung.ok else []
         if needs_bpf and rung.name == BPF_RUNGS[-1]:
             break
-    first = missed[0]
-    if needs_bpf and config.hooks == AUTO:
-        raise CannotError(f"--trigger kernel needs a BPF program: {first['why']}", first["remedy"])
     if config.hooks != AUTO:
-        raise CannotError(f"--hooks {config.hooks}: {first['why']}", first["remedy"])
+        raise CannotError(f"--hooks {config.hooks}: {missed[0]['why']}", missed[0]["remedy"])
+    if needs_bpf:
+        # What this kernel offers and something else kept from it is what can be mended; the rungs it does not offer are
+        # told of only where there is none.
+        said = _joined(tried or missed)
+        raise CannotError(f"--trigger kernel needs a BPF program: {said['problem']}", said["remedy"])
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
-
-
-def _is_loaded(config: RunConfig, rung: str) -> bool:
-    """Whether programs of this rung are there from an earlier start: a lockdown since then forbids only to load."""
-    from monitor.kernel import loader
-
-    with suppress(MonitorError):  # said by whoever loads them
-        return rung in BPF_RUNGS and loader.is_pinned(Path(config.state_dir), rung)
-    return False
 
 
 def _load(config: RunConfig, rung: str) -> tuple[str, bool]:
@@ -115,11 +111,8 @@ def _load(config: RunConfig, rung: str) -> tuple[str, bool]:
     from monitor.kernel import loader, mounts
     from monitor.kernel.pins import Pins
 
-    state_dir = Path(config.state_dir)
-    if config.hooks == AUTO:
-        loader.check_not_refused(state_dir, rung)
     mounts.ensure()
-    directory, loaded = loader.ensure_loaded(state_dir, rung)
+    directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung)
     # Pins of an earlier start may be there for somebody who may not use them any more.
     pins = Pins.open(directory)
     os.close(pins.attach(pins.pressure[0]))
@@ -183,11 +176,13 @@ def _collect(pid: int) -> None:
 
 def announcement(config: RunConfig) -> dict[str, str]:
     """What is said at start of the better rungs that could not be taken: nothing, or `problem` and `remedy`."""
-    if not config.missed:
-        return {}
+    return _joined(config.missed) if config.missed else {}
+
+
+def _joined(missed: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {
-        "problem": "; ".join(f"{one['name']}: {one['why']}" for one in config.missed),
-        "remedy": "; or ".join(dict.fromkeys(one["remedy"] for one in config.missed if one["remedy"])),
+        "problem": "; ".join(f"{one['name']}: {one['why']}" for one in missed),
+        "remedy": "; or ".join(dict.fromkeys(one["remedy"] for one in missed if one["remedy"])),
     }
 
 

@@ -19,13 +19,13 @@ from monitor.daemon.decide import Decider
 from monitor.daemon.flight import Flight
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import Registry
-from monitor.daemon.softalarms import REAIM_BYTES, Alarms
+from monitor.daemon.softalarms import Alarms
 from monitor.daemon.softoom import SoftOom
 from monitor.daemon.source import SoftArming
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.told import Told
-from monitor.daemon.watch import MACHINE_LAG, Watch
-from monitor.kernel import meminfo, pace
+from monitor.daemon.watch import Watch
+from monitor.kernel import bounds, meminfo, pace
 from monitor.kernel.alarms import Timer
 from monitor.kernel.softtable import Entry, SoftTable
 from monitor.kernel.wire import PAGE
@@ -257,10 +257,10 @@ class SoftRecords:
 
     def _bound(self, wait_ns: int, hidden: int) -> None:
         """Say what can move unseen until the next look."""
-        unseen = pace.polled_bytes(self._arming.rate, wait_ns, self._cpus)
-        if self._alarms.are_aimed:  # usage cannot pass a threshold unannounced: only page cache can hide growth
-            unseen = min(unseen, hidden) + REAIM_BYTES + pace.notified_bytes(self._cpus, self._huge_page)
-        if any(watch.machine for watch in self._watches.values()):
-            unseen += self._cpus * MACHINE_LAG
-        self._stats.set("bound_bytes", unseen)
-        self._stats.set("bound_ns", wait_ns)
+        rate, machine = self._arming.rate, any(watch.machine for watch in self._watches.values())
+        if self._alarms.are_aimed:
+            bound = bounds.announced(rate, self._cpus, self._huge_page, wait_ns, machine=machine, hidden=hidden)
+        else:
+            bound = bounds.looked(rate, self._cpus, wait_ns, machine=machine)
+        self._stats.set("bound_bytes", bound.unseen_bytes)
+        self._stats.set("bound_ns", bound.unseen_ns)

@@ -68,7 +68,6 @@ class Arms(Protocol):
     def detach(self) -> None: ...
     def decide(self, headroom: int, now_ns: int) -> bool: ...
     def unseen_bytes(self) -> int: ...
-    def unseen_ns(self) -> int: ...
 
 
 class SoftArming:
@@ -122,10 +121,6 @@ class SoftArming:
     def unseen_bytes(self) -> int:
         """While far from a threshold: what could be allocated before the next look."""
         return self.rate * self._interval_ns // 1_000_000_000
-
-    def unseen_ns(self) -> int:
-        """While far from a threshold: until the next look."""
-        return self._interval_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,11 @@ from pathlib import Path
 
 from monitor.daemon.source import Table
 from monitor.kernel.domains import MACHINE, NO_CEILING, Reading, ceiling_pages
-from monitor.kernel.wire import PAGE
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
 
 NODE_SIGNAL = "memory.available"
 KUBEPODS_SIGNAL = "allocatableMemory.available"
-#: Per CPU, a charge takes a batch of 64 pages, or one huge page, before the tracepoint that follows it.
-_BATCH = 64
-#: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
-#: summed.
-_REMAINDER = 125
-MACHINE_LAG = 2 * _REMAINDER * PAGE
 
 
 @dataclass(slots=True)
@@ -103,11 +96,3 @@ def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool) -> None:
     ceilings = [ceiling_pages(watch.capacity, t.quantity(watch.capacity)) for t in watch.thresholds]
     hard = [ceiling for ceiling, t in zip(ceilings, watch.thresholds, strict=True) if t.hard]
     table.set_ceilings(watch.index, ceilings, min(hard) if kernel_trigger and hard else NO_CEILING)
-
-
-def armed_bound(cpus: int, huge_page: int, machine: bool) -> int:
-    """Bytes that can be charged before the comparison that follows a charge: one batch, or one huge page, on every CPU.
-
-    ``huge_page``: its bytes, 0 where they are off. The machine's own counters lag behind by what is not folded in yet.
-    """
-    return cpus * (max(huge_page, _BATCH * PAGE) + (MACHINE_LAG if machine else 0))

@@ -3,8 +3,10 @@
 | hook | since | sees |
 |---|---|---|
 | ``memcg-tracepoint`` | Linux 6.13 | charges, page cache that turns active, the root cgroup's own processes |
-| ``fentry`` | 5.5, x86-64; 6.0, arm64 | charges and uncharges, when the page_counter's functions return |
-| ``kprobe`` | any with CONFIG_KPROBES | the same, when they are entered |
+| ``fentry`` | 6.1 | charges and uncharges, when the page_counter's functions return |
+| ``kprobe`` | 6.1, with CONFIG_KPROBES | the same, when they are entered |
+
+The functions and trampolines are older than 6.1; `cgroup.ancestors`, which every program reads, is not.
 
 Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number: distributions
 carry things back, and configurations differ. An offer may still be refused by the verifier or by a lockdown: the
@@ -30,6 +32,8 @@ _ARGUMENTS = {
 }
 _TRACEFS = Path("/sys/kernel/tracing")
 _UPDATE = "run Linux 6.13 or newer"
+#: What each hook is attached to.
+EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", FENTRY: CHARGE, KPROBE: CHARGE}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
 CONFIDENTIAL = "[confidentiality]"
 NOT_CONFIDENTIAL = "boot with lockdown=integrity: confidentiality forbids BPF to read kernel memory"
@@ -60,12 +64,22 @@ def offered(trying: bool = True) -> list[Offer]:
     offers = []
     for name, look in ways.items():
         try:
-            against, remedy = look(btf)
+            against, remedy = _layout(btf)
+            if not against:
+                against, remedy = look(btf)
         except BtfError as error:
             against, remedy = error.message, error.remedy or _UPDATE
-        event = "memcg:mod_memcg_lruvec_state" if name == TRACEPOINT else CHARGE
-        offers.append(Offer(name, not against, against or event, remedy))
+        offers.append(Offer(name, not against, against or EVENTS[name], remedy))
     return offers
+
+
+def _layout(btf: Btf) -> tuple[str, str]:
+    """What speaks against every program. Most of what they read has been there for longer than the hooks; this has not.
+    (All of it takes 0.4 s to look up: monitor/kernel/offsets.py.)
+    """
+    if not btf.has_member("cgroup", "ancestors"):
+        return "this kernel's struct cgroup has no member ancestors", "run Linux 6.1 or newer"
+    return "", ""
 
 
 def obstacle() -> tuple[str, str]:

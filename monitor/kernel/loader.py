@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,16 +165,28 @@ def is_pinned(state_dir: Path, hook: str) -> bool:
     return (instance_directory(state_dir) / stamp(hook)).is_dir()
 
 
+def pinned(state_dir: Path) -> frozenset[str]:
+    """The hooks whose programs are pinned, as they are now and for this kernel."""
+    instance = instance_directory(state_dir)
+    try:
+        marks = stamps() if instance.is_dir() else {}
+        return frozenset(hook for hook, mark in marks.items() if (instance / mark).is_dir())
+    except (OSError, MonitorError):
+        return frozenset()  # not to be seen by this user; or no memory cgroups, which is said elsewhere
+
+
 class HookRefusedError(CannotError):
     """This hook's own programs could not be loaded or attached; another hook's may."""
 
 
-def check_not_refused(state_dir: Path, hook: str) -> None:
-    """Raises HookRefusedError if the kernel refused this hook since it was booted: trying again costs a compilation."""
+def refused(state_dir: Path) -> dict[str, str]:
+    """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
     known = _refused_stamps(state_dir)
-    why = known.get(stamp(hook)) if known else None
-    if why is not None:
-        raise HookRefusedError(why, f"`outrace run --hooks {hook}` tries it again")
+    if not known:
+        return {}
+    with suppress(MonitorError):  # no memory cgroups, which is said elsewhere
+        return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
+    return {}
 
 
 def _boot() -> str:
@@ -205,6 +218,9 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         return False
     _forget_removed()
     forget_unpinned()
+    log = state_dir / LOG
+    with suppress(OSError):
+        log.unlink()  # an earlier loader's
     done = subprocess.run(
         # -P: nothing lying in the working directory is imported as root.
         [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory), hook],
@@ -217,9 +233,12 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         # clang inside BCC may crash on what it cannot parse; then only the log knows at what.
-        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or f"details in {state_dir / LOG}"
+        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or "it said nothing"
+        with suppress(OSError), open(log, "a") as file:
+            file.write(f"{done.stderr}\nthe loader ended with status {done.returncode}\n")
+        why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
         raise CannotError(
-            f"the BPF loader ended with status {done.returncode}: {tail}", "see `outrace doctor`"
+            f"the BPF loader ended with status {done.returncode}: {tail}", f"{why}details in {log}"
         ) from None
     if "error" in answer:
         kind = HookRefusedError if answer["hook"] else CannotError
@@ -339,9 +358,7 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
         for name, fd in programs.items():
             pins.pin(fd, fresh / f"prog_{name}")
         for name in pins.OOM:
-            link = lib.bpf_attach_raw_tracepoint(programs[name], pins.TRACEPOINTS[name].encode())
-            if link < 0:
-                raise CannotError(f"cannot attach to the tracepoint {pins.TRACEPOINTS[name]}", "see `outrace doctor`")
+            link = pins.attach(name, programs[name])
             links.append(link)
             pins.pin(link, fresh / f"link_{name}")
         os.rename(fresh, directory)

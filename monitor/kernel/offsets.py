@@ -6,7 +6,7 @@ Even between 6.1, 6.12 and 6.18 the enums differ, and configuration shifts them 
 from __future__ import annotations
 
 from monitor.errors import CannotError
-from monitor.kernel.btf import Btf
+from monitor.kernel.btf import Btf, BtfError
 
 #: define -> (struct, member path)
 _OFFSETS = {
@@ -63,6 +63,7 @@ _ITEMS = {"MEMCG_KMEM_": "MEMCG_KMEM", "MEMCG_SOCK_": "MEMCG_SOCK"}
 _REGISTERS = (("di", "si"), ("regs", "regs"))
 #: lruvec.lrugen.nr_pages[generation][anon, file][zone]
 _ANON_AND_FILE = 2
+_REMEDY = "the BPF rungs need Linux 6.1 or newer; if this is one, report this line"
 
 
 def _generations(btf: Btf, zones: int) -> dict[str, int]:
@@ -88,6 +89,13 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
 
     Raises CannotError (BtfError) naming the struct, member or enum value that this kernel does not have.
     """
+    try:
+        return _defines(btf, numa_nodes, cgroup_version)
+    except BtfError as error:
+        raise BtfError(error.message, error.remedy or _REMEDY) from None
+
+
+def _defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out = {name: btf.offset(*where) for name, where in _OFFSETS.items()}
     for name, member in _ENUMS.items():
         value = btf.enum(member)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, meminfo, pace
+from monitor.kernel import bounds, cgroupfs, charging, meminfo, pace
+from monitor.kernel.bounds import Bound
 from monitor.kernel.charging import Offer
 from monitor.kernel.pins import FENTRY, KPROBE, TRACEPOINT
-from monitor.kernel.wire import PAGE
 
 AUTO = "auto"
 MEMCG = TRACEPOINT
@@ -24,16 +24,17 @@ PSI, EVENTFD, POLL = "psi", "eventfd", "poll"
 BPF_RUNGS = (MEMCG, FENTRY, KPROBE)
 SOFT_RUNGS = (PSI, EVENTFD, POLL)
 NAMES = (*BPF_RUNGS, *SOFT_RUNGS)
-#: Pages that a charge takes at once for a CPU (MEMCG_CHARGE_BATCH): what passes before a program sees it.
-_BATCH = 64
-#: What hooks on charges do not see (monitor/daemon/arming.py: PARTIAL_SWEEP_NS).
-_PARTIAL = "; page cache that turns active is seen within a second"
+#: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
+_PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 20 ms"
 _PRESSURE = Path("/proc/pressure/memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung as it is here. ``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold."""
+    """A rung as it is here. ``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold.
+
+    Of the machine, which is what `outrace run` watches unless told otherwise.
+    """
 
     name: str
     ok: bool
@@ -57,17 +58,47 @@ class Facts:
     fill_rate: int = 6 << 30
 
 
-def bpf_offers(trying: bool = True) -> tuple[Offer, ...]:
-    """The rungs that need BPF: whether the kernel has their hooks. (Whether they load is found out by loading them.)
-    ``trying`` as in `charging.offered`.
+def bpf_offers(
+    state_dir: Path | None = None,
+    *,
+    wanted: str = AUTO,
+    lacking: tuple[str, str] = ("", ""),
+    barred: tuple[str, str] = ("", ""),
+) -> tuple[Offer, ...]:
+    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike.
+
+    Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
+    attach kprobes, too. What the kernel refused since it was booted is tried again only where it is ``wanted`` by name.
+    ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
+    (`outrace run` knows neither and finds out by loading and attaching. Attaching is not for those who only ask: a
+    program of fentry that is attached cannot be attached again, by the daemon whose it is.)
     """
+    from monitor.kernel import loader
+
+    pinned = loader.pinned(state_dir) if state_dir else frozenset()
+    refused = loader.refused(state_dir) if state_dir else {}
     obstacle, remedy = charging.obstacle()
-    offers = charging.offered(trying)
     if obstacle:
-        return tuple([Offer(offer.name, False, obstacle, remedy) for offer in offers])
+        lacking = obstacle, remedy
     seen = {MEMCG: "", FENTRY: _PARTIAL, KPROBE: _PARTIAL}
-    said = [f"{offer.why}, compared in the kernel{seen[offer.name]}" if offer.ok else offer.why for offer in offers]
-    return tuple([replace(offer, why=why) for offer, why in zip(offers, said, strict=True)])
+    found = []
+    for offer in charging.offered(trying=not lacking[0]):
+        name, against = offer.name, ("", "")
+        ready = name in pinned and not (name == KPROBE and obstacle)
+        if ready:
+            against = barred
+        elif obstacle:
+            against = lacking
+        elif not offer.ok:
+            against = offer.why, offer.remedy
+        elif lacking[0]:
+            against = lacking
+        elif name in refused and wanted != name:
+            against = refused[name], f"`outrace run --hooks {name}` tries it again"
+        since = ", by programs that are pinned already" if ready else ""
+        why = against[0] or f"{charging.EVENTS[name]}, compared in the kernel{since}{seen[name]}"
+        found.append(Offer(name, not against[0], why, against[1]))
+    return tuple(found)
 
 
 def facts(fill_rate: int, bpf: Sequence[Offer] | None = None) -> Facts:
@@ -104,39 +135,53 @@ def _psi_problem() -> str:
     return ""
 
 
+def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None = None) -> Bound:
+    """What a rung can promise near a threshold, as the metrics have it (monitor/daemon: gauge.py, softrecords.py).
+
+    ``machine``: else a cgroup is the node. ``hidden``: bytes of inactive page cache; None: so much that it hides any
+    growth from the thresholds of `eventfd`.
+    """
+    if name in BPF_RUNGS:
+        only = name != MEMCG
+        return bounds.compared(seen.fill_rate, seen.cpus, seen.huge_page, machine=machine, charges_only=only)
+    finest_ns = pace.floor_ns(pace.TURN_NS)
+    if name == EVENTFD and hidden is not None:
+        wait = pace.COARSEST_NS if hidden < bounds.REAIM_BYTES else finest_ns
+        return bounds.announced(seen.fill_rate, seen.cpus, seen.huge_page, wait, machine=machine, hidden=hidden)
+    return bounds.looked(seen.fill_rate, seen.cpus, finest_ns, machine=machine)
+
+
 def rungs(seen: Facts) -> tuple[Rung, ...]:
     """Every rung, best first."""
-    batch = seen.cpus * max(seen.huge_page, _BATCH * PAGE)
-    finest_ns = pace.floor_ns(pace.TURN_NS)
-    polled = pace.polled_bytes(seen.fill_rate, finest_ns, seen.cpus)
-    notified = pace.notified_bytes(seen.cpus, seen.huge_page)
     found = []
     for offer in seen.bpf:
         ok = offer.ok and not seen.no_cgroups
-        found.append(
-            Rung(offer.name, ok, seen.no_cgroups or offer.why, "" if ok else _remedy(seen, offer.remedy), batch, 0.0)
-        )
-    for name, obstacle, detail, remedy, unseen in (
+        said = "" if ok else _remedy(seen, offer.remedy)
+        found.append(_rung(seen, offer.name, ok, seen.no_cgroups or offer.why, said))
+    for name, obstacle, detail, remedy in (
         (
             PSI,
             seen.no_psi or ("" if seen.cgroup_version == 2 else "memory.events and memory.pressure are of cgroup v2"),
             "PSI triggers and memory.events wake a poll at the fastest possible growth",
             "boot with psi=1" if seen.no_psi else "boot with systemd.unified_cgroup_hierarchy=1",
-            polled,
         ),
         (
             EVENTFD,
             seen.no_event_control,
             "usage thresholds corrected by inactive_file, and a poll while page cache could hide growth",
             "needs cgroup v1 and root" if seen.cgroup_version != 1 else "run as root",
-            notified,
         ),
-        (POLL, "", "a poll at the fastest possible growth", "", polled),
+        (POLL, "", "a poll at the fastest possible growth", ""),
     ):
         ok = not (obstacle or seen.no_cgroups)
         said = "" if ok else _remedy(seen, remedy)
-        found.append(Rung(name, ok, seen.no_cgroups or obstacle or detail, said, unseen, finest_ns / 1e6))
+        found.append(_rung(seen, name, ok, seen.no_cgroups or obstacle or detail, said))
     return tuple(found)
+
+
+def _rung(seen: Facts, name: str, ok: bool, detail: str, remedy: str) -> Rung:
+    unseen_bytes, unseen_ns = promise(seen, name)
+    return Rung(name, ok, detail, remedy, unseen_bytes, unseen_ns / 1e6)
 
 
 def _remedy(seen: Facts, remedy: str) -> str:

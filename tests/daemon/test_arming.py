@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, REREAD_NS, RESERVE_NS, Arming
+from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
+from monitor.kernel.bounds import REREAD_NS
 from monitor.kernel.pins import Pins
 
 pytestmark = pytest.mark.kernel

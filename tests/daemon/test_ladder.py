@@ -223,6 +223,9 @@ def test_a_loader_that_fails_is_a_rung_less(
     with soft(node, tmp_path, "auto") as daemon:
         said = live.message(daemon, "better hooks cannot be used here")
         assert "the BPF loader ended with status -9" in said["problem"]
+        log = tmp_path / "state" / loader.LOG
+        assert f"it needs 150 MB; details in {log}" in said["remedy"]
+        assert "the loader ended with status -9" in log.read_text()
         assert taken(daemon) == HERE[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, armed_bound, make_watch
+from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
@@ -77,10 +77,3 @@ def test_kubepods_takes_its_own_thresholds() -> None:
             assert {t.signal for t in made.thresholds} == {KUBEPODS_SIGNAL}
         finally:
             os.close(made.usage_fd)
-
-
-def test_the_bound_is_a_batch_on_every_cpu() -> None:
-    assert armed_bound(2, 0, machine=False) == 2 * 64 * PAGE
-    assert armed_bound(2, 2 * MIB, machine=False) == 2 * 2 * MIB
-    # The machine's counters lag by up to 125 pages on each CPU, and two of them are summed.
-    assert armed_bound(2, 0, machine=True) == 2 * (64 + 2 * 125) * PAGE

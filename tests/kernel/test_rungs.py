@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.errors import CannotError
-from monitor.kernel import pace
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Facts, Offer, choose, facts, rungs
+from monitor.kernel import bounds, pace
+from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Facts, Offer, choose, facts, promise, rungs
+from monitor.kernel.wire import PAGE
 
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
@@ -63,13 +65,56 @@ def test_one_that_is_not_offered_is_refused_with_the_remedy() -> None:
         choose(rungs(dataclasses.replace(V1, no_cgroups="no memory controller")))
 
 
-def test_a_lower_rung_never_promises_more() -> None:
-    for seen in (V1, V2, dataclasses.replace(V1, huge_page=2 << 20), dataclasses.replace(V1, cpus=64)):
-        found = {rung.name: rung for rung in rungs(seen)}
-        for better, worse in (("memcg-tracepoint", "eventfd"), ("memcg-tracepoint", "psi"), ("psi", "poll")):
-            assert found[better].unseen_bytes <= found[worse].unseen_bytes
-            assert found[better].unseen_ms <= found[worse].unseen_ms
-        assert found["poll"].unseen_ms > 0
+#: What a hook on charges promises less of than any rung without BPF: things that are never charged, by docs/hooks.md.
+ON_CHARGES = BPF_RUNGS[1:]
+
+
+@pytest.mark.parametrize("machine", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("whole", [True, False], ids=["machine", "cgroup"])
+@pytest.mark.parametrize("hidden", [None, 0, 1 << 20, 1 << 40])
+@pytest.mark.parametrize("huge_page", [0, 2 << 20])
+@pytest.mark.parametrize("cpus", [1, 2, 8, 64])
+def test_a_lower_rung_never_promises_more(
+    cpus: int, huge_page: int, hidden: int | None, whole: bool, machine: Facts
+) -> None:
+    """Every pair that one machine can have, in bytes and in time."""
+    rate = min(6 * cpus, 96) * GIB  # monitor.daemon.config.fastest_fill
+    seen = dataclasses.replace(machine, cpus=cpus, huge_page=huge_page, fill_rate=rate)
+    assert len(offered(seen)) == 5
+    for better, worse in itertools.combinations(offered(seen), 2):
+        unseen, unseen_ns = promise(seen, better, machine=whole, hidden=hidden)
+        less = promise(seen, worse, machine=whole, hidden=hidden)
+        if better in ON_CHARGES and worse in SOFT_RUNGS:
+            assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
+            unseen_ns = 0
+            unseen -= rate * bounds.REREAD_NS // 10**9 if whole else 0  # processes of the root cgroup
+        assert unseen <= less.unseen_bytes, (better, worse)
+        if better == "eventfd" and less.unseen_ns < unseen_ns:
+            assert hidden == 0, "nobody looks sooner where nothing can pass unannounced"
+            assert unseen_ns == pace.COARSEST_NS
+            continue
+        assert unseen_ns <= less.unseen_ns, (better, worse)
+
+
+def test_what_is_promised() -> None:
+    two = dataclasses.replace(V1, cpus=2, fill_rate=12 * GIB)
+    batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
+    assert promise(two, "memcg-tracepoint", machine=False) == (batches, 0)
+    assert promise(dataclasses.replace(two, huge_page=2 << 20), "memcg-tracepoint", machine=False) == (4 << 20, 0)
+    assert promise(two, "memcg-tracepoint") == (batches + lag, 0)
+    for name in ON_CHARGES:
+        assert promise(two, name, machine=False) == (batches, 10**9)
+        assert promise(two, name) == (batches + lag + 12 * GIB // 50, 10**9)
+    wait = pace.SHARE * pace.TURN_NS
+    read = 12 * GIB * wait // 10**9 + batches
+    for name in SOFT_RUNGS:
+        assert promise(two, name, machine=False) == (read, wait)
+        assert promise(two, name) == (read + lag, wait)
+    told = 2 * 128 * PAGE + (64 << 10)
+    assert promise(two, "eventfd", machine=False, hidden=0) == (told, pace.COARSEST_NS)
+    assert promise(two, "eventfd", machine=False, hidden=1 << 20) == (told + (1 << 20), wait)
+    for rung in rungs(two):
+        assert (rung.unseen_bytes, rung.unseen_ms * 1e6) == promise(two, rung.name), "of the machine"
 
 
 def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:

@@ -1,0 +1,153 @@
+"""Which BPF rungs there are for a state dir: what the kernel offers, what was refused, what is pinned.
+
+For `outrace run` and `outrace doctor` alike.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from monitor.cli import doctor
+from monitor.daemon import ladder
+from monitor.daemon.config import RunConfig
+from monitor.errors import CannotError
+from monitor.kernel import charging, loader, mounts, pins, rungs
+from monitor.kernel.btf import Btf
+from monitor.kernel.charging import Offer
+
+HOOKS = tuple(pins.HOOKS)
+LOCKDOWN = ("lockdown: none integrity [confidentiality]", "boot with lockdown=integrity")
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """One that has everything, and nothing else of this machine but its memory cgroups."""
+    offers = [Offer(name, True, charging.EVENTS[name]) for name in HOOKS]
+    monkeypatch.setattr(charging, "offered", lambda trying=True: offers)
+    monkeypatch.setattr(charging, "obstacle", lambda: ("", ""))
+    monkeypatch.setattr(mounts, "ensure", lambda: None)
+    return monkeypatch
+
+
+def refuse(state: Path, *hooks: str) -> None:
+    """Write down that the kernel refused them since it was booted."""
+    for hook in hooks:
+        loader._remember_refused(state, loader.stamp(hook), f"the verifier refused {hook}")
+
+
+def planned(state: Path, *checks: doctor.Check) -> dict[str, rungs.Rung]:
+    """What `outrace doctor` shows."""
+    return {rung["name"]: rungs.Rung(**rung) for rung in doctor.hook_plan(list(checks), state)["rungs"]}
+
+
+def taken(state: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, CannotError] | None = None) -> str:
+    """The rung that `outrace run` takes, where loading fails for some."""
+
+    def load(_: RunConfig, rung: str) -> tuple[str, bool]:
+        if fails and rung in fails:
+            raise fails[rung]
+        return "", True
+
+    monkeypatch.setattr(ladder, "_load", load)
+    return ladder.take(RunConfig(state_dir=str(state)))[0].rung
+
+
+def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
+    refuse(tmp_path, "memcg-tracepoint")
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "fentry"
+    found = planned(tmp_path)["memcg-tracepoint"]
+    assert (found.ok, found.detail) == (False, "the verifier refused memcg-tracepoint")
+    assert found.remedy == "`outrace run --hooks memcg-tracepoint` tries it again"
+    assert rungs.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
+    assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
+    refuse(tmp_path, "fentry", "kprobe")
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) in rungs.SOFT_RUNGS
+    # After a boot it is tried again.
+    kept = json.loads((tmp_path / loader.REFUSED).read_text())
+    (tmp_path / loader.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
+
+
+@pytest.mark.parametrize(
+    ("hook", "rung"), [("memcg-tracepoint", "memcg-tracepoint"), ("fentry", "fentry"), ("kprobe", None)]
+)
+def test_what_was_pinned_before_a_lockdown_is_used(
+    kernel: pytest.MonkeyPatch, tmp_path: Path, hook: str, rung: str | None
+) -> None:
+    """A kprobe is not: the kernel refuses to attach it then."""
+    kernel.setattr(charging, "obstacle", lambda: LOCKDOWN)
+    kernel.setattr(loader, "pinned", lambda state: frozenset([hook] if state == tmp_path else []))
+    locked = doctor.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
+    plan = doctor.hook_plan([locked], tmp_path)["rung"]
+    assert plan == taken(tmp_path, kernel)
+    assert plan == rung or (rung is None and plan in rungs.SOFT_RUNGS)
+    for name, found in planned(tmp_path, locked).items():
+        if name in HOOKS and name != rung:
+            assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
+    assert doctor.hook_plan([locked], tmp_path / "another")["rung"] in rungs.SOFT_RUNGS
+    # Nothing that is pinned helps somebody who may not use it.
+    bare = doctor.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
+    assert doctor.hook_plan([locked, bare], tmp_path)["rung"] in rungs.SOFT_RUNGS
+
+
+def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = doctor.Check("headers", False, "no kernel headers installed", "apt-get install them", bpf=True)
+    assert doctor.hook_plan([missing], tmp_path)["rung"] in rungs.SOFT_RUNGS
+    assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install them"
+    kernel.setattr(loader, "pinned", lambda _: frozenset(["fentry"]))
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
+    assert "pinned already" in planned(tmp_path, missing)["fentry"].detail
+    refuse(tmp_path, "fentry")  # before somebody asked for it by name, and it could be loaded
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
+
+
+@pytest.mark.kernel
+def test_a_kernel_before_6_1_has_no_bpf_rung_and_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its struct cgroup has `ancestor_ids`, and the programs need `ancestors`."""
+    whole = Btf.has_member
+
+    def older(self: Btf, struct: str, path: str) -> bool:
+        return (struct, path) != ("cgroup", "ancestors") and whole(self, struct, path)
+
+    monkeypatch.setattr(Btf, "has_member", older)
+    for offer in charging.offered():
+        assert (offer.ok, offer.remedy) == (False, "run Linux 6.1 or newer")
+        assert "struct cgroup has no member ancestors" in offer.why
+    plan = doctor.hook_plan([], tmp_path)["rung"]
+    assert plan == taken(tmp_path, monkeypatch)
+    assert plan in rungs.SOFT_RUNGS
+
+
+@pytest.mark.kernel
+def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from monitor.kernel import offsets
+
+    monkeypatch.setitem(offsets._OFFSETS, "OFF_CGROUP_KN", ("cgroup", "no_such_member"))
+    (found,) = [check for check in doctor._btf() if check.name == "struct-offsets"]
+    assert not found.ok
+    assert "struct cgroup has no member no_such_member" in found.detail
+    assert "6.1 or newer" in found.remedy
+    assert doctor.hook_plan([found], tmp_path)["rung"] in rungs.SOFT_RUNGS
+
+
+def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux 6.12 without headers: the rung that it does not have at all is not what to mend."""
+    before = [Offer("memcg-tracepoint", False, "no tracepoint", "run Linux 6.13 or newer")]
+    kernel.setattr(charging, "offered", lambda trying=True: [*before, *(Offer(n, True, n) for n in HOOKS[1:])])
+    headers = CannotError("no headers", "apt-get install linux-headers-6.12")
+    kernel.setattr(ladder, "_load", lambda *_: (_ for _ in ()).throw(headers))
+    config = RunConfig(state_dir=str(tmp_path), enforce=True, trigger="kernel")
+    with pytest.raises(CannotError) as caught:
+        ladder.take(config)
+    assert caught.value.message == "--trigger kernel needs a BPF program: fentry: no headers; kprobe: no headers"
+    assert caught.value.remedy == "apt-get install linux-headers-6.12"
+    # Where nothing was there to be tried, all of them are told.
+    kernel.setattr(charging, "offered", lambda trying=True: [Offer(n, False, f"no {n}", f"get {n}") for n in HOOKS])
+    with pytest.raises(CannotError) as caught:
+        ladder.take(config)
+    assert "memcg-tracepoint: no memcg-tracepoint; fentry: no fentry; kprobe: no kprobe" in caught.value.message
+    assert caught.value.remedy == "get memcg-tracepoint; or get fentry; or get kprobe"
