@@ -6,11 +6,26 @@ cannot do it (with the remedy), 4 pressure or findings present where a check was
 
 from __future__ import annotations
 
+import errno
+
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_CANNOT = 3
 EXIT_FINDINGS = 4
+
+
+#: What helps against errors of system calls that are the machine's rather than the call's.
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (systemd: LimitNOFILE=)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.ENOMEM: "free memory, or raise the memory limit of the cgroup that outrace runs in",
+}
+
+
+def remedy_of(number: int | None, otherwise: str) -> str:
+    """The remedy for this errno, ``otherwise`` where only the caller knows one."""
+    return _REMEDIES.get(number or 0, otherwise)
 
 
 class MonitorError(Exception):

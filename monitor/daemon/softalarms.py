@@ -11,16 +11,14 @@ from typing import Any
 from monitor.daemon.watch import Watch
 from monitor.errors import MonitorError
 from monitor.kernel import pace
-from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold
+from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold, alarm_remedy
+from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import EVENTFD, PSI
 from monitor.kernel.softtable import Entry
 from monitor.kernel.wire import PAGE
 
 _PRESSURE = Path("/proc/pressure/memory")
-#: A threshold is moved when page cache moved by this much. (Below that the crossing is announced so much too early or
-#: too late; too late is covered by looking.)
-REAIM_BYTES = 64 << 10
 
 Alarm = PsiTrigger | EventsFile | UsageThreshold
 
@@ -70,8 +68,11 @@ class Alarms:
         for make in makers:
             try:
                 alarm = make()
-            except (OSError, MonitorError) as error:
-                self._complain(f"{watch.name}: {error}")
+            except OSError as error:
+                self._complain(f"{watch.name}: {error}", alarm_remedy(error))
+                continue
+            except MonitorError as error:
+                self._complain(f"{watch.name}: {error.message}", error.remedy)
                 continue
             made.append(alarm)
             self._by_fd[alarm.fileno()] = alarm
@@ -88,12 +89,11 @@ class Alarms:
             self._silence(alarm.fileno())
             alarm.close()
 
-    def _complain(self, problem: str) -> None:
+    def _complain(self, problem: str, remedy: str) -> None:
         if problem not in self._told:
             self._told.add(problem)
-            self._tell(
-                {"t": "log", "level": "warning", "msg": "an alarm cannot be had: polling alone", "problem": problem}
-            )
+            said = {"msg": "an alarm cannot be had: polling alone", "problem": problem, "remedy": remedy}
+            self._tell({"t": "log", "level": "warning", **said})
 
     def acknowledge(self, fd: int) -> bool:
         """Take in an alarm; False if the descriptor is none."""
@@ -126,7 +126,7 @@ class Alarms:
         if alarm is None:
             return
         if alarm.problem:
-            self._complain(f"{watch.name}: cgroup.event_control: {alarm.problem}")
+            self._complain(f"{watch.name}: cgroup.event_control: {alarm.problem}", alarm.remedy)
         ahead = [c for i, c in enumerate(entry.ceilings) if not entry.crossed >> i & 1]
         if not ahead:
             return

@@ -19,7 +19,7 @@ from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.source import Table
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.told import Told
-from monitor.errors import MonitorError
+from monitor.errors import MonitorError, remedy_of
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records
@@ -127,7 +127,9 @@ class SoftOom:
             self._epoll.unregister(self._fd)
             os.close(self._fd)
             self._fd = -1
-            self._tell({"t": "log", "level": "error", "msg": "the kernel's log cannot be read", "problem": str(error)})
+            said = {"msg": "the kernel's log cannot be read", "problem": str(error)}
+            remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
+            self._tell({"t": "log", "level": "error", **said, "remedy": remedy_of(error.errno, remedy)})
             return
         if overrun:
             self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})

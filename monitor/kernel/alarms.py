@@ -7,6 +7,7 @@ thresholds through cgroup.event_control on v1, and a timer finer than epoll's mi
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import queue
 import select
@@ -14,7 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.errors import CannotError
+from monitor.errors import CannotError, remedy_of
 
 _EFD = os.EFD_NONBLOCK | os.EFD_CLOEXEC
 _CLOCK_MONOTONIC = 1
@@ -113,6 +114,15 @@ class EventsFile:
         os.close(self._fd)
 
 
+def alarm_remedy(error: OSError) -> str:
+    """What to do where an alarm on a cgroup's files cannot be had."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "run as root, with the cgroup file system mounted writable"
+    if error.errno in (errno.ENOENT, errno.ENODEV):
+        return "nothing, if the cgroup was just removed; else name another with --node-cgroup"
+    return remedy_of(error.errno, "restart outrace; `--hooks poll` does without alarms")
+
+
 class UsageThreshold:
     """A usage threshold of a v1 cgroup, moved as often as needed. Raises OSError.
 
@@ -130,7 +140,7 @@ class UsageThreshold:
         self._current = -1
         self.wanted: int | None = None  # bytes
         self.armed: int | None = None  # bytes that the kernel compares with; None: nothing yet
-        self.problem = ""
+        self.problem = self.remedy = ""
         self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="threshold", daemon=True)
         self._thread.start()
@@ -169,6 +179,7 @@ class UsageThreshold:
             except OSError as error:  # RLIMIT_NOFILE, max_user_watches: the old threshold stands
                 if fresh >= 0:
                     os.close(fresh)
+                self.remedy = alarm_remedy(error)
                 self.problem = error.strerror or str(error)
                 continue
             if self._current >= 0:

@@ -11,7 +11,7 @@ import os
 import re
 from typing import NamedTuple
 
-from monitor.errors import MonitorError
+from monitor.errors import MonitorError, remedy_of
 
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory)[^:]*: Killed process (\d+) \((.*)\)")
 _CONSTRAINT = re.compile(
@@ -91,7 +91,10 @@ class Kmsg:
                 return found
             except OSError as error:
                 if error.errno != errno.EPIPE:
-                    raise MonitorError(f"the kernel's log cannot be read any more: {error.strerror}") from None
+                    raise MonitorError(
+                        f"the kernel's log cannot be read any more: {error.strerror}",
+                        remedy_of(error.errno, "restart outrace with CAP_SYSLOG"),
+                    ) from None
                 self.overrun += 1
                 continue
             if not record:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import probes
 from monitor.kernel.wire import COUNTS
 
@@ -130,7 +130,9 @@ def _fail(what: str) -> MonitorError:
     text = f"{what}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
-    return MonitorError(text, "`outrace unload` and start again" if number == errno.ENOENT else "")
+    if number == errno.EBUSY:  # a program of fentry is attached once
+        return MonitorError(text, "stop the outrace that runs on the same state directory")
+    return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or `--hooks` with a lower rung"))
 
 
 def pin(fd: int, path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import struct
 from pathlib import Path
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError, MonitorError, remedy_of
 
 #: System call numbers of bpf and perf_event_open.
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
@@ -132,4 +132,6 @@ def _refused(function: str, number: int) -> MonitorError:
     text = f"cannot attach a kprobe to {function}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
-    return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist" if number == errno.EINVAL else "")
+    if number == errno.EINVAL:
+        return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist, and use another of --hooks")
+    return MonitorError(text, remedy_of(number, "use another of --hooks; the kernel's log (dmesg) may say why"))

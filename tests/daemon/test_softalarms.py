@@ -5,6 +5,8 @@ And PSI and memory.events of v2 ring.
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import sys
 from collections.abc import Iterator
@@ -16,10 +18,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.softalarms import REAIM_BYTES, Alarms
+from monitor.daemon.softalarms import Alarms
 from monitor.daemon.watch import NODE_SIGNAL, Watch, make_watch
 from monitor.kernel import cgroupfs, pace
-from monitor.kernel.alarms import EventsFile, PsiTrigger
+from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold
+from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.rungs import EVENTFD, POLL, PSI
 from monitor.kernel.softtable import Entry, SoftTable
 from monitor.kernel.wire import PAGE
@@ -135,6 +138,46 @@ def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
     aimed.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EMFILE, "LimitNOFILE"),
+        (errno.EACCES, "run as root"),
+        (errno.ENODEV, "the cgroup was just removed"),
+        (errno.ENOSPC, "--hooks poll"),
+    ],
+)
+@pytest.mark.parametrize("call", ["open", "eventfd"])
+def test_an_alarm_that_cannot_be_had_has_a_remedy(
+    place: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, remedy: str
+) -> None:
+    """When it is opened, and when it is moved: descriptors may run out at either."""
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    aimed = None if call == "open" else Aimed(place, EVENTFD)
+    with monkeypatch.context() as patch:
+        if aimed is None:
+            patch.setattr(UsageThreshold, "__init__", fail)
+            aimed = Aimed(place, EVENTFD)
+        else:
+            patch.setattr("monitor.kernel.alarms.os.eventfd", fail)
+            aimed.alarms.aim(aimed.watch, aimed.entry)
+            (alarm,) = aimed.alarms._aims.values()
+            live.until(lambda: alarm.problem, "the thread to fail")
+            aimed.alarms.aim(aimed.watch, aimed.entry)
+    (said,) = aimed.said
+    assert said["msg"] == "an alarm cannot be had: polling alone"
+    assert os.strerror(number) in said["problem"]
+    assert remedy in said["remedy"]
+    if call == "eventfd":  # the thread lives on
+        aimed.entry.inactive += MIB
+        aimed.aim()
+        assert aimed.threshold == CEILING + aimed.entry.inactive
+    aimed.close()
+
+
 @pytest.mark.parametrize("rung", [POLL, PSI])
 def test_other_rungs_always_look(place: Path, rung: str) -> None:
     aimed = Aimed(place, rung)
@@ -144,6 +187,7 @@ def test_other_rungs_always_look(place: Path, rung: str) -> None:
     # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
     lacking = rung == PSI and HIERARCHY.version == 1
     assert [one["msg"] for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
+    assert all(one["remedy"] and one["remedy"] not in one["problem"] for one in aimed.said)
     aimed.close()
 
 

@@ -1,0 +1,108 @@
+"""Every error of the kernel's has a remedy, also the rare ones: of attaching, of pins, of the log."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.daemon import softoom
+from monitor.daemon.softoom import SoftOom
+from monitor.errors import CannotError, MonitorError, remedy_of
+from monitor.kernel import kmsg, loader, pins, probes
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EPERM, "CAP_BPF and CAP_PERFMON"),
+        (errno.EACCES, "CAP_BPF and CAP_PERFMON"),
+        (errno.ENOENT, "outrace unload"),
+        (errno.EMFILE, "LimitNOFILE"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOMEM, "free memory"),
+        (errno.EBUSY, "stop the outrace"),
+        (errno.ENOSPC, "outrace unload"),
+    ],
+)
+def test_pins(number: int, remedy: str) -> None:
+    ctypes.set_errno(number)
+    error = pins._fail("cannot pin it")
+    assert error.message == f"cannot pin it: {os.strerror(number)}"
+    assert remedy in error.remedy
+    assert isinstance(error, CannotError) == (number in (errno.EPERM, errno.EACCES))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EPERM, "CAP_BPF and CAP_PERFMON"),
+        (errno.EINVAL, "kprobes/blacklist"),
+        (errno.EMFILE, "LimitNOFILE"),
+        (errno.EBUSY, "another of --hooks"),
+        (errno.ENOSPC, "another of --hooks"),
+    ],
+)
+def test_kprobes(number: int, remedy: str) -> None:
+    error = probes._refused("page_counter_try_charge", number)
+    assert os.strerror(number) in error.message
+    assert remedy in error.remedy
+
+
+def test_what_only_the_caller_knows_is_asked_last() -> None:
+    assert remedy_of(errno.ENOSPC, "mine") == remedy_of(None, "mine") == "mine"
+    assert "open files" in remedy_of(errno.EMFILE, "mine")
+
+
+def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+
+    def fail(*_: object) -> Any:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    told: list[dict[str, Any]] = []
+    with select.epoll() as epoll:
+        epoll.register(read, select.EPOLLIN)
+        soft = SoftOom.__new__(SoftOom)
+        soft._fd, soft._epoll, soft._tell = read, epoll, told.append
+        monkeypatch.setattr(softoom, "kmsg_records", fail)
+        assert soft.consume(read)
+        assert soft._fd == -1, "closed: kills are counted from now on"
+    os.close(write)
+    (said,) = told
+    assert said["msg"] == "the kernel's log cannot be read"
+    assert "CAP_SYSLOG" in said["remedy"]
+
+    log = kmsg.Kmsg("/dev/null")
+    monkeypatch.setattr("monitor.kernel.kmsg.os.read", fail)
+    with pytest.raises(MonitorError, match="restart outrace with CAP_SYSLOG"):
+        log.read()
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "remedy"),
+    [("kill -9 $$", -9, "it needs 150 MB; details in {log}"), ("echo what >&2; exit 4", 4, "details in {log}")],
+)
+def test_a_loader_that_says_nothing_has_its_log_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, ends: int, remedy: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{status}\n")
+    python.chmod(0o755)
+    log = tmp_path / loader.LOG
+    log.write_text("of an earlier one\n")
+    monkeypatch.setattr("monitor.kernel.loader.sys.executable", str(python))
+    with pytest.raises(CannotError) as caught:
+        loader._load_if_missing(tmp_path, tmp_path / "instance/stamp", "memcg-tracepoint")
+    assert caught.value.message.startswith(f"the BPF loader ended with status {ends}: ")
+    assert caught.value.remedy.endswith(remedy.format(log=log))
+    said = log.read_text()
+    assert f"the loader ended with status {ends}" in said
+    assert "of an earlier one" not in said
+    assert ("what" in said) == (ends == 4)
