@@ -121,8 +121,9 @@ def test_what_the_end_leaves_unstored_is_said(
     for episode in found:
         one.submit(episode, True)
     one.close(0.5)
+    log = capfd.readouterr().err  # before its thread goes on to write
     over.set()
-    (said,) = [r for line in capfd.readouterr().err.splitlines() if "ends" in (r := json.loads(line))["msg"]]
+    (said,) = [r for line in log.splitlines() if "ends" in (r := json.loads(line))["msg"]]
     assert said["unjudged"] == 0
     assert len(said["incidents"]) == len(found) == 3
 

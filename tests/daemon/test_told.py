@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.daemon import told
-from monitor.kernel import charging
+from monitor.kernel import charging, loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -63,6 +63,13 @@ def node() -> Iterator[LabNode]:
         yield made
 
 
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state dir whose pins go in the end, also where one daemon left them for a next one that never came."""
+    yield tmp_path / "state"
+    loader.unload(loader.instance_directory(tmp_path / "state"))
+
+
 def killed(node: LabNode, pod: LabPod) -> int:
     """The pid of a process that the kernel has killed at its pod's limit."""
     hog = node.start_hog(pod, mib=48)
@@ -77,11 +84,11 @@ def victims(daemon: LabDaemon) -> list[int]:
 
 
 @pytest.mark.kernel
-def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, tmp_path: Path) -> None:
+def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
     filler, pod = node.add_pod("filler"), node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB)
-    options, state = (*HARD, "--max-fill-rate", "256Mi"), tmp_path / "state"
+    options = (*HARD, "--max-fill-rate", "256Mi")
     with live.daemon(node, *options, state_dir=state, keep_pins=True) as first:
         used = {int(fd) for fd in os.listdir(f"/proc/{first.pid}/fd")}
         meanwhile = node.start_hog(pod, mib=48)
