@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -322,6 +323,29 @@ class Watching:
         found = until(look, "an OOM record")
         assert found is not None
         return found
+
+
+@contextmanager
+def freezer() -> Iterator[Path]:
+    """A cgroup of the v1 freezer: a process killed in it while it is frozen stays until it is thawed, at the latest in
+    the end."""
+    root = Path("/sys/fs/cgroup/freezer")
+    if not (root / "cgroup.procs").exists():
+        pytest.skip("no v1 freezer here: under v2 a frozen process that is killed exits at once")
+    path = root / f"outrace-test-{os.getpid()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        (path / "freezer.state").write_text("THAWED")
+        assert janitor.remove_tree(str(path))
+
+
+def freeze(freezer: Path, pid: int) -> None:
+    """Move a process there, and wait until it stands still."""
+    (freezer / "cgroup.procs").write_text(str(pid))
+    (freezer / "freezer.state").write_text("FROZEN")
+    until(lambda: (freezer / "freezer.state").read_text().strip() == "FROZEN", "a process to freeze")
 
 
 def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:

@@ -224,9 +224,11 @@ class Hot:
     def housekeeping(self, now_ns: int) -> None:
         """Once a second."""
         # Detached and with no limit that somebody could lower, there is nothing to look after so often.
-        quiet = not self.gauge.arming.armed and all(w.machine for w in self.gauge.watches)
+        waiting = self.gauge.arming.armed or self.evictor.stuck
+        quiet = not waiting and all(w.machine for w in self.gauge.watches)
         self.housekeeping_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
         self.records.look_after()
+        self.evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
         if self.gauge.limits_changed():
             self.watch_thresholds()
             self.look(now_ns)
@@ -244,7 +246,6 @@ class Hot:
             self.look(now_ns)
             self.decider.run_pass()  # whatever the kernel may have missed
             gc.collect(1)
-        self.evictor.follow_stuck(now_ns)
         self.decider.prepare()
 
     def watch_thresholds(self) -> None:

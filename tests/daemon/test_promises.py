@@ -54,7 +54,9 @@ def near() -> str:
     return f"memory.available<{max(available - left, available // 4)}"
 
 
-@pytest.mark.parametrize("rung", ["auto", HERE, pytest.param("poll", marks=pytest.mark.once)])
+@pytest.mark.parametrize(
+    "rung", ["auto", pytest.param(HERE, marks=pytest.mark.once), pytest.param("poll", marks=pytest.mark.once)]
+)
 def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Path, rung: str) -> None:
     """With the machine as the node, which is the default, and a threshold that is near."""
     options = ("--hooks", rung, "--eviction-hard", near())
@@ -101,6 +103,7 @@ def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: i
         assert (stats["bound_bytes"], stats["bound_ns"]) == said
 
 
+@pytest.mark.once  # in the guests: tests/lab/test_lockdown.py
 def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) -> None:
     """Pinned and used; then refused by the kernel, as a start writes it down, and not tried again."""
     if charging.missing_tracepoints():

@@ -138,6 +138,7 @@ def test_above_every_ceiling_nothing_is_aimed_at(place: Path) -> None:
     aimed.close()
 
 
+@v1
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [

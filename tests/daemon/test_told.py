@@ -84,6 +84,7 @@ def victims(daemon: LabDaemon) -> list[int]:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
     if charging.missing_tracepoints():
         pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")

@@ -18,7 +18,6 @@ import live
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.wire import OomEvent
-from monitor.lab import janitor
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -144,16 +143,8 @@ def test_threads_of_a_victim_are_one_process() -> None:
 @pytest.fixture
 def freezer() -> Iterator[Path]:
     """A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does."""
-    root = Path("/sys/fs/cgroup/freezer")
-    if not (root / "cgroup.procs").exists():
-        pytest.skip("no v1 freezer here: under v2 a frozen process that is killed exits at once")
-    path = root / f"outrace-test-{os.getpid()}"
-    path.mkdir()
-    try:
+    with live.freezer() as path:
         yield path
-    finally:
-        (path / "freezer.state").write_text("THAWED")
-        assert janitor.remove_tree(str(path))
 
 
 def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
@@ -161,9 +152,7 @@ def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
         watch.add(parent, flags=POD)
         with live.Puppet(parent) as victim, live.Puppet(parent) as invoker:
             victim.do("anon(40)")
-            (freezer / "cgroup.procs").write_text(str(victim.pid))
-            (freezer / "freezer.state").write_text("FROZEN")
-            live.until(lambda: (freezer / "freezer.state").read_text().strip() == "FROZEN", "the victim to freeze")
+            live.freeze(freezer, victim.pid)
             victim.process.kill()
             assert live.alive(victim.pid)
             invoker.do("anon(32)")
