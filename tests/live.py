@@ -22,6 +22,7 @@ import pytest
 from monitor.kernel import cgroupfs, loader, mounts
 from monitor.kernel.domains import DomainTable, Reading, Sweeper
 from monitor.kernel.pins import TRACEPOINT, Pins, Program, Ring, counts, pin
+from monitor.kernel.rungs import NAMES
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
@@ -379,6 +380,13 @@ def messages(daemon: LabDaemon, msg: str) -> list[Record]:
     """All log records with this message so far."""
     daemon.poll()
     return [record for record in daemon.log if record.get("msg") == msg]
+
+
+def rung(daemon: LabDaemon) -> str:
+    """The rung in use, from the metrics: exactly one."""
+    metrics = daemon.metrics()
+    (taken,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
+    return taken
 
 
 def metric(daemon: LabDaemon, name: str) -> float:

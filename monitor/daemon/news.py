@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from monitor.actions.status import Eviction, StatusStore
 from monitor.daemon import channel
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
+from monitor.daemon.told import Told
 from monitor.errors import MonitorError
 from monitor.pods.model import FoundPod
 from monitor.policy.eras import era
@@ -65,6 +67,7 @@ class News:
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
+        self._noted = Told(Path(view.config.state_dir))
         self._elsewhere = Elsewhere(self._count_elsewhere, log)
         self._evictions: dict[str, Eviction] = {}
         self._reap_told: set[int] = set()
@@ -202,6 +205,8 @@ class News:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         if message["kind"] == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
+        if "told" in message:
+            self.files.submit(partial(self._noted.note, *message["told"]))
         if is_elsewhere(message, self.view.config.node_cgroup):
             self._elsewhere.take(message)
             return
@@ -219,7 +224,7 @@ class News:
                 sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
                 self.log.info("SIGKILL by a process: no OOM kill", pod=pod, **known, **sender)
             return
-        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name")}
+        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name", "told")}
         scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
         if message["exiting"]:
             self.log.info("OOM killer chose a process that was exiting anyway", pod=pod, scope=scope, **fields)

@@ -18,7 +18,6 @@ from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.source import Table
 from monitor.daemon.stats import SharedStats
-from monitor.daemon.told import Told
 from monitor.errors import MonitorError, remedy_of
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Kmsg
@@ -40,7 +39,8 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 
 class SoftOom:
-    """``tell`` gets `oom` messages. ``told`` is kept up to date for the next daemon with BPF.
+    """``tell`` gets `oom` messages. ``told`` in them is the span in which every kill was told, for the next daemon with
+    BPF (`monitor.daemon.told`): the OOM programs, where they are loaded, have written of the same kills.
 
     ``log_fd``: the kernel's log, open since the daemon stepped down; -1: it did not. It is read when the pods are known
     again, because a kill in a cgroup that nobody knows is nobody's; what was killed until then nobody saw coming.
@@ -53,7 +53,6 @@ class SoftOom:
         table: Table,
         stats: SharedStats,
         tell: Callable[[dict[str, Any]], None],
-        told: Told,
         log_fd: int = -1,
     ) -> None:
         self._gauge = gauge
@@ -61,8 +60,7 @@ class SoftOom:
         self._table = table
         self._stats = stats
         self._tell = tell
-        self._told = told
-        self._untold = False  # that this cannot be noted was said
+        self._since_ns = 0
         self._log = OomLog(gauge.hierarchy, table.index)
         self.marked = False  # somebody was killed since this was cleared
         self._fd = -1
@@ -77,9 +75,9 @@ class SoftOom:
         now = time.monotonic_ns()
         if self._kept_fd >= 0:
             self._listen_ns = now + PATIENCE_NS
-            self._told.since_ns = self._stats.get("stepped_ns")
+            self._since_ns = self._stats.get("stepped_ns")
             return
-        self._told.since_ns = now
+        self._since_ns = now
         try:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
@@ -168,26 +166,7 @@ class SoftOom:
         self.marked = self.marked or message["kind"] == "mark"
         self._stats.add("records")
         self._stats.add(counter)
-        self._tell(message)
-        self._note()
-
-    def _note(self) -> None:
-        """The OOM programs, where they are loaded, have written of this kill too."""
-        if self._untold:
-            return
-        try:
-            self._told.until(time.monotonic_ns())
-        except OSError as error:
-            self._untold = True
-            self._tell(
-                {
-                    "t": "log",
-                    "level": "warning",
-                    "msg": "these kills are told again when a daemon with BPF starts",
-                    "problem": str(error),
-                    "remedy": "make the state dir writable",
-                }
-            )
+        self._tell({**message, "told": [self._since_ns, time.monotonic_ns()]})
 
     # counters
 

@@ -11,7 +11,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from monitor.daemon.config import RunConfig
@@ -23,7 +22,6 @@ from monitor.daemon.softalarms import Alarms
 from monitor.daemon.softoom import SoftOom
 from monitor.daemon.source import SoftArming
 from monitor.daemon.stats import SharedStats
-from monitor.daemon.told import Told
 from monitor.daemon.watch import Watch
 from monitor.kernel import bounds, meminfo, pace
 from monitor.kernel.alarms import Timer
@@ -73,7 +71,7 @@ class SoftRecords:
         self._flight = Flight(tell)
         self._timer = Timer()
         self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
-        self._oom = SoftOom(gauge, registry, table, stats, tell, Told(Path(config.state_dir)), log_fd)
+        self._oom = SoftOom(gauge, registry, table, stats, tell, log_fd)
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0

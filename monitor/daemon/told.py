@@ -24,16 +24,15 @@ Span = tuple[int, int]  # from, to: CLOCK_MONOTONIC, in ns
 
 
 class Told:
-    """What this daemon tells without BPF, from ``since_ns`` on. Nothing is written before the first kill."""
+    """What this daemon tells without BPF. Nothing is written before the first kill."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.since_ns = 0
         self._path = state_dir / FILE_NAME
         self._fd = -1
         self._at = 0
 
-    def until(self, now_ns: int) -> None:
-        """All kills up to now are told. Raises OSError."""
+    def note(self, since_ns: int, until_ns: int) -> None:
+        """All kills of this span are told; it takes the place of the one noted before. Raises OSError."""
         if self._fd < 0:
             self._boot = _BOOT_ID.read_text().strip()
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -42,7 +41,7 @@ class Told:
                 os.ftruncate(self._fd, 0)
                 size = 0
             self._at = -(-size // _LINE) * _LINE
-        line = f"{self._boot} {self.since_ns} {now_ns}".ljust(_LINE - 1) + "\n"
+        line = f"{self._boot} {since_ns} {until_ns}".ljust(_LINE - 1) + "\n"
         os.pwrite(self._fd, line.encode(), self._at)
 
 

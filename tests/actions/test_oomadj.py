@@ -295,9 +295,8 @@ def test_process_connector_tells_real_forks_and_execs(pytestconfig: pytest.Confi
     done = connect(before)
     if "refused: " in done.stderr:
         if pytestconfig.getoption("--require-kernel") and os.strerror(errno.EPROTONOSUPPORT) not in done.stderr:
-            pytest.fail(
-                done.stderr.strip(), pytrace=False
-            )  # a guest's kernel may lack it, and refuses for nothing else
+            # A guest's kernel may lack it, and refuses for nothing else.
+            pytest.fail(done.stderr.strip(), pytrace=False)
         pytest.skip(done.stderr.strip())
     assert (done.stdout, done.returncode) == (f"fork and exec whole={whole}\n", 0), done.stderr
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import cgroupfs, charging, loader
-from monitor.kernel.rungs import BPF_RUNGS, NAMES
+from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from tests.seccomp import refusing_netlink
@@ -50,13 +50,6 @@ def soft(node: LabNode, tmp_path: Path, rung: str, *options: str, **rest: object
     return LabDaemon(node, "--hooks", rung, *HARD, *options, state_dir=tmp_path / "state", **rest)  # type: ignore[arg-type]
 
 
-def taken(daemon: LabDaemon) -> str:
-    """The rung in use, from the metrics: exactly one."""
-    metrics = daemon.metrics()
-    (rung,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
-    return rung
-
-
 def incident(daemon: LabDaemon, since: int = 0) -> Record:
     return live.message(daemon, "incident", since, final=True)
 
@@ -65,7 +58,7 @@ def incident(daemon: LabDaemon, since: int = 0) -> Record:
 def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path, rung: str) -> None:
     pod, small = node.add_pod("hog"), node.add_pod("small")
     with soft(node, tmp_path, rung, "--enforce") as daemon:
-        assert taken(daemon) == rung
+        assert live.rung(daemon) == rung
         assert daemon.metrics()["outrace_unseen_bytes_bound"] > 0
         live.filled(node, small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
@@ -201,7 +194,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
     with soft(node, tmp_path, "auto", "--enforce", wrapper=lesser) as daemon:
         said = live.message(daemon, "better hooks cannot be used here")
         assert said["level"] == "warning"
-        assert said["hooks"] == taken(daemon) == HERE[0]
+        assert said["hooks"] == live.rung(daemon) == HERE[0]
         assert "memcg-tracepoint: " in said["problem"]
         assert "may not load BPF programs" in said["problem"]
         assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that nobody may load"
@@ -227,7 +220,7 @@ def test_a_loader_that_fails_is_a_rung_less(
         log = tmp_path / "state" / loader.LOG
         assert f"it needs 150 MB; details in {log}" in said["remedy"]
         assert "the loader ended with status -9" in log.read_text()
-        assert taken(daemon) == HERE[0]
+        assert live.rung(daemon) == HERE[0]
 
 
 @pytest.mark.once
@@ -262,7 +255,7 @@ def test_what_is_taken_away_costs_a_rung_and_nothing_else(
         said = live.message(daemon, "better hooks cannot be used here")
         assert problem in said["problem"]
         assert remedy in said["remedy"]
-        assert taken(daemon) == HERE[0]
+        assert live.rung(daemon) == HERE[0]
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
         assert hog.wait() == -9
@@ -276,7 +269,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
     live.lend_pins(tmp_path / "state")
     # At this rate the node is far from its threshold at first.
     with soft(node, tmp_path, "auto", "--enforce", "--max-fill-rate", "256Mi") as daemon:
-        best = taken(daemon)
+        best = live.rung(daemon)
         assert best in BPF_RUNGS
         assert live.metric(daemon, "armed") == 0
         used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
@@ -294,7 +287,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         assert 0 < again["unwatched_ns"] < 10**9 * (live.TIMEOUT_S if live.emulated() else 5)
         assert daemon.process is not None
         assert daemon.process.poll() is None, "the same process"
-        assert taken(daemon) == HERE[0]
+        assert live.rung(daemon) == HERE[0]
         assert live.metric(daemon, "step_downs_total") == 1
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
@@ -321,4 +314,4 @@ def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: 
         hog.go()
         assert hog.wait() == -9
         live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
-        assert taken(daemon) in BPF_RUNGS
+        assert live.rung(daemon) in BPF_RUNGS

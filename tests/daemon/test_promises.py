@@ -18,7 +18,7 @@ from monitor.daemon.config import fastest_fill
 from monitor.daemon.softrecords import SoftRecords
 from monitor.kernel import charging, loader, meminfo
 from monitor.kernel.cgroupfs import detect
-from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, NAMES, SOFT_RUNGS, Facts, promise
+from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -36,13 +36,6 @@ def node() -> Iterator[LabNode]:
 def plan(state: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(live.outrace("doctor", "-o", "json", "--state-dir", str(state)).stdout)
     return found["hook_plan"]
-
-
-def taken(daemon: LabDaemon) -> str:
-    """The rung in use, from the metrics: exactly one."""
-    metrics = daemon.metrics()
-    (rung,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
-    return rung
 
 
 def near() -> str:
@@ -64,7 +57,7 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
         live.lend_pins(tmp_path)
     found = plan(tmp_path)  # before: on an emulated CPU the daemon, near its threshold, leaves it little
     with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
-        name = taken(daemon)
+        name = live.rung(daemon)
         assert name == (found["rung"] if rung == "auto" else rung)
         (said,) = [one for one in found["rungs"] if one["name"] == name]
         assert said["ok"]
@@ -112,7 +105,7 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
     live.lend_pins(used)
     with LabDaemon(node, state_dir=used) as daemon:
         found = plan(used)
-        assert found["rung"] == taken(daemon)
+        assert found["rung"] == live.rung(daemon)
         assert found["rung"] in BPF_RUNGS
         (said,) = [one for one in found["rungs"] if one["name"] == found["rung"]]
         assert "pinned already" in said["detail"]
@@ -121,7 +114,7 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
         loader._remember_refused(bare, mark, f"the verifier refused {hook}")
     with LabDaemon(node, state_dir=bare) as daemon:
         found = plan(bare)
-        assert found["rung"] == taken(daemon) == HERE
+        assert found["rung"] == live.rung(daemon) == HERE
         told = live.message(daemon, "better hooks cannot be used here")
         for one in found["rungs"][: len(BPF_RUNGS)]:
             assert not one["ok"]

@@ -25,9 +25,8 @@ HARD = ("--eviction-hard", "memory.available<32Mi")
 
 def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
     one = told.Told(state_dir)
-    one.since_ns = since_ns
     for each in until_ns:
-        one.until(each)
+        one.note(since_ns, each)
 
 
 def test_spans_are_taken_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import loader
-from monitor.kernel.rungs import BPF_RUNGS, NAMES, SOFT_RUNGS
+from monitor.kernel.rungs import BPF_RUNGS, SOFT_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 
@@ -28,13 +28,6 @@ LOCKDOWN = Path("/sys/kernel/security/lockdown")
 def node() -> Iterator[LabNode]:
     with LabNode("test-lockdown", 160 * MIB) as made:
         yield made
-
-
-def taken(daemon: LabDaemon) -> str:
-    """The rung in use, from the metrics."""
-    metrics = daemon.metrics()
-    (rung,) = [name for name in NAMES if metrics[f'outrace_hook_rung{{rung="{name}"}}']]
-    return rung
 
 
 def wins(node: LabNode, daemon: LabDaemon, name: str) -> None:
@@ -63,12 +56,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_what_runs_goes_on_under_lockdown(node: LabNode, loaded: Path, expected_rungs: tuple[str, ...]) -> None:
     with daemon_of(node, loaded) as daemon:
-        rung = taken(daemon)
+        rung = live.rung(daemon)
         assert rung in (expected_rungs[:1] or BPF_RUNGS)
         wins(node, daemon, "before")
         LOCKDOWN.write_text("confidentiality")
         wins(node, daemon, "after")
-        assert taken(daemon) == rung
+        assert live.rung(daemon) == rung
 
 
 def test_what_is_loaded_is_used_by_the_next_daemon(node: LabNode, loaded: Path) -> None:
@@ -76,7 +69,7 @@ def test_what_is_loaded_is_used_by_the_next_daemon(node: LabNode, loaded: Path) 
     assert "[confidentiality]" in LOCKDOWN.read_text(), "the test before did not come so far"
     shown = live.outrace("doctor", "--state-dir", str(loaded))
     with daemon_of(node, loaded) as daemon:
-        rung = taken(daemon)
+        rung = live.rung(daemon)
         assert rung in BPF_RUNGS
         wins(node, daemon, "restarted")
     assert f"hook plan: {rung}" in shown.stdout
@@ -87,7 +80,7 @@ def test_begun_under_lockdown_it_is_a_rung_without_bpf(node: LabNode, tmp_path: 
     assert "[confidentiality]" in LOCKDOWN.read_text(), "the first test did not come so far"
     with daemon_of(node, tmp_path / "state") as daemon:
         said = live.message(daemon, "better hooks cannot be used here")
-        assert taken(daemon) in SOFT_RUNGS
+        assert live.rung(daemon) in SOFT_RUNGS
         assert "lockdown" in f"{said['problem']} {said['remedy']}"
         wins(node, daemon, "later")
     shown = live.outrace("doctor")
