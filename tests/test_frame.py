@@ -213,6 +213,7 @@ def test_the_doctors_json_is_the_contracts() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.once
 def test_the_doctor_says_yes_where_the_monitor_can_run() -> None:
     done = outrace("doctor")
     assert done.returncode == 0, done.stdout

@@ -172,6 +172,7 @@ def test_where_new_processes_cannot_be_heard_of_everything_else_goes_on(node: La
 # -- how a rung is taken -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path))
     live.one_line(live.outrace("run", "--hooks", NOT_HERE, *state), 3, f"--hooks {NOT_HERE}", "cgroup v")

@@ -185,6 +185,7 @@ def test_usage_is_exact_again_after_pages_were_freed(files: Path, pages: str) ->
             assert watch.table.reading(index).usage == usage
 
 
+@pytest.mark.once
 def test_a_full_ring_is_counted() -> None:
     with LabNode("test-full", 128 * MIB) as node, live.Watching() as watch:
         pod = node.add_pod("p")

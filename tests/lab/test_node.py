@@ -154,7 +154,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sig", [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.once) for s in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
