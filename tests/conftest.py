@@ -32,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, instead of skip, tests marked `kernel` on a machine that cannot run them",
     )
+    parser.addoption(
+        "--require-guests",
+        action="store_true",
+        help="fail, instead of skip, tests of the guests themselves where there is no QEMU or no image",
+    )
 
 
 @cache

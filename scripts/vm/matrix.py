@@ -348,6 +348,14 @@ def is_whole(options: argparse.Namespace) -> bool:
     return all(getattr(options, name) == getattr(usual, name) for name in names)
 
 
+def others_files(error: Exception) -> str:
+    """The error in one line. Root makes the images; whoever boots them later has to be allowed to write beside them."""
+    if not isinstance(error, PermissionError):
+        return str(error)
+    remedy = f"chown -R {CACHE} to yourself, or name another place with OUTRACE_VM_CACHE=DIR"
+    return f"{error.filename}: {error.strerror}; {remedy}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.readme and not is_whole(options):
@@ -355,8 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with stopping():
             return matrix(options)
-    except VmError as error:
-        print(f"outrace: error: test-vm: {error}", file=sys.stderr)
+    except (VmError, PermissionError) as error:
+        print(f"outrace: error: test-vm: {others_files(error)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         return 130

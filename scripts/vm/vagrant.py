@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from box import Box, BoxBuilder
-from guest import Stopped, expected, project_files, stopping, usable_acceleration
+from guest import TAIL_LINES, Stopped, expected, project_files, stopping, usable_acceleration
 from images import ROOT, TOOLS, VmError, choose, install_tools, say
-from matrix import CACHE, pytest_command
+from matrix import CACHE, others_files, pytest_command
 from report import counts
 
 VAGRANT_TOOLS = {
@@ -128,10 +128,17 @@ class Session:
             if out:
                 out.close()
 
-    def close(self) -> None:
-        """Destroy the machine and end libvirt and whatever QEMU it left."""
+    def keep_console(self, place: Path) -> list[str]:
+        """Copy what the machine's console said so far; its last lines."""
+        if not self.console.exists():
+            return []
+        shutil.copyfile(self.console, place / "console.log")
+        return self.console.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def close(self) -> int:
+        """Destroy the machine and end libvirt and whatever QEMU it left; the exit code of `vagrant destroy`."""
         try:
-            self.vagrant("destroy", "--force", deadline=time.monotonic() + 60)
+            return self.vagrant("destroy", "--force", deadline=time.monotonic() + 60)
         finally:
             for file in [*self.home.glob("r/libvirt/qemu/run/*.pid"), *self.home.glob("r/libvirt/libvirtd.pid")]:
                 end(int(file.read_text()), self.home)
@@ -168,15 +175,23 @@ def free_port() -> int:
 
 
 @contextmanager
-def session(box: Box, options: argparse.Namespace, words: str) -> Iterator[Session]:
-    """A `Session` that is gone afterwards, machine and daemon included."""
+def session(box: Box, options: argparse.Namespace, words: str, results: Path) -> Iterator[Session]:
+    """A `Session` that is gone afterwards, machine and daemon included. The machine's console is kept in ``results``,
+    and its end is shown where it came to a bad one.
+    """
     home = Path(tempfile.mkdtemp(prefix="ov-", dir="/var/tmp"))
     try:
         made = Session(home, box, options, words)
         try:
             yield made
+        except VmError:
+            print("\n".join(f"  console | {line}" for line in made.keep_console(results)), file=sys.stderr)
+            raise
         finally:
-            made.close()
+            made.keep_console(results)
+            code = made.close()
+        if code:
+            raise VmError("`vagrant destroy` failed (see above)")
     finally:
         shutil.rmtree(home)
 
@@ -190,7 +205,7 @@ def test(options: argparse.Namespace) -> int:
     results = CACHE / "results" / f"vagrant-{families[0].kernel}"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    with session(box, options, expected(families[0])) as machine:
+    with session(box, options, expected(families[0]), results) as machine:
         began = time.monotonic()
 
         def took(what: str) -> None:
@@ -200,17 +215,14 @@ def test(options: argparse.Namespace) -> int:
             raise VmError("`vagrant box add` failed (see above)")
         took("box added")
         if machine.vagrant("up", "--provider=libvirt"):
-            tail = machine.console.read_text(errors="replace").splitlines()[-40:] if machine.console.exists() else []
-            print("\n".join(f"  console | {line}" for line in tail), file=sys.stderr)
             raise VmError("`vagrant up` failed (see above)")
         took("up")
-        inside = f"cd /vagrant && {options.command or pytest_command(options, '/tmp/junit.xml')}"
+        left = machine.deadline - time.monotonic()
+        inside = f"cd /vagrant && {options.command or pytest_command(options, '/tmp/junit.xml', deadline_s=left)}"
         code = machine.vagrant("ssh", "-c", f"sudo bash -c {shlex.quote(inside)}")
         took(f"the command ended with exit code {code}")
         if not options.command:
             machine.vagrant("ssh", "-c", "sudo cat /tmp/junit.xml", into=results / "junit.xml")
-        if machine.console.exists():
-            shutil.copyfile(machine.console, results / "console.log")
     took("destroyed")
     if not options.command:
         passed, _, failed, skipped = counts(results)
@@ -225,8 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with stopping():
             return test(options)
-    except VmError as error:
-        print(f"outrace: error: test-vagrant: {error}", file=sys.stderr)
+    except (VmError, PermissionError) as error:
+        print(f"outrace: error: test-vagrant: {others_files(error)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         return 130

@@ -24,10 +24,18 @@ import matrix  # noqa: E402
 
 TIMEOUT_S = 60.0
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("qemu-system-x86_64") is None,
-    reason="no qemu-system-x86_64: make test-vm installs it (apt-get install qemu-system-x86)",
-)
+
+def absent(config: pytest.Config, what: str) -> None:
+    if config.getoption("--require-guests"):
+        pytest.fail(what, pytrace=False)
+    pytest.skip(what)
+
+
+@pytest.fixture(autouse=True)
+def qemu(pytestconfig: pytest.Config) -> None:
+    if shutil.which("qemu-system-x86_64") is None:
+        absent(pytestconfig, "no qemu-system-x86_64: make test-vm installs it (apt-get install qemu-system-x86)")
+
 
 # A machine with no disk and no kernel: its firmware finds nothing to boot, for ever.
 WATCH = """
@@ -108,29 +116,32 @@ def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str,
         runner.stdout.close()
 
 
-def built(kernel: str = "6.1") -> images.Image:
-    image = images.Builder(images.choose([kernel])[0], matrix.CACHE).cached()
+@pytest.fixture
+def built(pytestconfig: pytest.Config) -> images.Image:
+    family = images.FAMILIES[0]
+    image = images.Builder(family, matrix.CACHE).cached()
     if image is None:
-        pytest.skip(f"no guest image of Linux {kernel}: make test-vm builds it")
+        absent(pytestconfig, f"no guest image of Linux {family.kernel}: make test-vm builds it")
+    assert image is not None
     return image
 
 
 @pytest.mark.slow
-def test_a_guest_runs_the_command_and_hands_back_files_and_exit_code(tmp_path: Path) -> None:
+def test_a_guest_runs_the_command_and_hands_back_files_and_exit_code(tmp_path: Path, built: images.Image) -> None:
     lines: list[str] = []
     command = "uname -r >/out/release\nls monitor/_bpf/wire.h\nexit 7\n"
-    outcome = guest.boot(built(), command, guest.Options(memory_mib=512), tmp_path, lines.append)
+    outcome = guest.boot(built, command, guest.Options(memory_mib=512), tmp_path, lines.append)
     assert (outcome.code, outcome.why) == (7, "")
-    assert (tmp_path / "release").read_text().strip() == built().release
+    assert (tmp_path / "release").read_text().strip() == built.release
     assert "monitor/_bpf/wire.h" in lines
     assert "guest: up after" in (tmp_path / "console.log").read_text()
-    assert not list(built().disk.parent.glob("run-*"))
+    assert not list(built.disk.parent.glob("run-*"))
 
 
 @pytest.mark.slow
-def test_a_guest_that_dies_has_no_exit_code_and_its_console_is_kept(tmp_path: Path) -> None:
+def test_a_guest_that_dies_has_no_exit_code_and_its_console_is_kept(tmp_path: Path, built: images.Image) -> None:
     command = "echo before the end\necho c >/proc/sysrq-trigger\n"
-    outcome = guest.boot(built(), command, guest.Options(memory_mib=512), tmp_path, lambda line: None)
+    outcome = guest.boot(built, command, guest.Options(memory_mib=512), tmp_path, lambda line: None)
     assert outcome.code is None
     assert outcome.why == "died: it stopped before it handed back a result"
     assert any("Kernel panic - not syncing: sysrq triggered crash" in line for line in outcome.console)

@@ -29,6 +29,8 @@ import report  # noqa: E402
 
 from monitor.kernel.pins import HOOKS  # noqa: E402
 
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
+
 JUNIT = """<?xml version="1.0"?><testsuites>
 <testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
 
@@ -165,6 +167,20 @@ def test_the_guest_gets_the_files_of_the_tree_links_as_links_and_nothing_built(t
     assert members["project/monitor/_bpf"].linkname == "../bpf"
 
 
+def test_a_cache_of_somebody_else_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: argparse.Namespace) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "bookworm.lock"))
+
+    monkeypatch.setattr(matrix, "matrix", refused)
+    assert matrix.main([]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"outrace: error: test-vm: {tmp_path}/bookworm.lock: Permission denied; chown -R ")
+    assert line.endswith("OUTRACE_VM_CACHE=DIR")
+
+
+@needs_git
 def test_files_not_yet_in_git_go_along_and_ignored_ones_do_not(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / ".gitignore").write_text("*.log\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ sys.path.insert(0, str(ROOT / "scripts/vm"))
 import images  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
 import matrix  # noqa: E402
 import table  # noqa: E402
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
 
 
 def row(kernel: str, what: str = "kernel", **changed: Any) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def test_the_commit_that_ran_is_told_where_it_is_known() -> None:
     assert dirty == f"{plain}\n\nOf commit `786f738`, with changes that were not committed."
 
 
+@needs_git
 def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
