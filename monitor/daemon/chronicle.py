@@ -377,7 +377,7 @@ class Chronicle:
                 group=self._is_group(victim),
             )
         )
-        if not message["exiting"]:
+        if not message["exiting"] and not message["while_away"]:  # nobody listened to the log then
             told = Told(message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path)
             self.witness.marked(message["victim_pid"], told)
 

@@ -99,10 +99,12 @@ class Gauge:
                 continue
             try:
                 limit = cgroupfs.limit(watch.path)
-            except (OSError, MonitorError):
+            except cgroupfs.CgroupGone:
                 self.lost(watch)
                 changed = True
                 continue
+            except MonitorError:
+                continue  # no descriptor to read it with: in a second there may be one
             own = self._total if watch.name == "node" else max(0, self._capacity - self._config.reserved)
             if (limit or own) != watch.capacity:
                 watch.set_capacity(limit or own)

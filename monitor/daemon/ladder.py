@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from monitor.daemon import told
 from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
@@ -132,7 +131,7 @@ def records(
     if source.pins is not None:
         from monitor.daemon.records import Records
 
-        return Records(source.pins, gauge, registry, decider, stats, tell, told.take(Path(config.state_dir)))
+        return Records(source.pins, gauge, registry, decider, stats, tell, Path(config.state_dir))
     from monitor.daemon.softrecords import SoftRecords
     from monitor.daemon.source import SoftArming
     from monitor.kernel.softtable import SoftTable

@@ -16,6 +16,7 @@ from monitor.daemon import channel
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.daemon.told import Told
 from monitor.errors import MonitorError
+from monitor.kernel.wire import SI_KERNEL
 from monitor.pods.model import FoundPod
 from monitor.policy.eras import era
 from monitor.policy.manager import container_usage
@@ -30,8 +31,6 @@ from monitor.report.worker import Worker
 
 #: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
 _MAX_EVICTIONS = 256
-#: si_code of a signal that the kernel itself sent (SI_KERNEL): the OOM killer, or a BPF program.
-_SI_KERNEL = 128
 #: What a decision is counted as that no signal led to: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
 #: Messages that only matter to the record of a race (`monitor.daemon.chronicle`).
@@ -218,7 +217,7 @@ class News:
             known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
             if message["kind"] == "exit":
                 self.log.info("a killed process is gone", pod=pod, **known)
-            elif message["si_code"] == _SI_KERNEL:
+            elif message["si_code"] == SI_KERNEL:
                 self.log.info("SIGKILL by the kernel", pod=pod, **known)
             elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
                 sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from monitor.daemon.decide import Decider
@@ -13,11 +14,11 @@ from monitor.daemon.flight import Flight
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import Registry
 from monitor.daemon.stats import SharedStats
-from monitor.daemon.told import Span, holds
+from monitor.daemon.told import forget, holds, spans
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
-from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
+from monitor.kernel.wire import CROSS, EVENT, PAGE, SI_KERNEL, SIGNAL, STEP, OomEvent
 
 _OOM_RECORDS = {
     "mark": "records_oom",
@@ -31,7 +32,7 @@ _KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 class Records:
     """Reads the rings. ``watches``, by domain index, are the domains with thresholds.
 
-    ``told``: when a daemon without BPF told of kills (`monitor.daemon.told`), which are not told again.
+    ``told``: the state dir, where it says when a daemon without BPF told of kills (`monitor.daemon.told`).
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Records:
         decider: Decider,
         stats: SharedStats,
         tell: Callable[[dict[str, Any]], None],
-        told: Sequence[Span] = (),
+        told: Path | None = None,
     ) -> None:
         self.watches: dict[int, Watch] = {}
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -53,6 +54,8 @@ class Records:
         self._stats = stats
         self._tell = tell
         self._told = told
+        self._spans = spans(told) if told is not None else []
+        self._known: set[int] = set()  # pids of the victims that were told then
         self._flight = Flight(tell)
         self._unpinned = False
         self._of_kills: tuple[Ring, ...] = ()
@@ -128,6 +131,8 @@ class Records:
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
         self._away = False
+        if self._told is not None:
+            forget(self._told)
         self._decider.moved.clear()
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
@@ -175,12 +180,21 @@ class Records:
             }
         )
 
+    def _was_told(self, event: OomEvent) -> bool:
+        """Whether this step of a kill was told without BPF, which knows nothing of SIGKILLs by processes."""
+        if event.kind == "reclaim":
+            return holds(self._spans, event.ts_ns)
+        of_kill = event.kind == "mark" or (event.kind == "kill" and event.si_code == SI_KERNEL)
+        if of_kill and holds(self._spans, event.ts_ns):
+            self._known.add(event.victim_pid)
+        return event.victim_pid in self._known
+
     def _on_oom(self, data: bytes) -> None:
         """One record of the OOM chain."""
         event = OomEvent.decode(data)
         self._stats.add("records")
         self._stats.add(_OOM_RECORDS[event.kind])
-        if self._away and holds(self._told, event.ts_ns):
+        if self._away and self._was_told(event):
             return
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers

@@ -115,7 +115,18 @@ class Registry:
         self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, tuple[int, Path]]
     ) -> PodEntry:
         self._table.check_room(1 + len(wanted))
-        index = self._watch(cgroup_id, cgroup, POD, self._step)
+        watched: list[int] = []
+        try:
+            index = self._watch(cgroup_id, cgroup, POD, self._step)
+            watched.append(cgroup_id)
+            containers = {}
+            for name, (ident, path) in wanted.items():
+                containers[name] = (ident, self._watch(ident, path, 0, 0))
+                watched.append(ident)
+        except (OSError, MonitorError):  # a container that has just gone, no descriptor left: all of it or nothing
+            for ident in watched:
+                self._unwatch(ident)
+            raise
         entry = PodEntry(
             uid=message["uid"],
             namespace=message["namespace"],
@@ -129,7 +140,7 @@ class Registry:
             cgroup=cgroup,
             cgroup_id=cgroup_id,
             index=index,
-            containers={name: (ident, self._watch(ident, path, 0, 0)) for name, (ident, path) in wanted.items()},
+            containers=containers,
         )
         self.by_uid[entry.uid] = entry
         self.by_index[index] = entry
@@ -141,6 +152,12 @@ class Registry:
         self._users[cgroup_id] = self._users.get(cgroup_id, 0) + 1
         return index
 
+    def _unwatch(self, cgroup_id: int) -> None:
+        self._users[cgroup_id] -= 1
+        if not self._users[cgroup_id]:
+            del self._users[cgroup_id]
+            self._table.remove(cgroup_id)
+
     def drop(self, uid: str) -> PodEntry | None:
         """Forget a pod; its counters are no longer kept."""
         entry = self.by_uid.pop(uid, None)
@@ -151,10 +168,7 @@ class Registry:
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
             if self._owners.get(cgroup_id) is entry:
                 del self._owners[cgroup_id]
-            self._users[cgroup_id] -= 1
-            if not self._users[cgroup_id]:
-                del self._users[cgroup_id]
-                self._table.remove(cgroup_id)
+            self._unwatch(cgroup_id)
         return entry
 
     def owner_of_cgroup(self, cgroup_id: int) -> PodEntry | None:

@@ -95,15 +95,20 @@ class Alarms:
             said = {"msg": "an alarm cannot be had: polling alone", "problem": problem, "remedy": remedy}
             self._tell({"t": "log", "level": "warning", **said})
 
-    def acknowledge(self, fd: int) -> bool:
-        """Take in an alarm; False if the descriptor is none."""
+    def acknowledge(self, fd: int) -> int | None:
+        """Take in an alarm: the id of the cgroup that has passed its usage threshold, 0 for an alarm that only calls to
+        look. None if the descriptor is no alarm's.
+        """
         alarm = self._by_fd.get(fd)
         if alarm is None:
-            return False
+            return None
+        if isinstance(alarm, UsageThreshold):
+            by_kernel = alarm.acknowledge()
+            return next(cgroup for cgroup, one in self._aims.items() if one is alarm) if by_kernel else 0
         alarm.acknowledge()
-        if not isinstance(alarm, UsageThreshold) and not alarm.path.exists():
+        if not alarm.path.exists():
             self._silence(fd)  # the files of a cgroup that was removed are ready for ever
-        return True
+        return 0
 
     def _silence(self, fd: int) -> None:
         assert self._epoll is not None

@@ -25,6 +25,8 @@ from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records
 
 #: After a step down the pods are waited for so long before the log is read; they come within a second.
 PATIENCE_NS = 5_000_000_000
+#: Most records that are read of what was written meanwhile; the log itself has room for some thousands.
+_WAITING = 20_000
 #: Everything of an `OomEvent` that a counter does not tell.
 _UNKNOWN: dict[str, Any] = dict.fromkeys(
     (
@@ -119,7 +121,7 @@ class SoftOom:
 
     def _read(self, while_away: bool = False) -> None:
         try:
-            records, overrun = kmsg_records(self._fd)
+            records, overrun = kmsg_records(self._fd, _WAITING if while_away else 500)
         except OSError as error:
             assert self._epoll is not None
             self._epoll.unregister(self._fd)
@@ -131,6 +133,8 @@ class SoftOom:
             return
         if overrun:
             self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})
+            self._since_ns = time.monotonic_ns()  # what they said is not told
+        self._log.calibrate(records)
         for record in records:
             found = self._log.feed(record)
             if found is not None:
@@ -166,7 +170,9 @@ class SoftOom:
         self.marked = self.marked or message["kind"] == "mark"
         self._stats.add("records")
         self._stats.add(counter)
-        self._tell({**message, "told": [self._since_ns, time.monotonic_ns()]})
+        if "source" not in message:  # counts name nobody: those kills are told in full by who can
+            message = {**message, "told": [self._since_ns, time.monotonic_ns()]}
+        self._tell(message)
 
     # counters
 

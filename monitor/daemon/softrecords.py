@@ -2,7 +2,8 @@
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
 for as long as the headroom lasts at the fastest growth (`monitor.kernel.pace`), and the alarms of the rung. A crossing
-is taken to have happened right after the last look that found it below, so every time told of it is an upper bound.
+is taken to have happened right after the last look that found it below, so every time told of it is an upper bound;
+but one that the kernel's comparison of usage announces happened just now.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ IDLE_NS = 1_000_000_000
 RANK_NS = 25_000_000
 #: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
 ABOVE_NS = 25_000_000
-#: File lists of a domain that cannot have crossed (usage alone is below) are read again after this long.
+#: File lists of a domain that cannot have crossed (usage alone is below), and not before the next look either, are read
+#: again after this long.
 LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
@@ -96,8 +98,8 @@ class SoftRecords:
             self._timer.acknowledge()
             self._account()
             self._look()
-        elif self._alarms.acknowledge(fd):
-            self._look(alarmed=True)
+        elif (passed := self._alarms.acknowledge(fd)) is not None:
+            self._look(passed)
             self._oom.count()
         elif self._oom.consume(fd):
             self.eventful = self.eventful or self._oom.marked
@@ -148,11 +150,14 @@ class SoftRecords:
 
     # looking
 
-    def _look(self, alarmed: bool = False) -> int:
-        """Compare every watched domain with its ceilings; plan the next look."""
+    def _look(self, passed: int | None = None) -> int:
+        """Compare every watched domain with its ceilings; plan the next look.
+
+        ``passed``: an alarm asked for it; the cgroup id of the one that has just passed its usage threshold, or 0.
+        """
         start = time.monotonic_ns()
         fresh: list[tuple[Watch, int]] = []
-        wait, moved, hidden = IDLE_NS, alarmed, 0
+        wait, moved, hidden = IDLE_NS, passed is not None, 0
         for watch in self._watches.values():
             if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
                 continue  # the second: removed a moment ago, and another takes its place in the next turn
@@ -170,7 +175,7 @@ class SoftRecords:
             elif self._arming.armed:
                 wait = min(wait, self._alarms.wait_ns(watch, entry, headroom, self._arming.rate, int(self._cost_ns)))
         if fresh:
-            self._cross(fresh, start, alarmed)
+            self._cross(fresh, start, passed)
         elif moved and start >= self._pods_due_ns:
             self._pods(start)
             self._decider.steps += 1  # the vigil goes on while somebody takes memory
@@ -190,7 +195,8 @@ class SoftRecords:
             lowest = min(entry.ceilings, default=0) * PAGE
             if usage > lowest:
                 self._table.refresh_a_leaf()
-            if usage > lowest or now_ns - entry.stat_ns >= LISTS_NS:
+            near = self._arming.armed and lowest - usage < self._arming.rate * pace.COARSEST_NS // 1_000_000_000
+            if usage > lowest or near or now_ns - entry.stat_ns >= LISTS_NS:
                 self._table.read_stat(entry)
         used = entry.working_set
         over, room = 0, None
@@ -202,14 +208,15 @@ class SoftRecords:
                 room = left if room is None else min(room, left)
         return over & ~entry.crossed, room
 
-    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, alarmed: bool) -> None:
+    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, passed: int | None) -> None:
         """Ceilings were crossed since the last look: rank by numbers of now, decide, then tell."""
-        ts_ns = now_ns if alarmed else max(self._looked_ns, now_ns - BACK_NS)
+        looked_ns = max(self._looked_ns, now_ns - BACK_NS)
+        at = [now_ns if passed and watch.cgroup_id == passed else looked_ns for watch, _ in fresh]
         self.eventful = True
         self._pods(now_ns)
         seen_ns = time.monotonic_ns()
-        self._decider.run_pass(ts_ns)
-        for watch, over in fresh:
+        self._decider.run_pass(min(at))
+        for ts_ns, (watch, over) in zip(at, fresh, strict=True):
             entry = self._table.entry(watch.index)
             for which, threshold in enumerate(watch.thresholds):
                 if not over >> which & 1:
@@ -221,7 +228,6 @@ class SoftRecords:
                         "t": "cross",
                         "ts_ns": ts_ns,
                         "seen_ns": seen_ns,
-                        "uncertain_ns": now_ns - ts_ns,
                         "domain": watch.name,
                         "signal": threshold.signal,
                         "hard": threshold.hard,

@@ -30,9 +30,10 @@ class Told:
         self._path = state_dir / FILE_NAME
         self._fd = -1
         self._at = 0
+        self._since_ns: int | None = None
 
     def note(self, since_ns: int, until_ns: int) -> None:
-        """All kills of this span are told; it takes the place of the one noted before. Raises OSError."""
+        """All kills of this span are told; it takes the place of one noted before that began alike. Raises OSError."""
         if self._fd < 0:
             self._boot = _BOOT_ID.read_text().strip()
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -41,12 +42,15 @@ class Told:
                 os.ftruncate(self._fd, 0)
                 size = 0
             self._at = -(-size // _LINE) * _LINE
+        elif since_ns != self._since_ns:
+            self._at += _LINE
+        self._since_ns = since_ns
         line = f"{self._boot} {since_ns} {until_ns}".ljust(_LINE - 1) + "\n"
         os.pwrite(self._fd, line.encode(), self._at)
 
 
-def take(state_dir: Path) -> list[Span]:
-    """The spans of this boot, and forget them: whoever asks reads the programs' records now.
+def spans(state_dir: Path) -> list[Span]:
+    """The spans of this boot. Whoever asks reads the programs' records now, and then has them forgotten (`forget`).
 
     Lines that are not of this boot or no lines are passed over; so is a file that cannot be read.
     """
@@ -55,13 +59,17 @@ def take(state_dir: Path) -> list[Span]:
         boot, lines = _BOOT_ID.read_text().strip(), path.read_text(errors="replace").replace("\0", "\n").splitlines()
     except OSError:
         return []
-    with suppress(OSError):
-        path.unlink()
-    spans = []
+    found = []
     for fields in (line.split() for line in lines):
         if len(fields) == 3 and fields[0] == boot and fields[1].isdigit() and fields[2].isdigit():
-            spans.append((int(fields[1]), int(fields[2])))
-    return spans
+            found.append((int(fields[1]), int(fields[2])))
+    return found
+
+
+def forget(state_dir: Path) -> None:
+    """The programs' records of those spans were read."""
+    with suppress(OSError):
+        (state_dir / FILE_NAME).unlink()
 
 
 def holds(spans: Sequence[Span], ts_ns: int) -> bool:

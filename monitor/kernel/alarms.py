@@ -19,6 +19,8 @@ from monitor.errors import CannotError, remedy_of
 
 _EFD = os.EFD_NONBLOCK | os.EFD_CLOEXEC
 _CLOCK_MONOTONIC = 1
+#: Added to the eventfd of a usage threshold by us; the kernel adds 1.
+_REGISTERED = 1 << 32
 #: Stall and window of a PSI trigger in microseconds, the quickest first. Reaction is a tenth of the window. Without
 #: CAP_SYS_RESOURCE only multiples of 2 s are allowed (6.1.x, 6.5 and later; EINVAL otherwise); before 6.5 none below
 #: 500 ms.
@@ -80,7 +82,12 @@ class PsiTrigger:
             self.window_us = window_us
             return
         assert problem is not None
-        raise CannotError(f"no PSI trigger on {path}: {problem.strerror}", "boot with psi=1; before 6.1, as root")
+        remedy = "boot with psi=1"
+        if problem.errno in (errno.EACCES, errno.EPERM):
+            remedy = "run as root; before Linux 6.1 with CAP_SYS_RESOURCE"
+        elif problem.errno == errno.EROFS:
+            remedy = "mount the file system it is in writable"
+        raise CannotError(f"no PSI trigger on {path}: {problem.strerror}", remedy)
 
     def fileno(self) -> int:
         return self._fd
@@ -154,10 +161,13 @@ class UsageThreshold:
             self.wanted = threshold
             self._orders.put(threshold)
 
-    def acknowledge(self) -> None:
+    def acknowledge(self) -> bool:
+        """Whether the kernel rang: usage has passed the threshold. Else one was registered: it is to be looked at."""
+        by_kernel = False
         for fd, _ in self._inner.poll(0):
             with suppress(OSError):  # taken by now, or replaced
-                os.eventfd_read(fd)
+                by_kernel = os.eventfd_read(fd) % _REGISTERED > 0 or by_kernel
+        return by_kernel
 
     def close(self) -> None:
         """Take it away; returns at once."""
@@ -186,7 +196,7 @@ class UsageThreshold:
                 os.close(self._current)  # the kernel forgets the threshold with it
             self._current, self.armed, self.problem = fresh, order, ""
             with suppress(OSError):
-                os.eventfd_write(fresh, 1)  # crossed meanwhile, it would not be announced: have it looked at
+                os.eventfd_write(fresh, _REGISTERED)  # crossed meanwhile, it would not be announced: have it looked at
         if self._current >= 0:
             os.close(self._current)
         os.close(self._usage_fd)

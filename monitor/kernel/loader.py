@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import __version__
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import cgroupfs, charging, pins, probes
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.offsets import defines
@@ -212,7 +212,8 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
     """Whether the pins had to be made."""
     instance = directory.parent
     if directory.is_dir():
-        _remember(instance, state_dir)  # /run may have been emptied since
+        with suppress(CannotError):
+            _remember(instance, state_dir)  # /run may have been emptied since
         for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
             unload(half)
         return False
@@ -247,8 +248,14 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
 
 
 def _remember(instance: Path, state_dir: Path) -> None:
-    _RUN.mkdir(exist_ok=True)
-    (_RUN / instance.name).write_text(str(state_dir.resolve()))
+    """Note whose pins they are. Raises CannotError."""
+    try:
+        _RUN.mkdir(exist_ok=True)
+        (_RUN / instance.name).write_text(str(state_dir.resolve()))
+    except OSError as error:
+        remedy = remedy_of(error.errno, "mount /run writable")
+        why = f"{error.filename}: {error.strerror}: it has to say whose the pins in {pins.ROOT} are"
+        raise CannotError(why, remedy) from None
 
 
 def _forget_removed() -> None:

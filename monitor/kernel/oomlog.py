@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Constraint, Killed, parse
 from monitor.kernel.procfs import Process
-from monitor.kernel.wire import OomEvent
+from monitor.kernel.wire import SI_KERNEL, OomEvent
 
 _INVOKED = re.compile(r"(.*) invoked oom-killer: ")
 _WHERE = re.compile(r"CPU: \d+ (?:UID: \d+ )?PID: (\d+) Comm: ")
@@ -27,10 +27,14 @@ _HELD = re.compile(
     r"total-vm:(\d+)kB, anon-rss:(\d+)kB, file-rss:(\d+)kB, shmem-rss:(\d+)kB"
     r"(?:, UID:(\d+))?(?: pgtables:(\d+)kB)?(?: oom_score_adj:(-?\d+))?"
 )
-_SI_KERNEL = 128
+_GROUP = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.group set")
 _KIB = 1024
 #: What no log line ever says: who had to reclaim before.
 NEVER_SAID = ("reclaim",)
+#: The members of a group are killed in one go, after the victim.
+_GROUP_NS = 1_000_000_000
+#: A victim is named again as a member of its group, if it has not gone by then.
+_AGAIN_NS = 5_000_000_000
 
 
 @dataclass(slots=True)
@@ -51,6 +55,10 @@ class OomLog:
         self._index = index
         self._report = _Report()
         self._constraint: Constraint | None = None
+        #: Of the last kill, which those of its group share: its report, where, and (the group's cgroup, when).
+        self._last: tuple[_Report, Constraint | None] = (self._report, None)
+        self._group: tuple[Path, int] | None = None
+        self._victims: dict[int, int] = {}  # pid -> the log's time
         self._offset_ns: int | None = None  # CLOCK_MONOTONIC less the log's clock; the least ever seen is nearest
 
     def feed(self, record: bytes) -> dict[str, Any] | None:
@@ -72,12 +80,33 @@ class OomLog:
                 self._report.invoker_pid = int(found[1])
         elif found := _LIMIT.match(text):
             self._report.usage, self._report.limit = int(found[1]) * _KIB, int(found[2]) * _KIB
+        elif found := _GROUP.match(text):
+            self._group = self._hierarchy.root / found[1].lstrip("/"), stamp(record) or 0
         return None
 
-    def _killed(self, line: Killed) -> dict[str, Any]:
-        report, constraint = self._report, self._constraint
-        missing = list(NEVER_SAID)
+    def calibrate(self, records: Sequence[bytes]) -> None:
+        """Learn from these records how the log's clock stands; what is then fed is dated by it."""
+        now = time.monotonic_ns()
+        for log_ns in map(stamp, records):
+            if log_ns is not None:
+                self._stand(now - log_ns)
+
+    def _killed(self, line: Killed) -> dict[str, Any] | None:
+        self._victims = {pid: at for pid, at in self._victims.items() if line.ts_ns - at < _AGAIN_NS}
+        if line.pid in self._victims:
+            return None
+        self._victims[line.pid] = line.ts_ns
+        constraint = self._constraint
         task, limit = self._places(line, constraint)
+        if self._is_member(line, task):
+            report, constraint = self._last
+            task, limit = self._places(line, constraint)
+        else:
+            report, self._group = self._report, None
+            self._last = report, constraint
+            # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
+            self._report, self._constraint = _Report(), None
+        missing = list(NEVER_SAID)
         victim, at = self._id(task), self._id(limit)
         if not victim:
             missing.append("victim_cgroup")
@@ -116,9 +145,16 @@ class OomLog:
             oom_active_file=None,
             memsw=False,
             exiting=False,
-            si_code=_SI_KERNEL,
+            si_code=SI_KERNEL,
         )
         return asdict(event) | {"missing": missing, "victim_path": task}
+
+    def _is_member(self, line: Killed, task: Path | None) -> bool:
+        """Whether this is one of the group that the last kill was extended to."""
+        if self._group is None or self._report.invoker_comm:
+            return False
+        group, since_ns = self._group
+        return line.ts_ns - since_ns <= _GROUP_NS and (task is None or task.is_relative_to(group))
 
     def _places(self, line: Killed, constraint: Constraint | None) -> tuple[Path | None, Path | None]:
         """The cgroups of the victim and of the limit that was hit."""
@@ -127,14 +163,17 @@ class OomLog:
             limit = root / constraint.oom_memcg.lstrip("/")
         if constraint is not None and constraint.pid == line.pid:
             return root / constraint.task_memcg.lstrip("/"), limit
-        with Process(line.pid) as process:  # killed with its group, or the line was left out: it may still be there
-            return process.memory_cgroup(self._hierarchy), limit
+        return self._now_in(line.pid), limit  # killed with its group, or the line was left out: it may still be there
 
     def _of_process(self, pid: int, known: int) -> int:
-        if known or not pid:
-            return known
-        with Process(pid) as process:
-            return self._id(process.memory_cgroup(self._hierarchy))
+        return known if known or not pid else self._id(self._now_in(pid))
+
+    def _now_in(self, pid: int) -> Path | None:
+        try:
+            with Process(pid) as process:
+                return process.memory_cgroup(self._hierarchy)
+        except OSError:
+            return None  # no descriptor left to look
 
     @staticmethod
     def _id(path: Path | None) -> int:
@@ -145,9 +184,17 @@ class OomLog:
 
     def _time(self, log_ns: int) -> int:
         """The log's time as CLOCK_MONOTONIC: the log has a clock of its own."""
-        offset = time.monotonic_ns() - log_ns
-        self._offset_ns = offset if self._offset_ns is None else min(self._offset_ns, offset)
-        return log_ns + self._offset_ns
+        return log_ns + self._stand(time.monotonic_ns() - log_ns)
+
+    def _stand(self, offset_ns: int) -> int:
+        self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
+        return self._offset_ns
+
+
+def stamp(record: bytes) -> int | None:
+    """The log's time of a record, in ns."""
+    fields = record.split(b",", 3)
+    return int(fields[2]) * 1000 if len(fields) > 2 and fields[2].isdigit() else None
 
 
 def kmsg_records(fd: int, most: int = 500) -> tuple[list[bytes], bool]:

@@ -52,6 +52,7 @@ class Facts:
     cgroup_version: int
     no_cgroups: str = ""
     no_psi: str = ""
+    psi_remedy: str = "boot with psi=1"
     no_event_control: str = ""
     cpus: int = 1
     huge_page: int = 0
@@ -112,11 +113,13 @@ def facts(fill_rate: int, bpf: Sequence[Offer] | None = None) -> Facts:
             no_control = "" if os.access(control, os.W_OK) else f"{control} cannot be written"
     except MonitorError as error:
         no_cgroups = str(error)
+    no_psi, psi_remedy = _psi_problem()
     return Facts(
         bpf=tuple(bpf_offers() if bpf is None else bpf),
         cgroup_version=version,
         no_cgroups=no_cgroups,
-        no_psi=_psi_problem(),
+        no_psi=no_psi,
+        psi_remedy=psi_remedy,
         no_event_control=no_control,
         cpus=os.cpu_count() or 1,
         huge_page=meminfo.huge_page(),
@@ -124,15 +127,15 @@ def facts(fill_rate: int, bpf: Sequence[Offer] | None = None) -> Facts:
     )
 
 
-def _psi_problem() -> str:
-    """Why no PSI trigger can be had, found out by having one for a moment."""
+def _psi_problem() -> tuple[str, str]:
+    """Why no PSI trigger can be had and what to do, found out by having one for a moment."""
     from monitor.kernel.alarms import PsiTrigger
 
     try:
         PsiTrigger(_PRESSURE).close()
     except CannotError as error:
-        return error.message
-    return ""
+        return error.message, error.remedy
+    return "", ""
 
 
 def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None = None) -> Bound:
@@ -163,13 +166,13 @@ def rungs(seen: Facts) -> tuple[Rung, ...]:
             PSI,
             seen.no_psi or ("" if seen.cgroup_version == 2 else "memory.events and memory.pressure are of cgroup v2"),
             "PSI triggers and memory.events wake a poll at the fastest possible growth",
-            "boot with psi=1" if seen.no_psi else "boot with systemd.unified_cgroup_hierarchy=1",
+            seen.psi_remedy if seen.no_psi else "boot with systemd.unified_cgroup_hierarchy=1",
         ),
         (
             EVENTFD,
             seen.no_event_control,
             "usage thresholds corrected by inactive_file, and a poll while page cache could hide growth",
-            "needs cgroup v1 and root" if seen.cgroup_version != 1 else "run as root",
+            "run as root, with cgroups mounted writable" if seen.cgroup_version == 1 else "needs cgroup v1 and root",
         ),
         (POLL, "", "a poll at the fastest possible growth", ""),
     ):

@@ -10,6 +10,8 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
+#: si_code of a signal that the kernel itself sent: the OOM killer, or a BPF program.
+SI_KERNEL = 128
 PAGE = mmap.PAGESIZE
 
 #: struct event: see bpf/wire.h

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import live
 
 from monitor.daemon.registry import Registry
 from monitor.kernel import cgroupfs
+from monitor.kernel.softtable import SoftTable
 from monitor.policy.ranking import memory_order
 
 pytestmark = pytest.mark.kernel
@@ -63,6 +65,22 @@ def test_a_pod_and_its_containers_are_watched_until_it_is_dropped(watch: live.Wa
         assert registry.owner_of_cgroup(ids[0]) is None
         assert len(registry) == 0
         assert registry.first() is None
+
+
+def test_a_pod_that_cannot_be_watched_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its container's files are gone when they are opened, or no descriptor is left: without BPF each has two."""
+    table = SoftTable(cgroupfs.detect())
+    registry = Registry(table, STEP)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with live.cgroup("registry") as pod:
+        message = told("a", pod) | {"containers": {"c0": str(tmp_path)}}
+        with pytest.raises(FileNotFoundError):
+            registry.put(message)
+        assert table.index(cgroupfs.cgroup_id(pod)) is None
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        registry.put(told("a", pod))
+        registry.drop("a")
+        assert table.index(cgroupfs.cgroup_id(pod)) is None
 
 
 def test_a_missing_cgroup_changes_nothing(watch: live.Watching) -> None:

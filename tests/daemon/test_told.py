@@ -30,30 +30,41 @@ def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
 
 
 def test_spans_are_taken_once(tmp_path: Path) -> None:
-    assert told.take(tmp_path) == []
+    assert told.spans(tmp_path) == []
     span(tmp_path, 5, 7, 2**63)
     span(tmp_path, 2**63 + 1)  # no kill: nothing is written
     span(tmp_path, 2**63 + 5, 2**63 + 6)
-    spans = told.take(tmp_path)
+    spans = told.spans(tmp_path)
     assert spans == [(5, 2**63), (2**63 + 5, 2**63 + 6)]
     assert [told.holds(spans, ts) for ts in (4, 5, 2**63, 2**63 + 1, 2**63 + 6)] == [False, True, True, False, True]
+    assert told.spans(tmp_path) == spans, "until what it protects from was read"
+    told.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_lost_in_between_is_in_no_span(tmp_path: Path) -> None:
+    one = told.Told(tmp_path)
+    for since, until in ((5, 7), (5, 9), (20, 21), (20, 30)):
+        one.note(since, until)
+    assert told.spans(tmp_path) == [(5, 9), (20, 30)]
 
 
 def test_another_boot_and_a_broken_file_tell_nothing(tmp_path: Path) -> None:
     path = tmp_path / told.FILE_NAME
     path.write_bytes(b"00000000-0000-0000-0000-000000000000 1 2\n\xff\xfe\nx y\n" + b"z" * 30)
     span(tmp_path, 3, 4)
-    assert told.take(tmp_path) == [(3, 4)]
+    assert told.spans(tmp_path) == [(3, 4)]
+    path.unlink()
     path.mkdir()
-    assert told.take(tmp_path) == []
+    assert told.spans(tmp_path) == []
+    told.forget(tmp_path)
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     for n in range(600):
         span(tmp_path, n, n)
     assert (tmp_path / told.FILE_NAME).stat().st_size <= 20480
-    assert told.take(tmp_path)[-1] == (599, 599)
+    assert told.spans(tmp_path)[-1] == (599, 599)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.errors import MonitorError
+from monitor.errors import CannotError, MonitorError
 from monitor.kernel import charging, loader, pins
 from monitor.kernel.pins import Pins
 from monitor.lab.node import LabNode
@@ -163,6 +163,16 @@ def test_a_removed_state_dir_is_forgotten(tmp_path: Path) -> None:
     gone.rmdir()
     loader._forget_removed()
     assert loader.state_directory(instance) is None
+
+
+@pytest.mark.once
+def test_what_is_pinned_is_used_though_run_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.pin_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(loader, "_RUN", tmp_path / "file/outrace")
+    assert loader.ensure_loaded(live.state_dir())[1] is False
+    with pytest.raises(CannotError, match=r"file/outrace: Not a directory: it has to say whose the pins in .* are"):
+        loader._remember(loader.instance_directory(tmp_path), tmp_path)
 
 
 @pytest.mark.once
