@@ -345,6 +345,8 @@ class Hot:
                 decider.reread()
             if self.evictor.current is not None:
                 decider.follow(now)
+                if self.evictor.current is None:
+                    self.records.pod_went()
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):
                 decider.run_pass()
             if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:

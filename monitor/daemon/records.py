@@ -91,6 +91,9 @@ class Records:
     def pods_came(self) -> None:
         """Their kills are told by the programs, none twice."""
 
+    def pod_went(self) -> None:
+        """What it gave back is told by steps."""
+
     def look_after(self) -> None:
         """Once a second: say it once when the pins are gone.
 

@@ -33,10 +33,12 @@ from monitor.kernel.wire import PAGE
 IDLE_NS = 1_000_000_000
 #: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
 RANK_NS = 25_000_000
+#: An evicted pod is read again so long after it went, when most of it is uncharged. At full speed a process takes 60 MiB in
+#: this time, and needs longer to begin.
+GIVEN_BACK_NS = 5_000_000
 #: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
 ABOVE_NS = 25_000_000
-#: File lists of a domain that cannot have crossed (usage alone is below), and not before the next look either, are read
-#: again after this long.
+#: File lists of a domain that cannot have crossed (usage alone is below) are read again after this long.
 LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
@@ -132,6 +134,11 @@ class SoftRecords:
         """What they have counted before is no kill of now."""
         self._oom.pods_came()
 
+    def pod_went(self) -> None:
+        """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
+        self._pods_due_ns = 0
+        self._timer.set(GIVEN_BACK_NS)
+
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""
         if self.eventful:
@@ -195,8 +202,9 @@ class SoftRecords:
             lowest = min(entry.ceilings, default=0) * PAGE
             if usage > lowest:
                 self._table.refresh_a_leaf()
-            near = self._arming.armed and lowest - usage < self._arming.rate * pace.COARSEST_NS // 1_000_000_000
-            if usage > lowest or near or now_ns - entry.stat_ns >= LISTS_NS:
+            # Old lists may be wrong by all that was inactive; where that is much of the headroom, no wait is planned by it.
+            relied_on = self._arming.armed and lowest - usage < 4 * entry.inactive
+            if usage > lowest or relied_on or now_ns - entry.stat_ns >= LISTS_NS:
                 self._table.read_stat(entry)
         used = entry.working_set
         over, room = 0, None

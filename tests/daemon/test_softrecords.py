@@ -51,7 +51,7 @@ def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
     return table.stats_read, room
 
 
-def test_near_a_ceiling_no_wait_is_planned_with_old_lists() -> None:
+def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> None:
     assert compared(10190 * MIB, True, LISTS_NS - 1) == (1, 50 * MIB)
     assert compared(11000 * MIB, True, 0)[0] == 1, "above it by usage alone: it may be crossed"
 
