@@ -33,8 +33,8 @@ from monitor.kernel.wire import PAGE
 IDLE_NS = 1_000_000_000
 #: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
 RANK_NS = 25_000_000
-#: An evicted pod is read again so long after it went, when most of it is uncharged. At full speed a process takes 60 MiB in
-#: this time, and needs longer to begin.
+#: An evicted pod is read again so long after it went, when most of it is uncharged. (At full speed a process takes 60
+#: MiB in this time, and needs longer to begin.)
 GIVEN_BACK_NS = 5_000_000
 #: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
 ABOVE_NS = 25_000_000
@@ -202,7 +202,7 @@ class SoftRecords:
             lowest = min(entry.ceilings, default=0) * PAGE
             if usage > lowest:
                 self._table.refresh_a_leaf()
-            # Old lists may be wrong by all that was inactive; where that is much of the headroom, no wait is planned by it.
+            # Old lists may be wrong by all that was inactive: where that is much of the headroom, they plan no wait.
             relied_on = self._arming.armed and lowest - usage < 4 * entry.inactive
             if usage > lowest or relied_on or now_ns - entry.stat_ns >= LISTS_NS:
                 self._table.read_stat(entry)
