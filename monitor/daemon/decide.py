@@ -350,12 +350,14 @@ class Decider:
                     return True
         return False
 
-    def follow(self, now_ns: int) -> None:
-        """Go on with the pod being evicted; when it is gone, look again at once."""
-        if self._evictor.follow(now_ns):
-            self.run_pass()
-            self.evict_over_limit()
-            self.prepare()
+    def follow(self, now_ns: int) -> bool:
+        """Go on with the pod being evicted; when that is over, look again at once. Whether it is."""
+        if not self._evictor.follow(now_ns):
+            return False
+        self.run_pass()
+        self.evict_over_limit()
+        self.prepare()
+        return True
 
     def on_kernel_signal(self, ts_ns: int, watch: Watch | None, reading: Reading, refused: str) -> None:
         """The victim was signalled inside its own charge.

@@ -343,10 +343,8 @@ class Hot:
                 self.dirty = True
             if decider.reread_ns is not None and now >= decider.reread_ns:
                 decider.reread()
-            if self.evictor.current is not None:
-                decider.follow(now)
-                if self.evictor.current is None:
-                    self.records.pod_went()
+            if self.evictor.current is not None and decider.follow(now):
+                self.records.pod_went()
             if now >= due and (decider.pressed or (decider.deadline_ns is not None and now >= decider.deadline_ns)):
                 decider.run_pass()
             if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:
