@@ -18,7 +18,7 @@ from monitor.daemon.told import forget, holds, spans
 from monitor.daemon.watch import Watch
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
-from monitor.kernel.wire import CROSS, EVENT, PAGE, SI_KERNEL, SIGNAL, STEP, OomEvent
+from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 
 _OOM_RECORDS = {
     "mark": "records_oom",
@@ -184,13 +184,13 @@ class Records:
         )
 
     def _was_told(self, event: OomEvent) -> bool:
-        """Whether this step of a kill was told without BPF, which knows nothing of SIGKILLs by processes."""
-        if event.kind == "reclaim":
-            return holds(self._spans, event.ts_ns)
-        of_kill = event.kind == "mark" or (event.kind == "kill" and event.si_code == SI_KERNEL)
-        if of_kill and holds(self._spans, event.ts_ns):
-            self._known.add(event.victim_pid)
-        return event.victim_pid in self._known
+        """Whether this step of a kill was told without BPF. An end is, where what led to it was."""
+        if event.kind == "exit":
+            return event.victim_pid in self._known
+        told = holds(self._spans, event.ts_ns)
+        if event.kind != "reclaim":
+            (self._known.add if told else self._known.discard)(event.victim_pid)  # a pid may be used again
+        return told
 
     def _on_oom(self, data: bytes) -> None:
         """One record of the OOM chain."""

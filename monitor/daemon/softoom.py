@@ -21,7 +21,7 @@ from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError, remedy_of
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Kmsg
-from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records
+from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records, stamp
 
 #: After a step down the pods are waited for so long before the log is read; they come within a second.
 PATIENCE_NS = 5_000_000_000
@@ -121,7 +121,7 @@ class SoftOom:
 
     def _read(self, while_away: bool = False) -> None:
         try:
-            records, overrun = kmsg_records(self._fd, _WAITING if while_away else 500)
+            records, gap = kmsg_records(self._fd, _WAITING if while_away else 500)
         except OSError as error:
             assert self._epoll is not None
             self._epoll.unregister(self._fd)
@@ -131,14 +131,21 @@ class SoftOom:
             remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
             self._tell({"t": "log", "level": "error", **said, "remedy": remedy_of(error.errno, remedy)})
             return
-        if overrun:
-            self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})
-            self._since_ns = time.monotonic_ns()  # what they said is not told
         self._log.calibrate(records)
-        for record in records:
+        for i, record in enumerate(records):
+            if i == gap:
+                self._lost(self._log.date(stamp(record) or 0))
             found = self._log.feed(record)
             if found is not None:
                 self._mark(found, while_away)
+        if gap == len(records):
+            self._lost(time.monotonic_ns())
+
+    def _lost(self, until_ns: int) -> None:
+        """Lines written before this were overwritten: what they said is not told."""
+        self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})
+        self._log.forget()
+        self._since_ns = until_ns
 
     def _mark(self, found: dict[str, Any], while_away: bool) -> None:
         pod = self._owner(found["victim_cgroup"], found.pop("victim_path"))

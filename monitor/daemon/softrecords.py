@@ -79,6 +79,7 @@ class SoftRecords:
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
+        self._due_ns = self._given_back_ns = 0  # when the timer is; when a pod that went is to be read, 0: none
         self._cost_ns = float(pace.TURN_NS)
         self._spent_ns, self._steps_then = 0, 0
         self._step = config.step
@@ -136,8 +137,9 @@ class SoftRecords:
 
     def pod_went(self) -> None:
         """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
-        self._pods_due_ns = 0
-        self._timer.set(GIVEN_BACK_NS)
+        now = time.monotonic_ns()
+        self._given_back_ns = now + GIVEN_BACK_NS
+        self._timer.set(min(self._due_ns, self._given_back_ns) - now)
 
     def send_flight(self) -> None:
         """Tell the side of the steps around what happened, if anything did."""
@@ -165,6 +167,11 @@ class SoftRecords:
         start = time.monotonic_ns()
         fresh: list[tuple[Watch, int]] = []
         wait, moved, hidden = IDLE_NS, passed is not None, 0
+        if self._given_back_ns:
+            if start < self._given_back_ns:
+                wait = self._given_back_ns - start
+            else:
+                moved, self._pods_due_ns, self._given_back_ns = True, 0, 0
         for watch in self._watches.values():
             if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
                 continue  # the second: removed a moment ago, and another takes its place in the next turn
@@ -193,6 +200,7 @@ class SoftRecords:
             self._count_due_ns = start + IDLE_NS
             self._oom.count()
         self._timer.set(wait)
+        self._due_ns = start + wait
         return len(fresh)
 
     def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:

@@ -31,6 +31,10 @@ _GROUP = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.g
 _KIB = 1024
 #: What no log line ever says: who had to reclaim before.
 NEVER_SAID = ("reclaim",)
+#: Reports that end without a kill.
+_NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")
+#: The log's clock and CLOCK_MONOTONIC go apart by 0.5 s a day (measured): what was learnt is not used for longer.
+_STANDS_NS = 60_000_000_000
 #: The members of a group are killed in one go, after the victim.
 _GROUP_NS = 1_000_000_000
 #: A victim is named again as a member of its group, if it has not gone by then.
@@ -59,7 +63,8 @@ class OomLog:
         self._last: tuple[_Report, Constraint | None] = (self._report, None)
         self._group: tuple[Path, int] | None = None
         self._victims: dict[int, int] = {}  # pid -> the log's time
-        self._offset_ns: int | None = None  # CLOCK_MONOTONIC less the log's clock; the least ever seen is nearest
+        #: CLOCK_MONOTONIC less the log's clock, of which the least is nearest, and when that was begun with.
+        self._offset_ns, self._offset_at_ns = 0, -_STANDS_NS
 
     def feed(self, record: bytes) -> dict[str, Any] | None:
         """Take in one record of /dev/kmsg; the kill as a dict of `OomEvent` when it is complete.
@@ -80,16 +85,21 @@ class OomLog:
                 self._report.invoker_pid = int(found[1])
         elif found := _LIMIT.match(text):
             self._report.usage, self._report.limit = int(found[1]) * _KIB, int(found[2]) * _KIB
+        elif _NOBODY.match(text):
+            self.forget()
         elif found := _GROUP.match(text):
             self._group = self._hierarchy.root / found[1].lstrip("/"), stamp(record) or 0
         return None
 
     def calibrate(self, records: Sequence[bytes]) -> None:
         """Learn from these records how the log's clock stands; what is then fed is dated by it."""
-        now = time.monotonic_ns()
         for log_ns in map(stamp, records):
             if log_ns is not None:
-                self._stand(now - log_ns)
+                self.date(log_ns)
+
+    def forget(self) -> None:
+        """Nobody was killed in the end, or lines were lost: what was reported so far is of no kill that follows."""
+        self._report, self._constraint, self._group = _Report(), None, None
 
     def _killed(self, line: Killed) -> dict[str, Any] | None:
         self._victims = {pid: at for pid, at in self._victims.items() if line.ts_ns - at < _AGAIN_NS}
@@ -102,10 +112,14 @@ class OomLog:
             report, constraint = self._last
             task, limit = self._places(line, constraint)
         else:
-            report, self._group = self._report, None
-            self._last = report, constraint
+            if constraint is not None and constraint.pid != line.pid:  # a report that came to nothing
+                self.forget()
+                constraint = None
+                task, limit = self._places(line, None)
+            report = self._report
             # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
-            self._report, self._constraint = _Report(), None
+            self.forget()
+            self._last = report, constraint
         missing = list(NEVER_SAID)
         victim, at = self._id(task), self._id(limit)
         if not victim:
@@ -120,7 +134,7 @@ class OomLog:
             missing.append("rss")
         event = OomEvent(
             kind="mark",
-            ts_ns=self._time(line.ts_ns),
+            ts_ns=self.date(line.ts_ns),
             victim_pid=line.pid,
             victim_tid=line.pid,
             victim_comm=line.comm,
@@ -182,13 +196,13 @@ class OomLog:
         except cgroupfs.CgroupGone:
             return 0
 
-    def _time(self, log_ns: int) -> int:
+    def date(self, log_ns: int) -> int:
         """The log's time as CLOCK_MONOTONIC: the log has a clock of its own."""
-        return log_ns + self._stand(time.monotonic_ns() - log_ns)
-
-    def _stand(self, offset_ns: int) -> int:
-        self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
-        return self._offset_ns
+        now = time.monotonic_ns()
+        if now - self._offset_at_ns >= _STANDS_NS:
+            self._offset_ns, self._offset_at_ns = now - log_ns, now
+        self._offset_ns = min(self._offset_ns, now - log_ns)
+        return log_ns + self._offset_ns
 
 
 def stamp(record: bytes) -> int | None:
@@ -197,18 +211,19 @@ def stamp(record: bytes) -> int | None:
     return int(fields[2]) * 1000 if len(fields) > 2 and fields[2].isdigit() else None
 
 
-def kmsg_records(fd: int, most: int = 500) -> tuple[list[bytes], bool]:
-    """Records waiting on an open, non-blocking /dev/kmsg, at most ``most``; and whether some were overwritten unread.
+def kmsg_records(fd: int, most: int = 500) -> tuple[list[bytes], int | None]:
+    """Records waiting on an open, non-blocking /dev/kmsg, at most ``most``; and before which of them others were
+    overwritten unread (the last such place; None: nowhere).
 
     Raises OSError.
     """
     found: list[bytes] = []
-    overrun = False
+    gap: int | None = None
     for _ in range(most):
         try:
             found.append(os.read(fd, 8192))
         except BlockingIOError:
             break
         except BrokenPipeError:
-            overrun = True
-    return found, overrun
+            gap = len(found)
+    return found, gap

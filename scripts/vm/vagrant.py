@@ -188,8 +188,10 @@ def session(box: Box, options: argparse.Namespace, words: str, results: Path) ->
             print("\n".join(f"  console | {line}" for line in made.keep_console(results)), file=sys.stderr)
             raise
         finally:
-            made.keep_console(results)
-            code = made.close()
+            try:
+                made.keep_console(results)
+            finally:
+                code = made.close()
         if code:
             raise VmError("`vagrant destroy` failed (see above)")
     finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monitor.daemon.softrecords import BACK_NS, LISTS_NS, SoftRecords
+from monitor.daemon.softrecords import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS, SoftRecords
 from monitor.kernel.softtable import Entry
 from monitor.kernel.wire import PAGE
 
@@ -88,3 +89,29 @@ def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     soft._tell = said.append
     soft._cross([(watch, 1)], NOW, passed)
     assert (passes, [message["ts_ns"] for message in said]) == ([at], [at])
+
+
+def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft = SoftRecords.__new__(SoftRecords)
+    timer: list[int] = []
+    read: list[int] = []
+    now = NOW
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    soft._timer = SimpleNamespace(set=timer.append)  # type: ignore[assignment]
+    soft._watches, soft._pods_due_ns, soft._count_due_ns = {}, NOW + RANK_NS, NOW + IDLE_NS
+    soft._arming = SimpleNamespace(armed=False)  # type: ignore[assignment]
+    soft._decider = SimpleNamespace(steps=0)  # type: ignore[assignment]
+    soft._pods = read.append  # type: ignore[assignment]
+    soft._given_back_ns = 0
+    soft._due_ns = NOW + 1_600_000
+    soft.pod_went()
+    assert timer == [1_600_000], "a ceiling is near"
+    now += 1_600_000
+    soft._look()
+    assert (timer[-1], read) == (GIVEN_BACK_NS - 1_600_000, []), "not forgotten by a look in between"
+    now = NOW + GIVEN_BACK_NS
+    soft._look()
+    assert (timer[-1], read) == (IDLE_NS, [now])
+    soft._due_ns = now + IDLE_NS
+    soft.pod_went()
+    assert timer[-1] == GIVEN_BACK_NS

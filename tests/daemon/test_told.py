@@ -6,8 +6,11 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.daemon import told
+from monitor.daemon.records import Records
 from monitor.kernel import charging, loader
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -65,6 +70,39 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
         span(tmp_path, n, n)
     assert (tmp_path / told.FILE_NAME).stat().st_size <= 20480
     assert told.spans(tmp_path)[-1] == (599, 599)
+
+
+def test_what_was_told_is_passed_over_step_by_step() -> None:
+    """An end is, where what led to it was; and a pid is used again."""
+    records = Records.__new__(Records)
+    records._spans, records._known = [(100, 200)], set()
+
+    def was_told(kind: str, ts_ns: int, pid: int = 42) -> bool:
+        event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
+        return records._was_told(event)
+
+    assert not was_told("mark", 90, 7), "before the step down"
+    assert [was_told(kind, 150) for kind in ("kill", "mark", "reclaim", "exit")] == [True] * 4
+    assert not was_told("exit", 160, 7), "its mark was told by the daemon before"
+    assert [was_told(kind, 9000) for kind in ("kill", "mark", "reclaim", "exit")] == [False] * 4
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    from monitor.daemon import softoom
+
+    said: list[dict[str, Any]] = []
+    soft = softoom.SoftOom.__new__(softoom.SoftOom)
+    now = time.monotonic_ns()
+    lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
+    monkeypatch.setattr(softoom, "kmsg_records", lambda *_: (lines, 3 if last else 1))
+    soft._fd, soft._tell, soft._since_ns = 0, said.append, 5
+    soft._log = softoom.OomLog(Hierarchy(1, Path("/")), lambda _: None)
+    soft._read()
+    assert [record["msg"] for record in said] == ["lines of the kernel's log were lost"]
+    # The last line is of now, the first one after the gap half a second before it.
+    expected = now if last else now - 500_000_000
+    assert expected <= soft._since_ns <= expected + 400_000_000
 
 
 @pytest.fixture

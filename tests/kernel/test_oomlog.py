@@ -143,6 +143,35 @@ def test_what_is_read_late_keeps_its_distances(tree: Hierarchy) -> None:
     assert 0 <= time.monotonic_ns() - second["ts_ns"] - 1_000_000_000 < 1_000_000_000
 
 
+def test_the_clocks_may_go_apart(tree: Hierarchy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's clock is not disciplined: 20 ppm are 1.7 s a day."""
+    log, now = OomLog(tree, lambda _: None), 800_000_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    log.calibrate(LINES)
+    now += 86_400_000_000_000 + 1_728_000_000
+    found = log.feed(later(KILLED, 3999998, ms=86_400_000))
+    assert found is not None
+    assert found["ts_ns"] == now
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"6,421,760410300,-;OOM victim 6601 (python3) is already exiting. Skip killing the task\n",
+        b"6,421,760410300,-;Out of memory and no killable processes...\n",
+        b"6,421,760410300,-;something else\n",  # the line about its victim was lost
+    ],
+)
+def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: bytes) -> None:
+    log = OomLog(tree, lambda _: None)
+    for line in (*LINES, end):
+        log.feed(line)
+    found = log.feed(later(KILLED, 3999998, ms=3000))
+    assert found is not None
+    assert set(found["missing"]) >= {"victim_cgroup", "oom", "invoker"}
+    assert (found["oom_cgroup"], found["oom_usage"], found["invoker_pid"]) == (0, 0, 0)
+
+
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
     log = OomLog(tree, lambda _: None)
     log.feed(
@@ -165,8 +194,8 @@ def test_a_real_kill() -> None:
         kills = []
 
         def look() -> bool:
-            records, overrun = kmsg_records(kmsg.fileno())
-            assert not overrun
+            records, gap = kmsg_records(kmsg.fileno())
+            assert gap is None
             kills.extend(found for record in records if (found := log.feed(record)) is not None)
             return any(found["victim_pid"] == puppet.pid for found in kills)
 
