@@ -39,7 +39,7 @@ RUNGS = {
     "7.2": ("memcg-tracepoint", "fentry", "kprobe"),
 }
 #: How much of the console of a guest that died or hung is shown.
-TAIL_LINES = 40
+TAIL_LINES = 60
 
 
 @dataclass(frozen=True)

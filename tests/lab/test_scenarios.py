@@ -27,10 +27,10 @@ JOBS = 1 if live.emulated() else 3
 #: What cannot be made in a memory cgroup: tests/lab/test_global_oom.py makes it in a guest.
 NOT_HERE = {"global"}
 
-#: Played on every kernel: one for each verdict, and the flags that the kernel has a part in. A scenario takes an
-#: emulated guest some 20 s.
+#: Played on every kernel: one for each verdict (`group-kill`: own_limit, `user-kill`: relieved), and the flags that the
+#: kernel has a part in. A scenario takes an emulated guest some 20 s.
 EVERYWHERE = {
-    *("evicted-hard", "grace-too-long", "wrong-victim", "tmpfs-outlives", "pinned-cache", "own-limit", "relieved"),
+    *("evicted-hard", "grace-too-long", "wrong-victim", "tmpfs-outlives", "pinned-cache"),
     *("record-stops", "cache-flood", "kubepods-limit", "user-kill", "group-kill"),
 }
 
@@ -41,6 +41,10 @@ def test_there_is_one_for_every_verdict_and_flag() -> None:
     assert {s.truth.verdict for s in SCENARIOS} == {*VERDICTS, NOTHING}
     assert {flag for s in SCENARIOS for flag in s.truth.flags} == {*FLAGS} - NOT_HERE
     assert len({s.name for s in SCENARIOS}) == len(SCENARIOS) >= 18
+
+
+def test_every_verdict_comes_on_every_kernel() -> None:
+    assert {s.truth.verdict for s in SCENARIOS if s.name in EVERYWHERE} == {*VERDICTS, NOTHING}
 
 
 def test_one_that_there_is_not() -> None:
