@@ -29,11 +29,9 @@ FAULTHANDLER_S = 150
 #: A guest that is begun with less than this left of `--within` could only be killed in the middle.
 LEAST_S = 120.0
 DEFAULT_MEMORY = 1024
-#: Its exit code is the kernel's affair; what it says belongs to the results.
-DOCTOR = "python3 -m monitor.cli.main doctor\n"
 EPILOG = """\
 What follows `--` goes to pytest in the guest, instead of what is run else: the tests marked `kernel` or `live` that are
-neither `slow` nor `once`, and then, in two guests of 512 MiB that may be lost, those marked `expendable`:
+neither `slow` nor `once`, and then, in a guest of 512 MiB that may be lost, those marked `expendable`:
   make test-vm ARGS="--kernel 6.1 -- tests/kernel -k oom"
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
 Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died, hung or could not be made.
@@ -48,10 +46,9 @@ class Suite:
     suffix: str
     selection: str
     memory_mib: int | None = None  # None: --memory
-    again: bool = True  # what fails is run once more
 
 
-#: Cannot be taken back, so it has a guest to itself, and no second try.
+#: Cannot be taken back, so it is the last thing that a guest does.
 LOCKDOWN = "tests/lab/test_lockdown.py"
 
 
@@ -74,8 +71,7 @@ _EVERYWHERE = files("kernel", "live", but=(*_NOT, "once"))
 SUITES = (
     Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_EVERYWHERE}"),
     # So small that running out of memory takes seconds in an emulated guest too.
-    Suite("global OOM, swap", "-oom", f"-m expendable {files('expendable')}", 512),
-    Suite("lockdown", "-lockdown", f"-m expendable {LOCKDOWN}", 512, again=False),
+    Suite("global OOM, swap, lockdown", "-oom", f"-m expendable {files('expendable')} {LOCKDOWN}", 512),
 )
 
 
@@ -142,11 +138,7 @@ def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadlin
     if options.command:
         return f"{options.command}\n"
     before = f"{options.before}\n" if options.before else ""
-    if suite.memory_mib is None:  # in one of a kernel's guests: it takes an emulated one 15 s
-        before += DOCTOR
     once = pytest_command(options, "/out/junit.xml", suite, deadline_s)
-    if not suite.again:
-        return f"{before}{once}\n"
     again = pytest_command(
         options, "/out/again.xml", suite, deadline_s, "--last-failed --last-failed-no-failures none --maxfail=1"
     )

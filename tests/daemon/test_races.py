@@ -182,6 +182,7 @@ def test_a_limit_on_a_class_of_pods_is_a_race_at_that_cgroup(node: LabNode) -> N
         assert all(step["agrees"] for step in found["steps"] if step["what"] == "checked")
 
 
+@pytest.mark.once  # the kernel's part in it is in test_oom.py: records outlive their reader
 def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path) -> None:
     """Nobody saw what led to it; at whose limit it was, and who died, is known."""
     pod = node.add_pod("hog", "Burstable", request=8 * MIB, limit=24 * MIB)

@@ -20,9 +20,9 @@ from monitor.report.incident_reader import IncidentReader
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 
-#: MiB/s. From the threshold to the end it takes seconds then, which an emulated machine needs too; slower, it would
-#: spend minutes reading program text again and again before the kernel gives up.
-RATE = 100
+#: MiB/s. From the threshold to the end it takes half a second then, which an emulated machine needs too; slower, it
+#: spends a minute reading program text again and again before the kernel gives up.
+RATE = 400
 #: It may do so all the same where the machine that emulates it is busy.
 PATIENCE_S = 300.0
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")

@@ -1,6 +1,7 @@
 """A machine that is locked down while outrace runs, for real: only in a guest that may be lost (`make test-vm`).
 
-Lockdown cannot be taken back, so these are the last tests of their guest, in this order.
+Lockdown cannot be taken back, so these are the last tests of their guest, in this order, and none of them is run after
+a test that failed: that one is to have its second try.
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ def daemon_of(node: LabNode, state_dir: Path) -> LabDaemon:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state dir whose programs were loaded before the lockdown."""
     if not LOCKDOWN.exists():
         pytest.skip("this kernel has no lockdown (CONFIG_SECURITY_LOCKDOWN_LSM)")
+    if request.session.testsfailed:
+        pytest.fail("tests before these failed: under lockdown, they could not load what they need for a second try")
     state = tmp_path_factory.mktemp("loaded") / "state"
+    live.lend_pins(state)
     yield state
     loader.unload(loader.instance_directory(state))
 
