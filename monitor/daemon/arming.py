@@ -71,8 +71,11 @@ class Arming:
             os.close(link)
         self._links = []
 
-    def decide(self, headroom: int, now_ns: int) -> bool:
-        """Attach or detach for this headroom (bytes to the nearest threshold); True if that changed."""
+    def decide(self, headroom: int, now_ns: int, reread_ns: int = REREAD_NS) -> bool:
+        """Attach or detach for this headroom (bytes to the first threshold); True if that changed.
+
+        ``reread_ns``: when to look at what is never charged, while attached.
+        """
         was = self.armed
         if headroom < self.near:
             self.attach()
@@ -83,8 +86,8 @@ class Arming:
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
         elif self.rereads:
-            self._interval_ns = REREAD_NS
-            self.next_look_ns = now_ns + REREAD_NS
+            self._interval_ns = reread_ns
+            self.next_look_ns = now_ns + reread_ns
         return was != self.armed
 
     def unseen_bytes(self) -> int:

@@ -16,7 +16,7 @@ from monitor.daemon.source import Source
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, make_watch
 from monitor.errors import MonitorError
-from monitor.kernel import bounds, cgroupfs, meminfo
+from monitor.kernel import bounds, cgroupfs, meminfo, pace
 from monitor.kernel.domains import Reading
 from monitor.pods.cgroup_tree import find_kubepods
 from monitor.policy.thresholds import Threshold
@@ -63,6 +63,10 @@ class Gauge:
         self.sweep_due_ns = 0
         #: Bytes to the nearest threshold at the last look.
         self.headroom = 1 << 62
+        #: Whether the last look found more thresholds of the machine met than the one before (where `arming.rereads`).
+        self.crossed = False
+        self._met = 0
+        self._look_ns = float(pace.TURN_NS)
 
     def find_kubepods(self, pod: Path | None = None) -> bool:
         """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
@@ -163,9 +167,17 @@ class Gauge:
 
     def look(self, now_ns: int, sweep: Callable[[], object]) -> bool:
         """Attach or detach the fine-grained programs by headroom; True if that changed."""
+        began = time.thread_time_ns()
         self._stats.add("looks")
         self.headroom = self._headroom(sweep)
-        changed = self.arming.decide(self.headroom, now_ns)
+        if self.arming.rereads:
+            wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
+            changed = self.arming.decide(self.headroom, now_ns, wait_ns)
+            if not changed and self.arming.armed:  # the loop's turn around a look costs as much again
+                turn_ns = max(pace.TURN_NS, 2 * (time.thread_time_ns() - began))
+                self._look_ns += (turn_ns - self._look_ns) / 16
+        else:
+            changed = self.arming.decide(self.headroom, now_ns)
         armed = self.arming.armed
         if changed:
             self._stats.add("arms" if armed else "disarms")
@@ -180,6 +192,7 @@ class Gauge:
                 self._huge_page,
                 machine=self._node is None,
                 charges_only=self.arming.partial,
+                look_ns=int(self._look_ns),
             )
             self._stats.set("bound_bytes", bound.unseen_bytes)
             self._stats.set("bound_ns", bound.unseen_ns)
@@ -201,6 +214,15 @@ class Gauge:
                     used = self.reading(watch).working_set
             lowest = min(lowest, room - used)
         return lowest
+
+    def _ahead(self) -> int:
+        """Bytes to the next threshold of the machine that is not met, 0 if there is none; notes how many are."""
+        (watch,) = [w for w in self.watches if w.machine]
+        available = watch.capacity - self.table.reading(watch.index).working_set  # read a moment ago
+        rooms = [available - t.quantity(watch.capacity) for t in watch.thresholds]
+        met = sum(room < 0 for room in rooms)
+        self.crossed, self._met = met > self._met, met
+        return min((room for room in rooms if room >= 0), default=0)
 
     def describe(self, watch: Watch) -> dict[str, int]:
         """What the `state` message says of a domain."""

@@ -209,7 +209,8 @@ class Hot:
     def look(self, now_ns: int) -> None:
         """Attach or detach the fine-grained programs by headroom."""
         if not self.gauge.look(now_ns, self.sweep):
-            if self.gauge.arming.rereads and self.gauge.headroom < 0 and not self.decider.pressed:
+            met = self.gauge.arming.rereads and self.gauge.headroom < 0
+            if self.gauge.crossed or (met and not self.decider.pressed):
                 self.decider.run_pass()  # what a hook on charges cannot see
             return
         self.dirty = True

@@ -66,7 +66,7 @@ class Arms(Protocol):
     @property
     def near(self) -> int: ...
     def detach(self) -> None: ...
-    def decide(self, headroom: int, now_ns: int) -> bool: ...
+    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool: ...
     def unseen_bytes(self) -> int: ...
 
 
@@ -103,7 +103,7 @@ class SoftArming:
     def detach(self) -> None:
         self._armed = False
 
-    def decide(self, headroom: int, now_ns: int) -> bool:
+    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool:
         """Read finely or not for this headroom (bytes to the nearest threshold); True if that changed."""
         was = self._armed
         if headroom < self.near:

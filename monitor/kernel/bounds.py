@@ -17,8 +17,8 @@ BATCH = 64
 #: summed.
 _REMAINDER = 125
 MACHINE_LAG = 2 * _REMAINDER * PAGE
-#: Hooks on charges (fentry, kprobe) do not see what is never charged: the root cgroup's own processes. Near a threshold
-#: the machine's counters are read this often then (5 us); a machine can move max_fill_rate x 20 ms in between.
+#: Hooks on charges (fentry, kprobe) do not see what is never charged: the root cgroup's own processes. While attached
+#: the machine's counters are read this often at least (5 us, in a turn of the hot loop), near a threshold more often.
 REREAD_NS = 20_000_000
 #: Nor do they see page cache turn active: it becomes known this late at most, by a sweep (2.6 us per memory cgroup).
 PARTIAL_SWEEP_NS = 1_000_000_000
@@ -34,17 +34,27 @@ class Bound(NamedTuple):
     unseen_ns: int
 
 
-def compared(rate: int, cpus: int, huge_page: int, *, machine: bool, charges_only: bool) -> Bound:
+def compared(
+    rate: int, cpus: int, huge_page: int, *, machine: bool, charges_only: bool, look_ns: int = pace.TURN_NS
+) -> Bound:
     """The kernel compares after every charge: one batch, or one huge page, on every CPU can be charged before that.
 
-    ``charges_only``: by a hook that sees nothing else.
+    ``charges_only``: by a hook that sees nothing else. ``look_ns``: CPU time of a look at what it does not see.
     """
     unseen = cpus * (max(huge_page, BATCH * PAGE) + _lag(machine))
     if not charges_only:
         return Bound(unseen, 0)
     if machine:
-        unseen += rate * REREAD_NS // 1_000_000_000
+        unseen += rate * reread_ns(1, rate, look_ns) // 1_000_000_000
     return Bound(unseen, PARTIAL_SWEEP_NS)
+
+
+def reread_ns(ahead: int, rate: int, look_ns: int) -> int:
+    """When to read again what hooks on charges do not see, ``ahead`` bytes below the next threshold (0: above all).
+
+    ``look_ns``: CPU time of a look.
+    """
+    return min(REREAD_NS, pace.wait_ns(ahead, rate, look_ns)) if ahead > 0 else REREAD_NS
 
 
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:

@@ -25,7 +25,7 @@ BPF_RUNGS = (MEMCG, FENTRY, KPROBE)
 SOFT_RUNGS = (PSI, EVENTFD, POLL)
 NAMES = (*BPF_RUNGS, *SOFT_RUNGS)
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
-_PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 20 ms"
+_PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
 _PRESSURE = Path("/proc/pressure/memory")
 
 

@@ -29,6 +29,7 @@ def node() -> Iterator[LabNode]:
 
 
 @pytest.mark.live
+@pytest.mark.newest
 def test_a_real_pod(node: LabNode) -> None:
     limit(node.pods["limited"].containers["c0"], 64)
     facts = explain(node, "limited")["pod"]["memory_limits"]

@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
-from monitor.kernel.bounds import REREAD_NS
 from monitor.kernel.pins import Pins
 
 pytestmark = pytest.mark.kernel
@@ -89,10 +88,10 @@ def test_what_is_never_charged_is_looked_after_while_armed(arming: Arming) -> No
             arming.decide(1 << 50, 5)
             assert arming.looks
             assert arming.next_look_ns == 5 + MAX_LOOK_NS
-            arming.decide(0, 7)
+            arming.decide(0, 7, 3_000_000)
             assert arming.looks == arming.rereads
             if arming.rereads:
-                assert arming.next_look_ns == 7 + REREAD_NS
-                assert arming.unseen_bytes() == RATE * REREAD_NS // SECOND
+                assert arming.next_look_ns == 7 + 3_000_000
+                assert arming.unseen_bytes() == RATE * 3_000_000 // SECOND
     finally:
         arming.rereads = False

@@ -162,7 +162,9 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("tree", [pytest.param("cgroupfs", marks=pytest.mark.once), "systemd"])
+@pytest.mark.parametrize(
+    "tree", [pytest.param("cgroupfs", marks=pytest.mark.once), pytest.param("systemd", marks=pytest.mark.newest)]
+)
 def test_a_pod_known_by_its_cgroups_alone_is_evicted(node: LabNode, tree: str) -> None:
     hogs = {}
     for uid in ("5c2b2da2-119f-4fa8-8801-c79f0fa869aa", "0f5a1c2e-1111-2222-3333-444455556666"):

@@ -139,6 +139,7 @@ def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) ->
     assert node.oom_kills() == 0
 
 
+@pytest.mark.newest
 def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, tmp_path: Path) -> None:
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("kernel.dmesg_restrict is 0: anybody may read the log")

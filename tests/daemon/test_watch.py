@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
+from monitor.daemon.gauge import Gauge
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
@@ -77,3 +80,28 @@ def test_kubepods_takes_its_own_thresholds() -> None:
             assert {t.signal for t in made.thresholds} == {KUBEPODS_SIGNAL}
         finally:
             os.close(made.usage_fd)
+
+
+def test_the_next_threshold_of_the_machine_and_that_one_more_is_met() -> None:
+    """What a hook on charges does not see is held against each of them, the first being met or not."""
+    gauge: Any = Gauge.__new__(Gauge)
+    gauge._met = 0
+    thresholds = parse_thresholds(
+        {"memory.available": "10%"}, {"memory.available": "64Mi"}, {"memory.available": "1s"}, {}, ("pods",)
+    )
+    gauge.watches = [SimpleNamespace(machine=True, index=0, capacity=320 * MIB, thresholds=thresholds)]
+    for available, ahead, crossed in (
+        (100, 36, False),
+        (65, 1, False),
+        (64, 0, False),
+        (63, 31, True),
+        (62, 30, False),
+        (31, 0, True),
+        (30, 0, False),
+        (40, 8, False),
+        (31, 0, True),
+    ):
+        used = 320 - available
+        gauge.table = SimpleNamespace(reading=lambda _, used=used: Reading(used * MIB, 0, 0))
+        assert gauge._ahead() == ahead * MIB, available
+        assert gauge.crossed == crossed, available

@@ -87,7 +87,7 @@ def test_a_lower_rung_never_promises_more(
         if better in ON_CHARGES and worse in SOFT_RUNGS:
             assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
             unseen_ns = 0
-            unseen -= rate * bounds.REREAD_NS // 10**9 if whole else 0  # processes of the root cgroup
+            unseen -= rate * pace.SHARE * pace.TURN_NS // 10**9 if whole else 0  # processes of the root cgroup
         assert unseen <= less.unseen_bytes, (better, worse)
         if better == "eventfd" and less.unseen_ns < unseen_ns:
             assert hidden == 0, "nobody looks sooner where nothing can pass unannounced"
@@ -98,14 +98,14 @@ def test_a_lower_rung_never_promises_more(
 
 def test_what_is_promised() -> None:
     two = dataclasses.replace(V1, cpus=2, fill_rate=12 * GIB)
+    wait = pace.SHARE * pace.TURN_NS
     batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
     assert promise(two, "memcg-tracepoint", machine=False) == (batches, 0)
     assert promise(dataclasses.replace(two, huge_page=2 << 20), "memcg-tracepoint", machine=False) == (4 << 20, 0)
     assert promise(two, "memcg-tracepoint") == (batches + lag, 0)
     for name in ON_CHARGES:
         assert promise(two, name, machine=False) == (batches, 10**9)
-        assert promise(two, name) == (batches + lag + 12 * GIB // 50, 10**9)
-    wait = pace.SHARE * pace.TURN_NS
+        assert promise(two, name) == (batches + lag + 12 * GIB * wait // 10**9, 10**9)
     read = 12 * GIB * wait // 10**9 + batches
     for name in SOFT_RUNGS:
         assert promise(two, name, machine=False) == (read, wait)
@@ -127,6 +127,18 @@ def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:
     for headroom in (1 << 20, 10 << 20, 50 << 20):
         wait = pace.wait_ns(headroom, rate, 0)
         assert rate * wait // 10**9 <= max(headroom, rate * pace.FINEST_NS // 10**9)
+
+
+def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() -> None:
+    rate = 12 * GIB
+    for ahead in (40 << 20, 100 << 20, 240 << 20):
+        wait = bounds.reread_ns(ahead, rate, pace.TURN_NS)
+        assert ahead - rate // 10**6 <= rate * wait // 10**9 <= ahead
+    assert bounds.reread_ns(300 << 20, rate, pace.TURN_NS) == bounds.REREAD_NS, "no need to hurry"
+    assert bounds.reread_ns(0, rate, pace.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
+    assert bounds.reread_ns(1, rate, pace.TURN_NS) == pace.SHARE * pace.TURN_NS
+    assert bounds.reread_ns(1, rate, 3 * pace.TURN_NS) == 3 * pace.SHARE * pace.TURN_NS
+    assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
 
 
 def test_this_machine_offers_polling_at_least() -> None:

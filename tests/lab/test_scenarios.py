@@ -31,7 +31,7 @@ NOT_HERE = {"global"}
 #: kernel has a part in. A scenario takes an emulated guest some 20 s.
 EVERYWHERE = {
     *("evicted-hard", "grace-too-long", "wrong-victim", "tmpfs-outlives", "pinned-cache"),
-    *("record-stops", "cache-flood", "kubepods-limit", "user-kill", "group-kill"),
+    *("record-stops", "cache-flood", "user-kill", "group-kill"),
 }
 
 Played = tuple[Outcome, Path]

@@ -94,6 +94,7 @@ def _common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
 
 
 @pytest.mark.live
+@pytest.mark.newest
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"

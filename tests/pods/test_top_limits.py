@@ -46,6 +46,7 @@ def frame(node: LabNode) -> dict[str, Any]:
 
 
 @pytest.mark.live
+@pytest.mark.newest
 def test_a_frame_of_real_cgroups(node: LabNode) -> None:
     pod = node.pods["limited"]
     whole = limit(pod.cgroup, 64)

@@ -252,7 +252,12 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
 def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
     kernel, small = matrix.suites(options())
     assert " -m '(kernel or live) and not slow and not once and" in matrix.guest_command(options(), kernel)
+    for family in images.FAMILIES:
+        left_out = " and not newest" in matrix.guest_command(options(), kernel.on(family))
+        assert left_out == (family.kernel != "7.2")
     everything, *others = matrix.suites(options("--all"))
+    assert everything.on(images.FAMILIES[0]) == everything
+    assert small.on(images.FAMILIES[0]) == small
     assert " -m '(kernel or live) and not slow and not expendable' " in matrix.guest_command(options(), everything)
     assert others == [small]
     # What cannot be taken back is the last thing a guest does.
