@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
+from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import OOM, STATE, Node, eventually, metric, metrics
 
@@ -56,6 +57,9 @@ def main_thread_stopped(pid: int) -> Iterator[None]:
     ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     if ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
         pytest.skip(f"ptrace(2) is refused: {os.strerror(ctypes.get_errno())}")
+    # Stopped between two waits it would keep the interpreter's lock, and no other thread would go on.
+    stat = Path(f"/proc/{pid}/task/{pid}/stat")
+    live.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "the main thread to wait")
     assert ptrace(_PTRACE_INTERRUPT, pid, None, None) == 0
     os.waitpid(pid, _WALL)
     try:

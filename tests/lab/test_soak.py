@@ -39,6 +39,7 @@ def test_anything_said_is_not_quiet(said: dict[str, object]) -> None:
 @pytest.mark.once
 def test_twenty_seconds(tmp_path: Path) -> None:
     result = CliRunner().invoke(soak, ["--minutes", "0.33", "--directory", str(tmp_path), "-o", "json"])
+    assert result.exit_code in (0, 1), f"{result.output}{result.exception!r}"
     made = json.loads(result.stdout)
     assert result.exit_code == 0, made
     assert made["clean"] is True

@@ -38,6 +38,8 @@ def test_the_readme_has_the_table_of_the_kept_results() -> None:
         return
     kept = json.loads(table.RECORD.read_text())
     assert kept["whole"], "the record is of a part of the matrix"
+    assert kept["commit"], "nobody knows of which code it is"
+    assert kept["dirty"] is False, "it is of code that was never committed"
     assert table.written(readme, kept) == readme, "README.md was edited by hand: python3 scripts/vm/table.py RESULTS"
     assert {r["kernel"] for r in kept["rows"]} <= {family.kernel for family in images.FAMILIES}
 
