@@ -16,7 +16,7 @@ import click
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.daemon.config import RunConfig, fastest_fill
 from monitor.errors import EXIT_CANNOT, EXIT_OK, CannotError, MonitorError
-from monitor.kernel import charging, headers, meminfo, mounts, rungs
+from monitor.kernel import charging, headers, meminfo, mounts, pace, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
@@ -309,6 +309,8 @@ def _elsewhere(seen: rungs.Facts, rung: rungs.Rung) -> str:
     if rung.name == rungs.EVENTFD:
         least = rungs.promise(seen, rung.name, machine=False, hidden=0)
         said += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
+    if rung.name != rungs.MEMCG:  # it looks
+        said += f"; more where a look costs more than {pace.TURN_NS / 1e3:g} us: outrace_unseen_bytes_bound tells"
     return said
 
 

@@ -170,6 +170,7 @@ class Gauge:
         began = time.thread_time_ns()
         self._stats.add("looks")
         self.headroom = self._headroom(sweep)
+        wait_ns = 0
         if self.arming.rereads:
             wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
             changed = self.arming.decide(self.headroom, now_ns, wait_ns)
@@ -192,7 +193,7 @@ class Gauge:
                 self._huge_page,
                 machine=self._node is None,
                 charges_only=self.arming.partial,
-                look_ns=int(self._look_ns),
+                wait_ns=wait_ns,
             )
             self._stats.set("bound_bytes", bound.unseen_bytes)
             self._stats.set("bound_ns", bound.unseen_ns)
@@ -215,14 +216,14 @@ class Gauge:
             lowest = min(lowest, room - used)
         return lowest
 
-    def _ahead(self) -> int:
-        """Bytes to the next threshold of the machine that is not met, 0 if there is none; notes how many are."""
+    def _ahead(self) -> int | None:
+        """Bytes to the next threshold of the machine that is not met, None if all are; notes how many are."""
         (watch,) = [w for w in self.watches if w.machine]
         available = watch.capacity - self.table.reading(watch.index).working_set  # read a moment ago
-        rooms = [available - t.quantity(watch.capacity) for t in watch.thresholds]
+        rooms = [available - line for line in watch.lines]
         met = sum(room < 0 for room in rooms)
         self.crossed, self._met = met > self._met, met
-        return min((room for room in rooms if room >= 0), default=0)
+        return min((room for room in rooms if room >= 0), default=None)
 
     def describe(self, watch: Watch) -> dict[str, int]:
         """What the `state` message says of a domain."""

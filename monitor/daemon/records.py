@@ -176,7 +176,7 @@ class Records:
                 "domain": watch.name,
                 "signal": threshold.signal,
                 "hard": threshold.hard,
-                "quantity": threshold.quantity(watch.capacity),
+                "quantity": watch.lines[which],
                 "capacity": watch.capacity,
                 "usage": reading.usage,
                 "working_set": reading.working_set,

@@ -247,7 +247,7 @@ class SoftRecords:
                         "domain": watch.name,
                         "signal": threshold.signal,
                         "hard": threshold.hard,
-                        "quantity": threshold.quantity(watch.capacity),
+                        "quantity": watch.lines[which],
                         "capacity": watch.capacity,
                         "usage": entry.usage,
                         "working_set": entry.working_set,

@@ -24,12 +24,15 @@ SAVED_NS = 50_000_000
 
 
 class Vigil:
-    """Keeps watch now and then, on a budget."""
+    """Keeps watch now and then, on a budget. ``look`` is called whenever the arming says that it is time."""
 
-    def __init__(self, gauge: Gauge, decider: Decider, consume: Callable[[], object]) -> None:
+    def __init__(
+        self, gauge: Gauge, decider: Decider, consume: Callable[[], object], look: Callable[[int], object]
+    ) -> None:
         self._gauge = gauge
         self._decider = decider
         self._consume = consume
+        self._look = look
         self._steps = 0
         self._credit_ns = self._ended_ns = 0
 
@@ -46,6 +49,9 @@ class Vigil:
         while now < min(end, start + self._credit_ns) and self._decider.is_calm and self._is_near():
             self._steps = self._decider.steps
             self._consume()
+            arming = self._gauge.arming
+            if arming.looks and now >= arming.next_look_ns:  # what no record tells of does not wait
+                self._look(now)
             now = time.monotonic_ns()
             if self._decider.steps != self._steps:
                 end = now + REST_NS

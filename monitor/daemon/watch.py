@@ -29,7 +29,7 @@ class Watch:
     index: int
     capacity: int
     thresholds: tuple[Threshold, ...]  # in the order of the ceilings in the table
-    floor: int  # available bytes below which the first of them is met
+    lines: tuple[int, ...]  # available bytes below which each of them is met
     path: Path | None  # None: the whole machine
     usage_fd: int = -1
 
@@ -43,7 +43,12 @@ class Watch:
     def set_capacity(self, capacity: int) -> None:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
         self.capacity = capacity
-        self.floor = _floor(self.thresholds, capacity)
+        self.lines = _lines(self.thresholds, capacity)
+
+    @property
+    def floor(self) -> int:
+        """Available bytes below which the first of its thresholds is met; 0 without any."""
+        return max(self.lines, default=0)
 
     def observation(self, reading: Reading, stamp_ns: int) -> Observation:
         return Observation(available=self.capacity - reading.working_set, capacity=self.capacity, stamp_ns=stamp_ns)
@@ -81,18 +86,18 @@ def make_watch(
         index=table.add(cgroup_id, flags=flags, step=step, path=cgroup),
         capacity=capacity,
         thresholds=mine,
-        floor=_floor(mine, capacity),
+        lines=_lines(mine, capacity),
         path=cgroup,
         usage_fd=usage_fd,
     )
 
 
-def _floor(thresholds: Sequence[Threshold], capacity: int) -> int:
-    return max((t.quantity(capacity) for t in thresholds), default=0)
+def _lines(thresholds: Sequence[Threshold], capacity: int) -> tuple[int, ...]:
+    return tuple(t.quantity(capacity) for t in thresholds)
 
 
 def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool) -> None:
     """Give the kernel the ceilings to compare; hard ones may pull the trigger there if ``kernel_trigger``."""
-    ceilings = [ceiling_pages(watch.capacity, t.quantity(watch.capacity)) for t in watch.thresholds]
+    ceilings = [ceiling_pages(watch.capacity, line) for line in watch.lines]
     hard = [ceiling for ceiling, t in zip(ceilings, watch.thresholds, strict=True) if t.hard]
     table.set_ceilings(watch.index, ceilings, min(hard) if kernel_trigger and hard else NO_CEILING)

@@ -35,26 +35,33 @@ class Bound(NamedTuple):
 
 
 def compared(
-    rate: int, cpus: int, huge_page: int, *, machine: bool, charges_only: bool, look_ns: int = pace.TURN_NS
+    rate: int,
+    cpus: int,
+    huge_page: int,
+    *,
+    machine: bool,
+    charges_only: bool,
+    wait_ns: int = pace.floor_ns(pace.TURN_NS),
 ) -> Bound:
     """The kernel compares after every charge: one batch, or one huge page, on every CPU can be charged before that.
 
-    ``charges_only``: by a hook that sees nothing else. ``look_ns``: CPU time of a look at what it does not see.
+    ``charges_only``: by a hook that sees nothing else; what it does not see is read again after ``wait_ns``.
     """
     unseen = cpus * (max(huge_page, BATCH * PAGE) + _lag(machine))
     if not charges_only:
         return Bound(unseen, 0)
     if machine:
-        unseen += rate * reread_ns(1, rate, look_ns) // 1_000_000_000
+        unseen += rate * wait_ns // 1_000_000_000
     return Bound(unseen, PARTIAL_SWEEP_NS)
 
 
-def reread_ns(ahead: int, rate: int, look_ns: int) -> int:
-    """When to read again what hooks on charges do not see, ``ahead`` bytes below the next threshold (0: above all).
+def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
+    """When to read again what hooks on charges do not see, ``ahead`` bytes before the next threshold is met (None: all
+    are).
 
     ``look_ns``: CPU time of a look.
     """
-    return min(REREAD_NS, pace.wait_ns(ahead, rate, look_ns)) if ahead > 0 else REREAD_NS
+    return REREAD_NS if ahead is None else min(REREAD_NS, pace.wait_ns(ahead, rate, look_ns))
 
 
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:

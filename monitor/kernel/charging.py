@@ -170,7 +170,7 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
     if problem:
         return (
             f"a program that does nothing was refused: {problem}",
-            "use --hooks auto, which goes on to the next; where CAP_BPF or CAP_PERFMON is missing, add it",
+            "add CAP_BPF and CAP_PERFMON where they are missing; else take the next rung, as --hooks auto does",
         )
     return "", ""
 

@@ -164,9 +164,9 @@ def rungs(seen: Facts) -> tuple[Rung, ...]:
     for name, obstacle, detail, remedy in (
         (
             PSI,
-            seen.no_psi or ("" if seen.cgroup_version == 2 else "memory.events and memory.pressure are of cgroup v2"),
+            seen.no_psi if seen.cgroup_version == 2 else "memory.events and memory.pressure are of cgroup v2",
             "PSI triggers and memory.events wake a poll at the fastest possible growth",
-            seen.psi_remedy if seen.no_psi else "boot with systemd.unified_cgroup_hierarchy=1",
+            seen.psi_remedy if seen.cgroup_version == 2 else "boot with systemd.unified_cgroup_hierarchy=1",
         ),
         (
             EVENTFD,

@@ -80,7 +80,7 @@ def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     said: list[dict[str, Any]] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
-    watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), capacity=1)
+    watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1)
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None  # type: ignore[method-assign]
     soft._decider = SimpleNamespace(run_pass=passes.append)  # type: ignore[assignment]

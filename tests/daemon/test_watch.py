@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.daemon.gauge import Gauge
+from monitor.daemon.hot import Hot
 from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
-from monitor.kernel import cgroupfs
+from monitor.kernel import bounds, cgroupfs, pace
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.thresholds import parse_thresholds
@@ -89,19 +90,73 @@ def test_the_next_threshold_of_the_machine_and_that_one_more_is_met() -> None:
     thresholds = parse_thresholds(
         {"memory.available": "10%"}, {"memory.available": "64Mi"}, {"memory.available": "1s"}, {}, ("pods",)
     )
-    gauge.watches = [SimpleNamespace(machine=True, index=0, capacity=320 * MIB, thresholds=thresholds)]
+    lines = tuple(t.quantity(320 * MIB) for t in thresholds)
+    gauge.watches = [SimpleNamespace(machine=True, index=0, capacity=320 * MIB, lines=lines)]
     for available, ahead, crossed in (
         (100, 36, False),
         (65, 1, False),
-        (64, 0, False),
+        (64, 0, False),  # met is what is strictly below
         (63, 31, True),
         (62, 30, False),
-        (31, 0, True),
-        (30, 0, False),
+        (31, None, True),
+        (30, None, False),
         (40, 8, False),
-        (31, 0, True),
+        (31, None, True),
     ):
         used = 320 - available
         gauge.table = SimpleNamespace(reading=lambda _, used=used: Reading(used * MIB, 0, 0))
-        assert gauge._ahead() == ahead * MIB, available
+        assert gauge._ahead() == (None if ahead is None else ahead * MIB), available
         assert gauge.crossed == crossed, available
+
+
+class Armed:
+    """An arming that stays attached, by a hook on charges with the machine as the node."""
+
+    rereads = partial = armed = looks = True
+    near = 1 << 40
+    waits: ClassVar[list[int]] = []
+
+    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool:
+        self.waits.append(reread_ns)
+        return False
+
+
+@pytest.mark.parametrize(("available", "wait_ns"), [(1024, bounds.REREAD_NS), (164, 8_138_020), (64, 1_600_000)])
+def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available: int, wait_ns: int) -> None:
+    """The wait goes to the arming, and the metric is what can move in it."""
+    rate, stats = 12 << 30, {}
+    gauge: Any = Gauge.__new__(Gauge)
+    gauge.arming, gauge._met, gauge._look_ns = Armed(), 0, float(pace.TURN_NS)
+    gauge._source = SimpleNamespace(is_exact=True)
+    gauge._config, gauge._node = SimpleNamespace(max_fill_rate=rate), None
+    gauge._cpus, gauge._huge_page = 2, 2 * MIB
+    gauge._stats = SimpleNamespace(set=stats.__setitem__, add=lambda _: None)
+    gauge._sweeper = SimpleNamespace(touch_root=lambda: None)
+    gauge.table = SimpleNamespace(reading=lambda _: Reading((2048 - available) * MIB, 0, 0))
+    hard = parse_thresholds({"memory.available": "64Mi"}, {}, {}, {}, ("pods",))
+    lines = (64 * MIB,)
+    gauge.watches = [
+        SimpleNamespace(machine=True, index=0, capacity=2048 * MIB, thresholds=hard, lines=lines, floor=lines[0])
+    ]
+    assert not gauge.look(5, lambda: None)
+    assert gauge.headroom == (available - 64) * MIB
+    assert Armed.waits[-1] == wait_ns
+    batches = 2 * (2 * MIB + bounds.MACHINE_LAG)
+    assert stats == {"bound_bytes": batches + rate * wait_ns // 10**9, "bound_ns": bounds.PARTIAL_SWEEP_NS}
+
+
+@pytest.mark.parametrize(
+    ("crossed", "headroom", "pressed", "passes"),
+    [(False, 1, False, 0), (True, -1, True, 1), (False, -1, True, 0), (False, -1, False, 1), (True, 1, True, 1)],
+)
+def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
+    crossed: bool, headroom: int, pressed: bool, passes: int
+) -> None:
+    """No record comes from the kernel; and where a soft threshold is met for hours, a look is not a pass."""
+    asked = []
+    hot: Any = Hot.__new__(Hot)
+    arming = SimpleNamespace(rereads=True)
+    hot.gauge = SimpleNamespace(look=lambda *_: False, arming=arming, headroom=headroom, crossed=crossed)
+    hot.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
+    hot.look(5)
+    assert len(asked) == passes

@@ -135,8 +135,8 @@ def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() ->
         wait = bounds.reread_ns(ahead, rate, pace.TURN_NS)
         assert ahead - rate // 10**6 <= rate * wait // 10**9 <= ahead
     assert bounds.reread_ns(300 << 20, rate, pace.TURN_NS) == bounds.REREAD_NS, "no need to hurry"
-    assert bounds.reread_ns(0, rate, pace.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
-    assert bounds.reread_ns(1, rate, pace.TURN_NS) == pace.SHARE * pace.TURN_NS
+    assert bounds.reread_ns(None, rate, pace.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
+    assert bounds.reread_ns(0, rate, pace.TURN_NS) == pace.SHARE * pace.TURN_NS, "the next page is below it"
     assert bounds.reread_ns(1, rate, 3 * pace.TURN_NS) == 3 * pace.SHARE * pace.TURN_NS
     assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
 
