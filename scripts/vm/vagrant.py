@@ -23,7 +23,7 @@ from pathlib import Path
 from box import Box, BoxBuilder
 from guest import TAIL_LINES, Stopped, expected, project_files, stopping, usable_acceleration
 from images import ROOT, TOOLS, VmError, choose, install_tools, say
-from matrix import CACHE, others_files, pytest_command
+from matrix import CACHE, SUITES, others_files, pytest_command
 from report import counts
 
 VAGRANT_TOOLS = {
@@ -219,8 +219,8 @@ def test(options: argparse.Namespace) -> int:
         if machine.vagrant("up", "--provider=libvirt"):
             raise VmError("`vagrant up` failed (see above)")
         took("up")
-        left = machine.deadline - time.monotonic()
-        inside = f"cd /vagrant && {options.command or pytest_command(options, '/tmp/junit.xml', deadline_s=left)}"
+        left, suite = machine.deadline - time.monotonic(), SUITES[0].on(families[0])
+        inside = f"cd /vagrant && {options.command or pytest_command(options, '/tmp/junit.xml', suite, left)}"
         code = machine.vagrant("ssh", "-c", f"sudo bash -c {shlex.quote(inside)}")
         took(f"the command ended with exit code {code}")
         if not options.command:

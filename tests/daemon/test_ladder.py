@@ -207,7 +207,7 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         live.message(daemon, "evicted", pod="lab/hog")
 
 
-@pytest.mark.once
+@pytest.mark.newest
 def test_a_loader_that_fails_is_a_rung_less(
     node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_loader_that_fails_is_a_rung_less(
         assert live.rung(daemon) == HERE[0]
 
 
-@pytest.mark.once
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("wrapper", "problem", "remedy"),
     [
@@ -298,7 +298,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
     assert node.oom_kills() == 0
 
 
-@pytest.mark.once
+@pytest.mark.newest
 @pytest.mark.parametrize("how", ["unloaded", "unmounted"])
 def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path, how: str) -> None:
     if charging.missing_tracepoints():
