@@ -38,11 +38,16 @@ def plan(state: Path) -> dict[str, Any]:
     return found["hook_plan"]
 
 
-def near() -> str:
-    """A threshold of the whole machine that is near: close enough to be armed, and not met by what others do."""
+def available_now() -> int:
+    """Bytes of the whole machine, as the policy counts them."""
     pages = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     used = int(pages["nr_anon_pages"]) + int(pages["nr_file_pages"]) - int(pages["nr_inactive_file"])
-    available = meminfo.mem_total() - used * PAGE
+    return meminfo.mem_total() - used * PAGE
+
+
+def near() -> str:
+    """A threshold of the whole machine that is near: close enough to be armed, and not met by what others do."""
+    available = available_now()
     left = fastest_fill() * 6 // 100  # armed below 12 % of what can be taken in a second
     return f"memory.available<{max(available - left, available // 4)}"
 
@@ -78,6 +83,29 @@ def test_the_metrics_export_what_the_doctor_promises(node: LabNode, tmp_path: Pa
             return bool(unseen <= allowed + slack if name == EVENTFD else abs(unseen - allowed) <= slack)
 
         live.until(alike, f"the metrics of {name} to say {said}")
+
+
+def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -> None:
+    """It is charged to nobody; hooks on charges look at it, many times between two sweeps (one a second)."""
+    live.filled(node, node.add_pod("small"), 8)
+    live.lend_pins(tmp_path)
+    threshold = available_now() - 192 * MIB  # a daemon takes 60
+    options = ("--eviction-hard", f"memory.available<{threshold}")
+    with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
+        name = live.rung(daemon)
+        if name in BPF_RUNGS[1:]:
+            live.until(lambda: daemon.metrics()["outrace_armed"] == 1, "the hooks to be attached")
+            began = daemon.metrics()
+            live.until(lambda: daemon.metrics()["outrace_sweeps_total"] >= began["outrace_sweeps_total"] + 2, "sweeps")
+            ended = daemon.metrics()
+            looks, sweeps = (ended[f"outrace_{n}_total"] - began[f"outrace_{n}_total"] for n in ("looks", "sweeps"))
+            assert looks > 10 * sweeps, "50 a second, far from it"
+        with live.Puppet(detect().root) as nobodys:
+            while available_now() > threshold:
+                nobodys.do("anon(16)")
+            said = live.message(daemon, "would evict", pod="lab/small")
+        assert (said["signal"], said["domain"]) == ("memory.available", "node")
+        assert said["available"] < threshold
 
 
 @pytest.mark.parametrize("machine", [True, False])
