@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -12,10 +13,10 @@ import click
 
 from monitor.cli.bench_footprint import memory, processes
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.errors import EXIT_FINDINGS, ConfigError
+from monitor.errors import EXIT_FINDINGS, CannotError, ConfigError
 from monitor.kernel import mounts
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.soak import KINDS, Watched
+from monitor.lab.soak import KINDS, Watched, room
 from monitor.lab.soak import soak as run
 
 _PROGRESS_S = 60.0
@@ -34,6 +35,7 @@ def soak(minutes: float, load: str, directory: str, output: str) -> int:
     outside the node are somebody else's; they are counted, not held against it.)
     """
     kinds = _kinds(load)
+    _check_room(directory, kinds)
     mounts.ensure()
     told = [0.0]
 
@@ -63,6 +65,18 @@ def _kinds(text: str) -> tuple[str, ...]:
         if kind not in KINDS:
             raise ConfigError(f"--load {text}: {kind!r} is no kind of load", f"name some of {', '.join(KINDS)}, or all")
     return found
+
+
+def _check_room(directory: str, kinds: tuple[str, ...]) -> None:
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise ConfigError(f"--directory {directory}: {error.strerror}", "name a directory that is there") from None
+    if free < room(kinds):
+        raise CannotError(
+            f"--directory {directory}: {format_bytes(free)} are free, and the files take {format_bytes(room(kinds))}",
+            "name another directory, or fewer kinds of --load (`copy` takes most)",
+        )
 
 
 def _measure(daemon: LabDaemon) -> tuple[int, int]:

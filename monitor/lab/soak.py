@@ -25,11 +25,18 @@ from monitor.report.incident_reader import IncidentReader
 #: counts like memory: still 170 MiB of 512 are available, and the threshold is 100.
 KINDS = {"copy": 640, "build": 48, "tree": 16, "breathe": 64, "tmpfs": 24, "stops": 8}
 NODE_BYTES = 512 * MIB
+#: MiB of files at once: what is copied is there twice, a tree three times.
+_ROOM = {"copy": 2 * KINDS["copy"], "build": 8, "tree": 4 * KINDS["tree"]}
 #: Between two pods that come and go.
 CHURN_S = 2.0
 _LOAD = Path(__file__).parent / "load.py"
 #: MiB requested, above what they use; those without are BestEffort and would go first.
 REQUESTS = {"copy": 200, "build": 96, "tree": 96, "tmpfs": 48, "stops": 32}
+
+
+def room(kinds: tuple[str, ...]) -> int:
+    """Bytes of files that these kinds of load write at most."""
+    return MIB * sum(_ROOM.get(kind, 0) for kind in kinds)
 
 
 class Receiver:
