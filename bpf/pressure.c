@@ -268,6 +268,12 @@ static __always_inline void add_lists(struct scratch *c, struct domain *d, u64 s
   }
 }
 
+// The css of a watched cgroup, as it was when its memory cgroup was charged or swept itself; 0 if it is another's by now, or freed.
+static __always_inline u64 known_css(struct domain *d) {
+  u64 css = d->css;
+  return css && d->cgroup_id && cgroup_id_of(css) == d->cgroup_id ? css : 0;
+}
+
 // Bring every watched ancestor of memcg up to date. `pending_` is what this very event is about to add to its LRU lists (the tracepoint
 // fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
 static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
@@ -281,7 +287,11 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
   for (int i = 0; i <= MAX_LEVEL; i++) {
     COUNTS_UP(i);
     if (i > level) break;
-    u64 at = ancestor(cgroup, i), id = id_of(at);
+#ifdef OFF_CGROUP_ANCESTORS
+    u64 at = ancestor(cgroup, i, level), id = id_of(at);
+#else
+    u64 at = ancestor(cgroup, i, level), id = ancestor_id(cgroup, i);
+#endif
     u32 *index = domain_of.lookup(&id);
     if (index && n < MAX_NESTED) {
       c->found[n].cgroup = at;
@@ -308,6 +318,10 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
       read_machine(memcg, d);
     } else {
       if (file) add_lists(c, d, sweeping);
+#ifndef OFF_CGROUP_ANCESTORS
+      if (!at) css = known_css(d);
+      else
+#endif
       READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
       READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
       d->usage = usage + charging;
@@ -324,8 +338,9 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
   struct sweep *s = sweeps.lookup(&zero);
   if (!s) return 1;
   if (ctx->args[1]) {
-    u64 root = ancestor(cgroup_of(task_css(bpf_get_current_task())), 0), css = 0;
-    READ(css, root, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+    u64 root = 0, css = 0;
+    READ(root, cgroup_of(task_css(bpf_get_current_task())), OFF_CGROUP_ROOT);
+    READ(css, root, OFF_CGROUP_ROOT_CGRP + OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
     s->root = s->css = css;
     s->up = 0;
     s->number = ctx->args[0];
@@ -403,8 +418,8 @@ int reread(struct bpf_raw_tracepoint_args *ctx) {
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;
-    u64 css = d->css, usage = 0;
-    if (css && d->cgroup_id && cgroup_id_of(css) == d->cgroup_id) {  // still the same, and not freed
+    u64 css = known_css(d), usage = 0;
+    if (css) {
       READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
       d->usage = usage;
     }

@@ -3,10 +3,8 @@
 | hook | since | sees |
 |---|---|---|
 | ``memcg-tracepoint`` | Linux 6.13 | charges, page cache that turns active, the root cgroup's own processes |
-| ``fentry`` | 6.1 | charges and uncharges, when the page_counter's functions return |
-| ``kprobe`` | 6.1, with CONFIG_KPROBES | the same, when they are entered |
-
-The functions and trampolines are older than 6.1; `cgroup.ancestors`, which every program reads, is not.
+| ``fentry`` | 5.13 | charges and uncharges, when the page_counter's functions return |
+| ``kprobe`` | 5.8 (ring buffers), with CONFIG_KPROBES | the same, when they are entered |
 
 Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number: distributions
 carry things back, and configurations differ. An offer may still be refused by the verifier or by a lockdown: the
@@ -31,6 +29,9 @@ _ARGUMENTS = {
     UNCHARGE: ["struct page_counter *", "long unsigned int"],
 }
 _TRACEFS = Path("/sys/kernel/tracing")
+_SYMBOLS = Path("/proc/kallsyms")
+#: What programs are attached to functions with; built only with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS.
+_DIRECT = ("register_ftrace_direct", "modify_ftrace_direct")
 _UPDATE = "run Linux 6.13 or newer"
 #: What each hook is attached to.
 EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", FENTRY: CHARGE, KPROBE: CHARGE}
@@ -77,8 +78,8 @@ def _layout(btf: Btf) -> tuple[str, str]:
     """What speaks against every program. Most of what they read has been there for longer than the hooks; this has not.
     (All of it takes 0.4 s to look up: monitor/kernel/offsets.py.)
     """
-    if not btf.has_member("cgroup", "ancestors"):
-        return "this kernel's struct cgroup has no member ancestors", "run Linux 6.1 or newer"
+    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:
+        return "this kernel has no BPF ring buffers", "run Linux 5.8 or newer"
     return "", ""
 
 
@@ -159,20 +160,29 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
         return against
     if btf.enum("BPF_TRACE_FEXIT") is None:
         return "this kernel has no BPF trampolines", "run Linux 5.5 or newer"
-    # What a trampoline is attached with; built only with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS.
-    if not any(btf.function(name) for name in ("register_ftrace_direct", "modify_ftrace_direct")):
+    if not any(btf.function(name) for name in _DIRECT) and not _has_symbol(*_DIRECT):
         return "this kernel cannot attach BPF to functions", "run one with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y"
     missing = _untraceable()
     if missing:
         return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
     function = btf.function(CHARGE)
-    problem = probes.fexit_problem(function[0]) if function and trying else ""
+    again = not btf.has_member("cgroup", "ancestors")  # as of 6.1 there is no need to ask: it takes some 10 ms
+    problem = probes.fexit_problem(function[0], again) if function and trying else ""
     if problem:
         return (
             f"a program that does nothing was refused: {problem}",
             "add CAP_BPF and CAP_PERFMON where they are missing; else take the next rung, as --hooks auto does",
         )
     return "", ""
+
+
+def _has_symbol(*names: str) -> bool:
+    """Whether the kernel has one of these functions. (The BTF of 5.10 leaves out those that cannot be traced.)"""
+    try:
+        with _SYMBOLS.open() as file:
+            return any(line.split()[2] in names for line in file if "ftrace_direct" in line)
+    except OSError:
+        return False
 
 
 def _untraceable() -> str:

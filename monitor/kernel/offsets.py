@@ -23,8 +23,8 @@ _OFFSETS = {
     "OFF_CGROUP_KN": ("cgroup", "kn"),
     "OFF_CGROUP_ROOT": ("cgroup", "root"),
     "OFF_CGROUP_LEVEL": ("cgroup", "level"),
-    "OFF_CGROUP_ANCESTORS": ("cgroup", "ancestors"),
     "OFF_CGROUP_SUBSYS": ("cgroup", "subsys"),
+    "OFF_CGROUP_ROOT_CGRP": ("cgroup_root", "cgrp"),
     "OFF_CGROUP_ROOT_SUBSYS_MASK": ("cgroup_root", "subsys_mask"),
     "OFF_KN_ID": ("kernfs_node", "id"),
     "OFF_PER_NODE_PGDAT": ("mem_cgroup_per_node", "lruvec.pgdat"),
@@ -63,7 +63,7 @@ _ITEMS = {"MEMCG_KMEM_": "MEMCG_KMEM", "MEMCG_SOCK_": "MEMCG_SOCK"}
 _REGISTERS = (("di", "si"), ("regs", "regs"))
 #: lruvec.lrugen.nr_pages[generation][anon, file][zone]
 _ANON_AND_FILE = 2
-_REMEDY = "the BPF rungs need Linux 6.1 or newer; if this is one, report this line"
+_REMEDY = "the BPF rungs need Linux 5.8 or newer; if this is one, report this line"
 
 
 def _generations(btf: Btf, zones: int) -> dict[str, int]:
@@ -97,6 +97,11 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
 
 def _defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out = {name: btf.offset(*where) for name, where in _OFFSETS.items()}
+    # 6.1 made it an array of pointers.
+    ids = not btf.has_member("cgroup", "ancestors")
+    out["OFF_CGROUP_ANCESTOR_IDS" if ids else "OFF_CGROUP_ANCESTORS"] = btf.offset(
+        "cgroup", "ancestor_ids" if ids else "ancestors"
+    )
     for name, member in _ENUMS.items():
         value = btf.enum(member)
         if value is None:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from monitor.errors import CannotError, MonitorError, remedy_of
 
 #: System call numbers of bpf and perf_event_open.
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
-_BPF_PROG_LOAD = 5
+_BPF_PROG_LOAD, _BPF_RAW_TRACEPOINT_OPEN = 5, 17
 _PROG_TYPE_RAW_TRACEPOINT = 17
 _PROG_TYPE_TRACING = 26
 _TRACE_FEXIT = 25
@@ -43,15 +44,35 @@ def _call(which: int, *arguments: object) -> int:
     return result
 
 
-def fexit_problem(function: int) -> str:
+def fexit_problem(function: int, again: bool = False) -> str:
     """Why this kernel refuses programs at the return of a function ("" if it takes them), found out by loading one that
     does nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
+
+    ``again``: also attach it, and once more. (Before 5.13 that is refused; here it is attached at every threshold that
+    comes near.)
     """
     try:
-        os.close(load_fexit("nothing", _NOTHING, function, loud=False))
+        prog = load_fexit("nothing", _NOTHING, function, loud=False)
     except MonitorError as error:
         return error.message.removeprefix("cannot load nothing: ")
+    try:
+        for _ in range(2 if again else 0):
+            os.close(_attach_fexit(prog))
+    except OSError as error:
+        return f"it cannot be attached a second time ({error.strerror}), as since Linux 5.13"
+    finally:
+        os.close(prog)
     return ""
+
+
+def _attach_fexit(prog: int) -> int:
+    """BPF_RAW_TRACEPOINT_OPEN without a name; a descriptor that detaches. Raises OSError."""
+    attr = bytearray(struct.pack("=QII", 0, prog, 0))
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    fd = _call(0, ctypes.c_long(_BPF_RAW_TRACEPOINT_OPEN), buffer, ctypes.c_long(len(attr)))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
 
 
 def load_problem() -> str:
@@ -82,7 +103,25 @@ def _load(
         0, _TRACE_FEXIT if function else 0, 0, 0, 0, 0, 0, 0, 0, function,
     )  # fmt: skip
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
-    return _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+    for _ in range(2):
+        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+        if fd >= 0 or ctypes.get_errno() != errno.EPERM or not _may_lock_more():
+            break
+    return fd
+
+
+def _may_lock_more() -> bool:
+    """Raise RLIMIT_MEMLOCK, which memory of BPF counts against before Linux 5.11; whether there is any use in that."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return False
+    number = ctypes.get_errno()
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):  # no CAP_SYS_RESOURCE
+        ctypes.set_errno(number)
+        return False
+    return True
 
 
 def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:

@@ -34,6 +34,7 @@ EXPENDABLE = "outrace.expendable=1"
 #: BPF rungs that load on each kernel as Debian configures it, best first. They are on its command line: the tests fail
 #: where one of them does not load. (Not in images.py: what is in there is part of an image, which is then built anew.)
 RUNGS = {
+    "5.10": ("kprobe",),
     "6.1": ("fentry", "kprobe"),
     "6.12": ("fentry", "kprobe"),
     "7.2": ("memcg-tracepoint", "fentry", "kprobe"),

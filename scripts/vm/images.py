@@ -21,7 +21,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,12 +53,15 @@ class Family:
     kernel: str
     suite: str
     security: bool = True
+    userland: str = ""  # the suite of everything but the kernel, where its own Python is too old
 
     def matches(self, release: str) -> bool:
         return release == self.kernel or release.startswith(f"{self.kernel}.")
 
 
 FAMILIES = (Family("6.1", "bookworm"), Family("6.12", "trixie"), Family("7.2", "sid", security=False))
+#: Run when it is named.
+OLDER = (Family("5.10", "bullseye", userland="bookworm"),)
 
 
 @dataclass(frozen=True)
@@ -307,12 +310,16 @@ class Builder:
         return release
 
     def rootfs(self) -> None:
+        suite, lists = self.family.suite, self.work / "sources.list"
+        if self.family.userland:
+            suite, lists = self.family.userland, self.work / "userland.list"
+            lists.write_text(sources(replace(self.family, suite=suite)))
         without = [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale", "info")]
         run(
             "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(self.packages)}", *without,
             '--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Check-Valid-Until "false"',
             '--aptopt=Acquire::Retries "3"',
-            self.family.suite, self.tree, self.work / "sources.list",
+            suite, self.tree, lists,
         )  # fmt: skip
         (self.tree / "etc/apt/sources.list").unlink(missing_ok=True)  # guests have no network
         shutil.copy(HERE / "init", self.tree / "sbin/outrace-init")
@@ -372,8 +379,9 @@ def mbr(sectors: int) -> bytes:
 def choose(names: Sequence[str]) -> list[Family]:
     """The families called by kernel ("6.1") or suite ("bookworm"), in the matrix's order; all when none is named."""
     wanted = [name for names_ in names for name in names_.split(",") if name]
-    known = {name: family for family in FAMILIES for name in (family.kernel, family.suite)}
+    every = (*OLDER, *FAMILIES)
+    known = {name: family for family in every for name in (family.kernel, family.suite)}
     for name in wanted:
         if name not in known:
-            raise VmError(f"no guest {name!r}: there are {', '.join(f'{f.kernel} ({f.suite})' for f in FAMILIES)}")
-    return [family for family in FAMILIES if not wanted or family in [known[name] for name in wanted]]
+            raise VmError(f"no guest {name!r}: there are {', '.join(f'{f.kernel} ({f.suite})' for f in every)}")
+    return [family for family in every if family in [known[name] for name in wanted]] if wanted else list(FAMILIES)

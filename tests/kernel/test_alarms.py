@@ -127,7 +127,8 @@ def test_a_psi_trigger_takes_the_shortest_window_that_is_allowed(dropped: bool) 
     capable = int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1 and not dropped  # CAP_SYS_RESOURCE is bit 24
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     assert release is not None
-    quickest = 50_000 if (int(release[1]), int(release[2])) >= (6, 5) else 500_000
+    running = (int(release[1]), int(release[2]))
+    quickest = 50_000 if running >= (6, 5) else 500_000
     wrapper = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource") if dropped else ()
     done = subprocess.run(
         [*wrapper, sys.executable, "-c", WINDOW],
@@ -137,7 +138,7 @@ def test_a_psi_trigger_takes_the_shortest_window_that_is_allowed(dropped: bool) 
         check=False,
         timeout=live.TIMEOUT_S,
     )
-    assert (done.stdout, done.stderr) == (f"{quickest if capable else 2_000_000}\n", "")
+    assert (done.stdout, done.stderr) == (f"{quickest if capable or running < (6, 1) else 2_000_000}\n", "")
 
 
 def test_a_psi_trigger_that_cannot_be_had_is_an_error() -> None:

@@ -14,7 +14,7 @@ from monitor.cli import doctor
 from monitor.daemon import ladder
 from monitor.daemon.config import RunConfig
 from monitor.errors import CannotError
-from monitor.kernel import charging, loader, mounts, pins, rungs
+from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
 
@@ -106,31 +106,48 @@ def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch,
 
 
 @pytest.mark.kernel
-def test_a_kernel_before_6_1_has_no_bpf_rung_and_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its struct cgroup has `ancestor_ids`, and the programs need `ancestors`."""
-    whole = Btf.has_member
+def test_a_kernel_before_5_8_has_no_bpf_rung_and_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = Btf.enum
 
-    def older(self: Btf, struct: str, path: str) -> bool:
-        return (struct, path) != ("cgroup", "ancestors") and whole(self, struct, path)
+    def older(self: Btf, name: str) -> int | None:
+        return None if name == "BPF_MAP_TYPE_RINGBUF" else whole(self, name)
 
-    monkeypatch.setattr(Btf, "has_member", older)
+    monkeypatch.setattr(Btf, "enum", older)
     for offer in charging.offered():
-        assert (offer.ok, offer.remedy) == (False, "run Linux 6.1 or newer")
-        assert "struct cgroup has no member ancestors" in offer.why
+        assert (offer.ok, offer.why) == (False, "this kernel has no BPF ring buffers")
+        assert offer.remedy == "run Linux 5.8 or newer"
     plan = doctor.hook_plan([], tmp_path)["rung"]
     assert plan == taken(tmp_path, monkeypatch)
     assert plan in rungs.SOFT_RUNGS
 
 
+@pytest.mark.parametrize(
+    ("kernel_has", "defined"), [("ancestors", "OFF_CGROUP_ANCESTORS"), ("ancestor_ids", "OFF_CGROUP_ANCESTOR_IDS")]
+)
+def test_the_array_of_ancestors_is_of_pointers_or_before_6_1_of_ids(
+    monkeypatch: pytest.MonkeyPatch, kernel_has: str, defined: str
+) -> None:
+    whole = Btf.has_member, Btf.offset
+
+    def has(self: Btf, struct: str, path: str) -> bool:
+        return path == kernel_has if path == "ancestors" else whole[0](self, struct, path)
+
+    def offset(self: Btf, struct: str, path: str) -> int:
+        return 8 * 41 if path == kernel_has else whole[1](self, struct, path)
+
+    monkeypatch.setattr(Btf, "has_member", has)
+    monkeypatch.setattr(Btf, "offset", offset)
+    found = {name: n for name, n in offsets.defines(Btf(), 1, 2).items() if "ANCESTOR" in name}
+    assert found == {defined: 8 * 41}
+
+
 @pytest.mark.kernel
 def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from monitor.kernel import offsets
-
     monkeypatch.setitem(offsets._OFFSETS, "OFF_CGROUP_KN", ("cgroup", "no_such_member"))
     (found,) = [check for check in doctor._btf() if check.name == "struct-offsets"]
     assert not found.ok
     assert "struct cgroup has no member no_such_member" in found.detail
-    assert "6.1 or newer" in found.remedy
+    assert "5.8 or newer" in found.remedy
     assert doctor.hook_plan([found], tmp_path)["rung"] in rungs.SOFT_RUNGS
 
 
