@@ -149,8 +149,10 @@ def attach_kprobe(function: str, prog: int) -> int:
     """
     try:
         kind = int(KPROBE_PMU.read_text())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y") from None
+    except OSError as error:  # too many open files, say
+        raise _refused(function, error.errno or 0) from None
     name = ctypes.create_string_buffer(function.encode())
     attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)

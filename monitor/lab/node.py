@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from monitor.errors import MonitorError
+from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 
@@ -335,7 +335,7 @@ class LabNode:
 
     def reset_peak(self) -> None:
         """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's
-        beginning.
+        beginning. Raises CannotError where there is none.
         """
         if self.hierarchy.version == 1:
             (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
@@ -346,6 +346,8 @@ class LabNode:
         try:
             self._peak_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             os.write(self._peak_fd, b"0")
+        except FileNotFoundError:
+            raise CannotError("this kernel's cgroup v2 has no memory.peak", "run Linux 5.19 or newer") from None
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EACCES):
                 raise

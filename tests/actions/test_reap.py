@@ -15,8 +15,11 @@ import pytest
 
 from monitor.actions.reap import mrelease, reap
 
-pytestmark = pytest.mark.live
 FREEZER = Path("/sys/fs/cgroup/freezer")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(mrelease(-1) == errno.ENOSYS, reason="process_mrelease came with Linux 5.15"),
+]
 SIZE = 32 << 20
 CODE = f"""
 import mmap, sys
