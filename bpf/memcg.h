@@ -45,26 +45,18 @@ static __always_inline int level_of(u64 cgroup) {
   return level;
 }
 
-// The ancestor at a level (0: the root), from the array that every cgroup has: as dear at level 40 as at level 1. Before Linux 6.1 it has their ids
-// alone, so only the cgroup itself is known here.
-static __always_inline u64 ancestor(u64 cgroup, int level, int own_level) {
+// The id of the ancestor at a level (0: the root), from the array that every cgroup has: as dear at level 40 as at level 1. Returns the ancestor
+// itself; 0 where that is not known, because before Linux 6.1 the array is of ids alone.
+static __always_inline u64 ancestor(u64 cgroup, int level, int own_level, u64 *id) {
   u64 at = 0;
 #ifdef OFF_CGROUP_ANCESTORS
   READ(at, cgroup, OFF_CGROUP_ANCESTORS + 8 * level);
+  *id = id_of(at);
 #else
   if (level == own_level) at = cgroup;
+  READ(*id, cgroup, OFF_CGROUP_ANCESTOR_IDS + 8 * level);
 #endif
   return at;
-}
-
-static __always_inline u64 ancestor_id(u64 cgroup, int level) {
-#ifdef OFF_CGROUP_ANCESTORS
-  return id_of(ancestor(cgroup, level, 0));
-#else
-  u64 id = 0;
-  READ(id, cgroup, OFF_CGROUP_ANCESTOR_IDS + 8 * level);
-  return id;
-#endif
 }
 
 // A task's css in the memory hierarchy. bpf_get_current_cgroup_id() answers for the v2 hierarchy even where memory is on v1.
@@ -84,7 +76,8 @@ static __always_inline u32 nearest_domain(u64 css, u64 flags, u64 *id) {
   for (int i = 0; i <= MAX_LEVEL; i++) {
     COUNTS_UP(i);
     if (i > level) break;
-    u64 key = ancestor_id(cgroup, i);
+    u64 key = 0;
+    ancestor(cgroup, i, level, &key);
     u32 *index = domain_of.lookup(&key);
     if (index) {
       u32 at = *index;
@@ -105,7 +98,9 @@ static __always_inline int is_below(u64 css, u64 cgroup_id) {
   for (int i = 0; i <= MAX_LEVEL; i++) {
     COUNTS_UP(i);
     if (i > level) break;
-    if (ancestor_id(cgroup, i) == cgroup_id) return 1;
+    u64 id = 0;
+    ancestor(cgroup, i, level, &id);
+    if (id == cgroup_id) return 1;
   }
   return 0;
 }

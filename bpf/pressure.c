@@ -287,11 +287,7 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
   for (int i = 0; i <= MAX_LEVEL; i++) {
     COUNTS_UP(i);
     if (i > level) break;
-#ifdef OFF_CGROUP_ANCESTORS
-    u64 at = ancestor(cgroup, i, level), id = id_of(at);
-#else
-    u64 at = ancestor(cgroup, i, level), id = ancestor_id(cgroup, i);
-#endif
+    u64 id = 0, at = ancestor(cgroup, i, level, &id);
     u32 *index = domain_of.lookup(&id);
     if (index && n < MAX_NESTED) {
       c->found[n].cgroup = at;
@@ -318,11 +314,9 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
       read_machine(memcg, d);
     } else {
       if (file) add_lists(c, d, sweeping);
-#ifndef OFF_CGROUP_ANCESTORS
-      if (!at) css = known_css(d);
-      else
-#endif
-      READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+      if (at) READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+      else css = known_css(d);
+      if (!css) continue;  // not swept yet
       READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
       d->usage = usage + charging;
       d->css = css;
