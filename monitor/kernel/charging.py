@@ -166,7 +166,7 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
     if missing:
         return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
     function = btf.function(CHARGE)
-    again = not btf.has_member("cgroup", "ancestors")  # as of 6.1 there is no need to ask: it takes some 10 ms
+    again = not btf.has_member("cgroup", "ancestors")  # 6.1 has them, and needs not be asked
     problem = probes.fexit_problem(function[0], again) if function and trying else ""
     if problem:
         return (

@@ -246,8 +246,7 @@ def attach(name: str, prog: int) -> int:
     if name in HOOKS[KPROBE]:
         return probes.attach_kprobe(FUNCTIONS[name], prog)
     if name in HOOKS[FENTRY]:
-        # Without a name: a program of type TRACING knows since it was loaded where it belongs.
-        where, link = FUNCTIONS[name], libbpf().bpf_raw_tracepoint_open(None, prog)
+        where, link = FUNCTIONS[name], probes.attach_fexit(prog)
     else:
         where = f"the tracepoint {TRACEPOINTS[name]}"
         link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)

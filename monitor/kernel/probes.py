@@ -56,23 +56,24 @@ def fexit_problem(function: int, again: bool = False) -> str:
     except MonitorError as error:
         return error.message.removeprefix("cannot load nothing: ")
     try:
-        for _ in range(2 if again else 0):
-            os.close(_attach_fexit(prog))
-    except OSError as error:
-        return f"it cannot be attached a second time ({error.strerror}), as since Linux 5.13"
+        for turn in ("", " a second time, which takes Linux 5.13") if again else ():
+            link = attach_fexit(prog)
+            if link < 0:
+                return f"it cannot be attached{turn} ({os.strerror(ctypes.get_errno())})"
+            os.close(link)
     finally:
         os.close(prog)
     return ""
 
 
-def _attach_fexit(prog: int) -> int:
-    """BPF_RAW_TRACEPOINT_OPEN without a name; a descriptor that detaches. Raises OSError."""
+def attach_fexit(prog: int) -> int:
+    """BPF_RAW_TRACEPOINT_OPEN without a name: a program of type TRACING knows since it was loaded where it belongs.
+
+    A descriptor that detaches it when it is closed, or -1 with errno set.
+    """
     attr = bytearray(struct.pack("=QII", 0, prog, 0))
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
-    fd = _call(0, ctypes.c_long(_BPF_RAW_TRACEPOINT_OPEN), buffer, ctypes.c_long(len(attr)))
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return fd
+    return _call(0, ctypes.c_long(_BPF_RAW_TRACEPOINT_OPEN), buffer, ctypes.c_long(len(attr)))
 
 
 def load_problem() -> str:

@@ -25,7 +25,7 @@ from monitor.report.incident_reader import IncidentReader
 #: counts like memory: still 170 MiB of 512 are available, and the threshold is 100.
 KINDS = {"copy": 640, "build": 48, "tree": 16, "breathe": 64, "tmpfs": 24, "stops": 8}
 NODE_BYTES = 512 * MIB
-#: MiB of files at once: what is copied is there twice, a tree three times.
+#: MiB of files at once: what is copied is there twice, a tree three times and its directories.
 _ROOM = {"copy": 2 * KINDS["copy"], "build": 8, "tree": 4 * KINDS["tree"]}
 #: Between two pods that come and go.
 CHURN_S = 2.0
