@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import pids_below
+from monitor.kernel.procfs import wants_cpu
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes.
@@ -27,6 +28,16 @@ SPARED = {os.getpid(), os.getppid()}
 #: system call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited
 #: for.)
 STUCK_NS = 200_000_000
+#: But one that waits for a CPU is waited for until this: it will give its memory back as soon as it has one. (As long
+#: as the kernel leaves a victim to itself before its OOM reaper comes: OOM_REAPER_DELAY. On 2 emulated CPUs 0.6 s.)
+STARVED_NS = 2_000_000_000
+#: A pod with less than this has given back what it had, whether it ends or not.
+_NOTHING = 1 << 20
+_ASKED = 100  # processes of a pod that are asked whether they want a CPU: each costs 30 us
+#: A killed pod is looked after this often; and at most a fifth of the time, because who looks runs ahead of everybody,
+#: and the victim may be waiting for this very CPU.
+LOOK_NS = 2_000_000
+_REST = 4
 _REAPED = 1000  # pids in one message
 #: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
 #: frozen).
@@ -104,12 +115,13 @@ class Victim:
             except PermissionError:
                 self.refused += 1
 
-    def alive(self) -> bool:
-        """Whether any prepared process has not ended, wherever it is now. (A zombie has ended.)"""
+    def alive(self) -> list[int]:
+        """Prepared processes that have not ended, wherever they are now. (A zombie has ended.)"""
         poller = select.poll()
         for fd in self.pidfds.values():
             poller.register(fd, select.POLLIN)
-        return len(poller.poll(0)) < len(self.pidfds)
+        ended = {fd for fd, _ in poller.poll(0)}
+        return [pid for pid, fd in self.pidfds.items() if fd not in ended]
 
     def close(self) -> None:
         for pid in list(self.pidfds):
@@ -127,7 +139,8 @@ class Eviction:
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
         self.usage_before = usage_before
-        self._least, self._freed_ns = usage_before, 0
+        self._least, self._freed_ns, self._asked_ns = usage_before, 0, 0
+        self._rest_ns = LOOK_NS
         if grace_s > 0:
             # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
             # may be what cleans up.
@@ -165,17 +178,33 @@ class Eviction:
             self.victim.kill()  # who was forked since
         return False
 
-    def is_stuck(self, usage: int, now_ns: int) -> bool:
-        """Whether it was killed and has given nothing back for a while. ``usage``: its bytes now."""
+    def stuck(self, usage: int, now_ns: int, helper: int = 0) -> str:
+        """Why the next pod should not wait for this one any more; "" while it should.
+
+        ``usage``: bytes it has now. ``helper``: pid of who was asked to free its memory, or 0.
+        """
         if self.killed_ns is None:
-            return False
+            return ""
         if usage < self._least:
             self._least, self._freed_ns = usage, now_ns
-        return now_ns - max(self.killed_ns, self._freed_ns) > STUCK_NS
+        still_ns = now_ns - max(self.killed_ns, self._freed_ns)
+        if min(still_ns, now_ns - self._asked_ns) <= STUCK_NS:
+            return ""
+        self._asked_ns = now_ns
+        if usage < _NOTHING:
+            return "gave its memory back, but does not end"
+        able = self.victim.alive()[:_ASKED] + ([helper] if helper and self.reap_sent else [])
+        if not any(map(wants_cpu, able)):
+            return "gives nothing back (frozen, or in an endless system call)"
+        return "gives nothing back (it gets no CPU)" if still_ns > STARVED_NS else ""
+
+    def looked(self, began_ns: int, ended_ns: int) -> None:
+        """How long it took to look after it once, which the next time depends on."""
+        self._rest_ns = max(LOOK_NS, min(_REST * (ended_ns - began_ns), STUCK_NS))
 
     def deadline_ns(self, now_ns: int) -> int:
         """When to look again even if no process reports its end."""
-        soon = now_ns + (2_000_000 if self.killed_ns is not None else 50_000_000)
+        soon = now_ns + (self._rest_ns if self.killed_ns is not None else 50_000_000)
         return min(soon, self.kill_at_ns) if self.kill_at_ns is not None else soon
 
     def to_reap(self, now_ns: int) -> list[int]:

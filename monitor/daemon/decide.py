@@ -353,9 +353,9 @@ class Decider:
                     return True
         return False
 
-    def follow(self, now_ns: int) -> bool:
-        """Go on with the pod being evicted; when that is over, look again at once. Whether it is."""
-        if not self._evictor.follow(now_ns):
+    def follow(self, now_ns: int, helper: int) -> bool:
+        """Go on with the pod being evicted (`Evictor.follow`); when that is over, look again at once. Whether it is."""
+        if not self._evictor.follow(now_ns, helper):
             return False
         self.run_pass()
         self.evict_over_limit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,8 +52,11 @@ class Evictor:
         """Whether the pod was killed and is stuck."""
         return any(eviction.victim.uid == uid for eviction in self.stuck)
 
-    def follow(self, now_ns: int) -> bool:
-        """Go on with the pod being evicted; True when that is over, one way or the other."""
+    def follow(self, now_ns: int, helper: int) -> bool:
+        """Go on with the pod being evicted; True when that is over, one way or the other.
+
+        ``helper``: pid of the side, which frees what the dying hold; 0: there is none.
+        """
         eviction = self.current
         if eviction is None:
             return False
@@ -65,10 +69,12 @@ class Evictor:
         refused = eviction.victim.refused
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
-        if not gone and not refused and not eviction.is_stuck(usage, now_ns):
+        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)
+        if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
                 self._tell({"t": "reap", "pids": pids})
+            eviction.looked(now_ns, time.monotonic_ns())
             return False
         self.current = None
         if entry is not None:
@@ -81,9 +87,10 @@ class Evictor:
             self.stuck.append(eviction)
             self._log(
                 "warning",
-                "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it",
+                f"an evicted pod {stuck}: going on without it",
                 pod=eviction.decision.get("name"),
                 pids=sorted(eviction.pids)[:_SHOWN],
+                bytes=usage,
             )
         return True
 

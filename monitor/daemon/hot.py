@@ -340,7 +340,7 @@ class Hot:
                 self.dirty = True
             if decider.reread_ns is not None and now >= decider.reread_ns:
                 decider.reread()
-            if self.evictor.current is not None and decider.follow(now):
+            if self.evictor.current is not None and decider.follow(now, self.side.pid):
                 self.records.pod_went()
                 self.gauge.arming.next_look_ns = now  # what was met may be met anew
             if decider.deadline_ns is not None and now >= decider.deadline_ns:

@@ -1,4 +1,4 @@
-"""One process of /proc, held by the descriptor of its directory.
+"""One process of /proc, held by the descriptor of its directory; and whether one wants a CPU.
 
 What is read and what is written through it is the same process, also when its pid is used again meanwhile: a pid that
 was looked up twice may be two processes.
@@ -6,6 +6,7 @@ was looked up twice may be two processes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -95,3 +96,19 @@ class Process:
                 raise PermissionError(*error.args) from None
             raise MonitorError(f"cannot write {value} to /proc/{self.pid}/oom_score_adj: {error.strerror}") from error
         return True
+
+
+def wants_cpu(pid: int) -> bool:
+    """Whether a thread of the process runs or waits for a CPU (state R); False if the process is gone.
+
+    A frozen thread and one that waits for a device or a lock are in state D, one whose ending is done in Z.
+    """
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    for tid in tids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] == b"R":
+                return True
+    return False

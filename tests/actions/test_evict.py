@@ -13,8 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions.evict import REAP_AFTER_NS, Eviction, Victim, pids_below
+from monitor.actions.evict import LOOK_NS, REAP_AFTER_NS, STARVED_NS, STUCK_NS, Eviction, Victim, pids_below
 from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import wants_cpu
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version
@@ -180,6 +181,70 @@ def test_help_in_freeing_is_asked_for_once(pod: Path) -> None:
         assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS) == [puppet.pid]
         assert eviction.to_reap(FAR_NS) == []
         finish(eviction)
+
+
+def test_a_pod_that_cannot_run_keeps_the_next_one_waiting_only_for_a_moment(pod: Path) -> None:
+    with live.Puppet(pod / "c2") as puppet, live.freezer() as freezer:
+        live.freeze(freezer, puppet.pid)
+        eviction = Eviction(prepared(pod), 0, 64 << 20)
+        killed = eviction.killed_ns
+        assert killed is not None
+        assert eviction.stuck(64 << 20, killed + STUCK_NS) == ""
+        freed = killed + STUCK_NS
+        assert eviction.stuck(63 << 20, freed) == ""  # it gave something back
+        assert eviction.stuck(63 << 20, freed + STUCK_NS) == ""
+        assert eviction.stuck(63 << 20, freed + STUCK_NS + 1) == (
+            "gives nothing back (frozen, or in an endless system call)"
+        )
+        assert eviction.stuck(1000, FAR_NS) == ""
+        assert eviction.stuck(1000, 2 * FAR_NS) == "gave its memory back, but does not end"
+        (freezer / "freezer.state").write_text("THAWED")
+        finish(eviction)
+
+
+def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path) -> None:
+    """Killed, and behind somebody at full speed on the only CPU it may use."""
+    cpu = min(os.sched_getaffinity(0))
+    with live.Puppet(pod / "c2") as victim, live.Puppet(pod.parent) as busy:
+        victim.do(f"os.sched_setaffinity(0, [{cpu}]); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))")
+        ready = prepared(pod)
+        busy.do(f"os.sched_setaffinity(0, [{cpu}]); os.setpriority(os.PRIO_PROCESS, 0, -20)")
+        busy.tell("while True: pass")
+        live.until(lambda: wants_cpu(busy.pid), "the CPU to be busy")
+        eviction = Eviction(ready, 0, 64 << 20)
+        killed = eviction.killed_ns
+        assert killed is not None
+        for ns in (STUCK_NS + 1, STUCK_NS + 2, 2 * STUCK_NS + 3, STARVED_NS):
+            assert eviction.stuck(64 << 20, killed + ns) == ""
+        assert eviction.stuck(64 << 20, killed + STARVED_NS + STUCK_NS + 1) == "gives nothing back (it gets no CPU)"
+        assert victim.process.poll() is None
+        busy.process.kill()
+        assert victim.wait() == -signal.SIGKILL
+        finish(eviction)
+
+
+def test_who_helps_is_waited_for_once_it_was_asked(pod: Path) -> None:
+    with live.Puppet(pod / "c2") as puppet, live.Puppet(pod.parent) as helper, live.freezer() as freezer:
+        live.freeze(freezer, puppet.pid)
+        helper.tell("while True: pass")
+        live.until(lambda: wants_cpu(helper.pid), "the helper to be at work")
+        eviction = Eviction(prepared(pod), 0, 64 << 20)
+        killed = eviction.killed_ns
+        assert killed is not None
+        assert eviction.to_reap(killed + REAP_AFTER_NS) == [puppet.pid]
+        assert eviction.stuck(64 << 20, killed + STUCK_NS + 1, helper.pid) == ""
+        assert eviction.stuck(64 << 20, killed + 3 * STUCK_NS) != "", "nobody helps"
+        (freezer / "freezer.state").write_text("THAWED")
+        finish(eviction)
+
+
+def test_looking_takes_at_most_a_fifth_of_the_time(pod: Path) -> None:
+    """Whoever looks runs ahead of everybody, and the victim may wait for this CPU."""
+    eviction = Eviction(prepared(pod), 0, 0)
+    for took_ns, rest_ns in ((0, LOOK_NS), (100_000, LOOK_NS), (5_000_000, 20_000_000), (FAR_NS, STUCK_NS)):
+        eviction.looked(7, 7 + took_ns)
+        assert eviction.deadline_ns(1000) == 1000 + rest_ns
+    finish(eviction)
 
 
 def test_a_pod_whose_cgroup_vanished(pod: Path) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
 from monitor.actions.reap import mrelease, reap
 
-FREEZER = Path("/sys/fs/cgroup/freezer")
 pytestmark = [
     pytest.mark.live,
     pytest.mark.skipif(mrelease(-1) == errno.ENOSYS, reason="process_mrelease came with Linux 5.15"),
@@ -74,31 +76,12 @@ def test_other_errors_are_reported() -> None:
         os.close(write_end)
 
 
-@pytest.fixture
-def frozen_cgroup() -> Iterator[Path]:
-    path = FREEZER / f"outrace-test-reap-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup v1 freezer to hold a dying process in: {path}: {error.strerror}")
-    yield path
-    (path / "freezer.state").write_text("THAWED")
-    for pid in (path / "cgroup.procs").read_text().split():
-        os.waitpid(int(pid), 0)
-    path.rmdir()
-
-
-def test_a_dying_process_that_cannot_run_gives_its_memory_back(
-    frozen_cgroup: Path, hog: subprocess.Popen[bytes]
-) -> None:
-    (frozen_cgroup / "cgroup.procs").write_text(str(hog.pid))
-    (frozen_cgroup / "freezer.state").write_text("FROZEN")
-    while (frozen_cgroup / "freezer.state").read_text() != "FROZEN\n":
-        os.sched_yield()
-    hog.send_signal(signal.SIGKILL)
-    assert anonymous(hog.pid) >= SIZE  # killed, but frozen before it can exit
-    result = reap([hog.pid])
-    assert (result.released, result.failed) == (1, {})
-    assert anonymous(hog.pid) < SIZE // 8
-    (frozen_cgroup / "freezer.state").write_text("THAWED")
+def test_a_dying_process_that_cannot_run_gives_its_memory_back(hog: subprocess.Popen[bytes]) -> None:
+    with live.freezer() as freezer:
+        live.freeze(freezer, hog.pid)
+        hog.send_signal(signal.SIGKILL)
+        assert anonymous(hog.pid) >= SIZE  # killed, but frozen before it can exit
+        result = reap([hog.pid])
+        assert (result.released, result.failed) == (1, {})
+        assert anonymous(hog.pid) < SIZE // 8
     assert hog.wait(30) == -signal.SIGKILL

@@ -403,9 +403,7 @@ def test_a_pod_that_goes_late_is_told_of_on_a_node_that_is_quiet_by_then(node: L
         hog = live.filled(node, late, 70)
         live.freeze(freezer, hog.pid)
         live.filled(node, other, 40, rate=20)
-        live.message(
-            daemon, "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it"
-        )
+        live.message(daemon, "an evicted pod gave its memory back, but does not end: going on without it")
         live.until(lambda: live.metric(daemon, "armed") == 0, "the programs to be detached")
         assert live.messages(daemon, "evicted") == []
         (freezer / "freezer.state").write_text("THAWED")
