@@ -125,7 +125,7 @@ class Decider:
             grows = entry.usage is not None and working_set > entry.usage
             if entry.evicted and self._evictor.current is None and grows and self._runs(entry):
                 self._registry.set_evicted(entry, False)
-                self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
+                self._log("info", "an evicted pod grows again: it is a candidate again", pod=entry.title)
             self._registry.move(entry, working_set)
         self.moved.clear()
 
@@ -133,7 +133,8 @@ class Decider:
         """Whether somebody runs in an evicted pod that grows. Page cache it left may turn active in use by others.
 
         On v1 growing has to do: reading its cgroup.procs here cost races, because that takes a lock which another
-        reader may hold while it waits for a CPU (17 ms, measured). An empty pod that is chosen costs 1 ms.
+        reader may hold while it waits for a CPU (17 ms, measured). `Trigger.prepare` sees who is empty; one that is
+        chosen before that costs 1 ms.
         """
         return not self._evictor.holds(entry.uid) and cgroupfs.populated(entry.cgroup) is not False
 

@@ -39,6 +39,7 @@ class PodEntry:
     containers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (cgroup id, index)
     usage: int | None = None
     evicted: bool = False
+    returned: bool = False  # it was evicted, grew again, and is a candidate again
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
 
     @property
@@ -195,7 +196,7 @@ class Registry:
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
         """An evicted pod is no candidate any more, until somebody starts processes in it again."""
-        entry.evicted = evicted
+        entry.evicted, entry.returned = evicted, not evicted
         self._rank(entry)
 
     def order(self) -> Sequence[Candidate]:
