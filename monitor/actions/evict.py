@@ -31,12 +31,12 @@ STUCK_NS = 200_000_000
 #: But one that waits for a CPU is waited for until this: it will give its memory back as soon as it has one. (As long
 #: as the kernel leaves a victim to itself before its OOM reaper comes: OOM_REAPER_DELAY. On 2 emulated CPUs 0.6 s.)
 STARVED_NS = 2_000_000_000
-#: A pod with less than this has given back what it had, whether it ends or not.
-_NOTHING = 1 << 20
-_ASKED = 100  # processes of a pod that are asked whether they want a CPU: each costs 30 us
-#: A killed pod is looked after this often; and at most a fifth of the time, because who looks runs ahead of everybody,
-#: and the victim may be waiting for this very CPU.
-LOOK_NS = 2_000_000
+#: A pod with less than this and a 32nd of what it had has given it back, whether it ends or not: page tables and what
+#: each CPU keeps of its charges go last.
+_NOTHING, _PART = 1 << 20, 32
+#: A killed pod is looked after this often, one in its grace so often; and at most a fifth of the time, because who
+#: looks runs ahead of everybody, and the victim may be waiting for this very CPU.
+LOOK_NS, PATIENT_NS = 2_000_000, 50_000_000
 _REST = 4
 _REAPED = 1000  # pids in one message
 #: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
@@ -139,8 +139,9 @@ class Eviction:
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
         self.usage_before = usage_before
-        self._least, self._freed_ns, self._asked_ns = usage_before, 0, 0
-        self._rest_ns = LOOK_NS
+        self._most = usage_before
+        self._least: int | None = None  # since it was killed: in its grace it may have grown
+        self._freed_ns = self._asked_ns = 0
         if grace_s > 0:
             # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
             # may be what cleans up.
@@ -155,6 +156,7 @@ class Eviction:
         else:
             victim.send(signal.SIGTERM)
         self.signalled_ns = time.monotonic_ns()
+        self.looked(self.signalled_ns, 0)
 
     def _kill(self) -> None:
         self.victim.kill()
@@ -178,34 +180,37 @@ class Eviction:
             self.victim.kill()  # who was forked since
         return False
 
-    def stuck(self, usage: int, now_ns: int, helper: int = 0) -> str:
+    def stuck(self, usage: int | None, now_ns: int, helper: int = 0) -> str:
         """Why the next pod should not wait for this one any more; "" while it should.
 
-        ``usage``: bytes it has now. ``helper``: pid of who was asked to free its memory, or 0.
+        ``usage``: bytes it has now, None if that is not known any more. ``helper``: pid of who was asked to free its
+        memory and has not answered yet, or 0.
         """
         if self.killed_ns is None:
             return ""
-        if usage < self._least:
-            self._least, self._freed_ns = usage, now_ns
+        if usage is not None:
+            self._most = max(self._most, usage)
+            if self._least is None or usage < self._least:
+                self._freed_ns = self.killed_ns if self._least is None else now_ns
+                self._least = usage
         still_ns = now_ns - max(self.killed_ns, self._freed_ns)
         if min(still_ns, now_ns - self._asked_ns) <= STUCK_NS:
             return ""
         self._asked_ns = now_ns
-        if usage < _NOTHING:
+        if usage is not None and usage < _NOTHING + self._most // _PART:
             return "gave its memory back, but does not end"
-        able = self.victim.alive()[:_ASKED] + ([helper] if helper and self.reap_sent else [])
-        if not any(map(wants_cpu, able)):
+        if not wants_cpu(([helper] if helper else []) + self.victim.alive()):
             return "gives nothing back (frozen, or in an endless system call)"
         return "gives nothing back (it gets no CPU)" if still_ns > STARVED_NS else ""
 
-    def looked(self, began_ns: int, ended_ns: int) -> None:
-        """How long it took to look after it once, which the next time depends on."""
-        self._rest_ns = max(LOOK_NS, min(_REST * (ended_ns - began_ns), STUCK_NS))
+    def looked(self, now_ns: int, took_ns: int) -> None:
+        """It was looked after until ``now_ns``, which cost ``took_ns`` of a CPU."""
+        pace = LOOK_NS if self.killed_ns is not None else PATIENT_NS
+        self.next_look_ns = now_ns + max(pace, _REST * took_ns)
 
-    def deadline_ns(self, now_ns: int) -> int:
-        """When to look again even if no process reports its end."""
-        soon = now_ns + (self._rest_ns if self.killed_ns is not None else 50_000_000)
-        return min(soon, self.kill_at_ns) if self.kill_at_ns is not None else soon
+    def deadline_ns(self) -> int:
+        """When to look after it again; set `next_look_ns` to 0 where all processes that were known have ended."""
+        return self.next_look_ns if self.kill_at_ns is None else min(self.next_look_ns, self.kill_at_ns)
 
     def to_reap(self, now_ns: int) -> list[int]:
         """Pids to hand to process_mrelease: once, when a killed pod is still there after a while."""

@@ -37,6 +37,8 @@ RECHECK_NS = 10_000_000
 FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
+#: An evicted pod that grew though nobody ran in it is not asked again before this.
+ASK_NS = 100_000_000
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -122,25 +124,38 @@ class Decider:
             entry = self._registry.by_index.get(index)
             if entry is None:
                 continue
-            grows = entry.usage is not None and working_set > entry.usage
-            if entry.evicted and self._evictor.current is None and grows and self._runs(entry):
-                self._registry.set_evicted(entry, False)
-                self._log("info", "an evicted pod grows again: it is a candidate again", pod=entry.title)
             self._registry.move(entry, working_set)
         self.moved.clear()
+        self._take_back(at_leisure=False)
 
-    def _runs(self, entry: PodEntry) -> bool:
-        """Whether somebody runs in an evicted pod that grows. Page cache it left may turn active in use by others.
+    def _take_back(self, at_leisure: bool) -> None:
+        """Evicted pods that grew are candidates again if somebody runs in them: page cache that they left may turn
+        active in use by others.
 
-        On v1 growing has to do: reading its cgroup.procs here cost races, because that takes a lock which another
-        reader may hold while it waits for a CPU (17 ms, measured). `Trigger.prepare` sees who is empty; one that is
-        chosen before that costs 1 ms.
+        On v1 that is asked at leisure only, never at a crossing: reading its cgroup.procs takes a lock which another
+        reader may hold while it waits for a CPU (17 ms, measured; it cost races).
         """
-        return not self._evictor.holds(entry.uid) and cgroupfs.populated(entry.cgroup) is not False
+        if not self._registry.grown or self._evictor.current is not None:
+            return
+        now = time.monotonic_ns()
+        for uid in list(self._registry.grown):
+            entry = self._registry.by_uid[uid]
+            if self._evictor.holds(uid) or now < entry.ask_ns:
+                continue
+            runs = cgroupfs.populated(entry.cgroup)
+            if runs is None and at_leisure:
+                runs = bool(cgroupfs.pids_below(entry.cgroup))
+            if runs:
+                self._registry.set_evicted(entry, False)
+                self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
+            elif runs is not None:
+                entry.ask_ns = now + ASK_NS
+                self._registry.settle(entry)
 
     def prepare(self) -> None:
         """Have the next victim ready, where something may be killed at all."""
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
+            self._take_back(at_leisure=True)
             self._trigger.prepare()
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
@@ -354,9 +369,9 @@ class Decider:
                     return True
         return False
 
-    def follow(self, now_ns: int, helper: int) -> bool:
+    def follow(self, now_ns: int, side: int) -> bool:
         """Go on with the pod being evicted (`Evictor.follow`); when that is over, look again at once. Whether it is."""
-        if not self._evictor.follow(now_ns, helper):
+        if not self._evictor.follow(now_ns, side):
             return False
         self.run_pass()
         self.evict_over_limit()

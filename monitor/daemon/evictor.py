@@ -36,48 +36,67 @@ class Evictor:
         self._tell = tell
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
+        self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
+        self._helper = 0  # pid of the side that was asked to free the current one's memory, until it answers
 
     def begin(self, entry: PodEntry, grace_s: int) -> Eviction:
         """Send the first signals: SIGTERM with a grace, SIGKILL without."""
         self.current = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
-        for fd in self.current.pidfds():
+        self._helper = 0
+        self._leaving = set(self.current.pidfds())
+        for fd in self._leaving:
             self._epoll.register(fd, select.EPOLLIN)
         return self.current
 
-    def is_leaving(self, fd: int) -> bool:
-        """Whether ``fd`` is a process of the pod being evicted, which has ended."""
-        return self.current is not None and fd in self.current.pidfds()
+    def ended(self, fd: int) -> bool:
+        """Whether ``fd``, which is ready, is a process of an evicted pod. The last that is known is reason to look."""
+        if fd not in self._leaving:
+            return any(fd in eviction.pidfds() for eviction in self.stuck)
+        self._leaving.remove(fd)
+        if not self._leaving and self.current is not None:
+            self.current.next_look_ns = 0
+        return True
+
+    def reaped(self, number: int) -> None:
+        """The side has freed what it could of the pod that decision ``number`` was about."""
+        if self.current is not None and self.current.decision.get("id") == number:
+            self._helper = 0
 
     def holds(self, uid: str) -> bool:
         """Whether the pod was killed and is stuck."""
         return any(eviction.victim.uid == uid for eviction in self.stuck)
 
-    def follow(self, now_ns: int, helper: int) -> bool:
-        """Go on with the pod being evicted; True when that is over, one way or the other.
+    def follow(self, now_ns: int, side: int) -> bool:
+        """Go on with the pod being evicted, if that is due; True when it is over, one way or the other.
 
-        ``helper``: pid of the side, which frees what the dying hold; 0: there is none.
+        ``side``: its pid; 0 while there is none.
         """
         eviction = self.current
-        if eviction is None:
+        if eviction is None or now_ns < eviction.deadline_ns():
             return False
+        began_ns = time.thread_time_ns()
         known, asked = set(eviction.pidfds()), eviction.killed_ns is None
         gone = eviction.step(now_ns)
         if asked and eviction.killed_ns is not None:
             self._tell_killed(eviction)
         for fd in set(eviction.pidfds()) - known:
             self._epoll.register(fd, select.EPOLLIN)
+            self._leaving.add(fd)
         refused = eviction.victim.refused
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
-        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)
+        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, self._helper if self._helper == side else 0)
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
-                self._tell({"t": "reap", "pids": pids})
-            eviction.looked(now_ns, time.monotonic_ns())
+                self._tell({"t": "reap", "id": eviction.decision.get("id"), "pids": pids})
+                self._helper = side
+            eviction.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
             return False
         self.current = None
+        self._leaving.clear()
         if entry is not None:
+            self._registry.move(entry, usage)
             self._registry.set_evicted(entry, True)
         if gone:
             self._finish(eviction, now_ns, usage)
@@ -122,14 +141,14 @@ class Evictor:
                 self.stuck.remove(eviction)
                 self._fail(eviction, "an evicted pod does not end")
 
-    def _usage(self, entry: PodEntry | None) -> int:
-        """Bytes a pod holds now."""
+    def _usage(self, entry: PodEntry | None) -> int | None:
+        """Bytes a pod holds now; None of one that is not known any more."""
         if entry is None:
-            return 0
+            return None
         self._gauge.reread()
         return self._gauge.table.working_set(entry.index)
 
-    def _finish(self, eviction: Eviction, now_ns: int, usage: int) -> None:
+    def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
         """Nobody is left of a pod."""
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")
@@ -142,7 +161,7 @@ class Evictor:
                 "gone_ns": now_ns,
                 "pids": sorted(eviction.pids)[:_SHOWN],
                 "pids_total": len(eviction.pids),
-                "freed": max(0, eviction.usage_before - usage),
+                "freed": max(0, eviction.usage_before - (usage or 0)),
             }
         )
 

@@ -147,6 +147,8 @@ class Hot:
                     self.decider.run_pass()  # a snapshot goes with a pass
             elif kind == "disks":
                 self.decider.take_slow(message)
+            elif kind == "reaped":
+                self.evictor.reaped(message["id"])
             elif kind == "bad":
                 self.log("error", "a message of the side could not be read", problem=message["problem"])
         self.stats.set("pods", len(self.registry))
@@ -268,7 +270,7 @@ class Hot:
         if self.decider.reread_ns is not None:
             due = min(due, self.decider.reread_ns)
         if self.evictor.current is not None:
-            due = min(due, self.evictor.current.deadline_ns(now_ns))
+            due = min(due, self.evictor.current.deadline_ns())
         if self.dirty or self.records.eventful:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
@@ -342,6 +344,8 @@ class Hot:
                 decider.reread()
             if self.evictor.current is not None and decider.follow(now, self.side.pid):
                 self.records.pod_went()
+                if self.evictor.stuck:
+                    self.housekeeping_ns = min(self.housekeeping_ns, now + HOUSEKEEPING_NS)
                 self.gauge.arming.next_look_ns = now  # what was met may be met anew
             if decider.deadline_ns is not None and now >= decider.deadline_ns:
                 decider.run_pass()
@@ -364,8 +368,8 @@ class Hot:
             self.side_ended()
         elif fd == self.wake_fd:
             os.read(fd, 64)
-        elif self.evictor.is_leaving(fd):
-            self.epoll.unregister(fd)  # it would be reported for ever; the next step sees who is left
+        elif self.evictor.ended(fd):
+            self.epoll.unregister(fd)  # it would be reported for ever; the next look sees who is left
 
     def report(self, now_ns: int) -> None:
         """What the side should know, when it is time."""

@@ -187,10 +187,10 @@ class News:
         self._reclaim(tuple(message["actions"]))
 
     def _on_reap(self, message: Mapping[str, Any]) -> None:
-        pids = list(message["pids"])
-        self.reaper.submit(lambda: self._reap(pids))
+        pids, number = list(message["pids"]), message["id"]
+        self.reaper.submit(lambda: self._reap(pids, number))
 
-    def _reap(self, pids: list[int]) -> None:
+    def _reap(self, pids: list[int], number: int) -> None:
         from monitor.actions.reap import reap
 
         for code in reap(pids).failed:
@@ -199,6 +199,7 @@ class News:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
+        self.view.send({"t": "reaped", "id": number})
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""

@@ -39,7 +39,8 @@ class PodEntry:
     containers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (cgroup id, index)
     usage: int | None = None
     evicted: bool = False
-    returned: bool = False  # it was evicted, grew again, and is a candidate again
+    floor: int = 0  # the least it had since it was evicted, or was last found to be empty
+    ask_ns: int = 0  # whether somebody runs in it is not asked again before this
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
 
     @property
@@ -72,6 +73,7 @@ class Registry:
         self.protected: set[int] = set()  # cgroups that no pod may claim
         self._owners: dict[int, PodEntry] = {}  # by cgroup id of the pod and of its containers
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
+        self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
         self.changes = 0  # counts re-rankings; a cheap way to notice one
 
     def __len__(self) -> int:
@@ -97,10 +99,10 @@ class Registry:
         wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message["containers"].items()}
         ids = {name: ident for name, (ident, _) in wanted.items()}
         if old is not None and {name: at[0] for name, at in old.containers.items()} != ids:
-            was_evicted, usage = old.evicted, old.usage
             self.drop(old.uid)
             entry = self._new(message, cgroup, cgroup_id, wanted)
-            entry.evicted, entry.usage = was_evicted, usage
+            entry.evicted, entry.usage, entry.floor = old.evicted, old.usage, old.floor
+            self._note_growth(entry)
         elif old is None:
             entry = self._new(message, cgroup, cgroup_id, wanted)
         else:
@@ -165,6 +167,7 @@ class Registry:
         if entry is None:
             return None
         self._standing.remove(uid)
+        self.grown.discard(uid)
         self.by_index.pop(entry.index, None)
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
             if self._owners.get(cgroup_id) is entry:
@@ -180,7 +183,14 @@ class Registry:
         """The pod's working set changed: find its new place."""
         if usage != entry.usage:
             entry.usage = usage
+            self._note_growth(entry)
             self._rank(entry)
+
+    def _note_growth(self, entry: PodEntry) -> None:
+        if entry.evicted and entry.usage is not None:
+            entry.floor = min(entry.floor, entry.usage)
+            if entry.usage >= entry.floor + self._step:
+                self.grown.add(entry.uid)
 
     def refresh(self) -> None:
         """Take every pod's working set from the table (after a sweep)."""
@@ -192,12 +202,19 @@ class Registry:
                 self.move(entry, working_set)
             else:
                 entry.counted, entry.usage = True, working_set
+                self._note_growth(entry)
                 self._rank(entry)
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
-        """An evicted pod is no candidate any more, until somebody starts processes in it again."""
-        entry.evicted, entry.returned = evicted, not evicted
+        """An evicted pod is no candidate any more, until it has grown and somebody runs in it again."""
+        entry.evicted = evicted
+        self.settle(entry)
         self._rank(entry)
+
+    def settle(self, entry: PodEntry) -> None:
+        """What it has now is no growth."""
+        entry.floor = entry.usage or 0
+        self.grown.discard(entry.uid)
 
     def order(self) -> Sequence[Candidate]:
         """Candidates, first victim first. Do not change it."""

@@ -31,15 +31,16 @@ class Trigger:
 
     def prepare(self) -> None:
         """Keep the first victim ready. Called when the order may have changed, never at a crossing."""
-        while (entry := self._registry.first()) is not None:
-            if self._ready(entry).pidfds or not entry.returned:
-                break
-            # What grew of an evicted pod was not its own doing: cgroup v1 has no cgroup.events that would have said so.
-            self._registry.set_evicted(entry, True)
+        entry = self._registry.first()
         if entry is None:
             self._word[_ARMED] = 0
             return
         now = time.monotonic_ns()
+        victim = self._prepared.get(entry.uid)
+        if victim is None:
+            self._prepared[entry.uid] = self._make(entry)
+        elif now - victim.prepared_ns > _REFRESH_NS:
+            victim.refresh()
         # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
         for uid in [u for u, v in self._prepared.items() if now - v.prepared_ns > _REFRESH_NS]:
             self._prepared.pop(uid).close()
@@ -50,15 +51,6 @@ class Trigger:
             self._word[_POD] = entry.cgroup_id
             self._uid = entry.uid
             self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
-
-    def _ready(self, entry: PodEntry) -> Victim:
-        """Its descriptors, no older than a second."""
-        victim = self._prepared.get(entry.uid)
-        if victim is None:
-            victim = self._prepared[entry.uid] = self._make(entry)
-        elif time.monotonic_ns() - victim.prepared_ns > _REFRESH_NS:
-            victim.refresh()
-        return victim
 
     def _record_is_lost(self, now_ns: int) -> bool:
         """Whether a trigger was pulled long ago and nobody heard of it: its record found the ring full."""

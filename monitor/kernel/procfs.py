@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,17 +100,17 @@ class Process:
         return True
 
 
-def wants_cpu(pid: int) -> bool:
-    """Whether a thread of the process runs or waits for a CPU (state R); False if the process is gone.
+def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:
+    """Whether a thread of these processes runs or waits for a CPU (state R), as far as the first ``most`` threads tell.
 
-    A frozen thread and one that waits for a device or a lock are in state D, one whose ending is done in Z.
+    A frozen thread and one that waits for a device or a lock are in state D, one whose ending is done in Z. A thread
+    costs 23 us to look at.
     """
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return False
-    for tid in tids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
-            if file.read().rpartition(b")")[2].split()[0] == b"R":
-                return True
-    return False
+    return b"R" in islice((state for pid in pids for state in _states(pid)), most)
+
+
+def _states(pid: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in threads:
+            with contextlib.suppress(OSError), open(f"{thread.path}/stat", "rb") as file:
+                yield file.read().rpartition(b")")[2].split()[0]

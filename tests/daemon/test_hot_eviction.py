@@ -205,7 +205,7 @@ def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> N
             hog.go()
             assert hog.wait() == -signal.SIGKILL
             live.message(daemon, "evicted", id=i + 1)
-        live.message(daemon, "an evicted pod grows again: it is a candidate again")
+        live.message(daemon, "an evicted pod runs again: it is a candidate again")
         assert decided(daemon) == ["phoenix"] * 2
 
 
@@ -251,7 +251,7 @@ def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode)
         live.message(daemon, "evicting", pod="lab/other")
         assert decided(daemon) == ["left", "other"]
         if cgroupfs.detect().version == 2:
-            assert live.messages(daemon, "an evicted pod grows again: it is a candidate again") == []
+            assert live.messages(daemon, "an evicted pod runs again: it is a candidate again") == []
 
 
 @pytest.mark.once

@@ -225,3 +225,40 @@ def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
         )
+
+
+def test_growth_of_an_evicted_pod_is_noted_from_its_least_however_it_is_found(watch: live.Watching) -> None:
+    registry = Registry(watch.table, STEP)
+    with live.cgroup("registry") as pod, live.Puppet(cgroupfs.make(pod / "c1")) as puppet:
+        entry = registry.put(told("a", pod))
+        watch.sweeper.run()
+        registry.refresh()
+        assert entry.usage is not None
+        registry.set_evicted(entry, True)
+        assert registry.order() == []
+        left = entry.usage
+        for usage, grown in ((left - 5 * STEP, False), (left - 4 * STEP - 1, False), (left - 4 * STEP, True)):
+            registry.move(entry, usage)
+            assert registry.grown == ({"a"} if grown else set())
+        registry.settle(entry)
+        assert registry.grown == set()
+        puppet.do(f"anon({8 * STEP // MIB})")
+        watch.sweeper.run()
+        registry.refresh()  # no step record has told of it
+        assert registry.grown == {"a"}
+        # Its containers change: it is the same pod.
+        cgroupfs.make(pod / "c0")
+        again = registry.put(told("a", pod, ("c0",)))
+        assert again is not entry
+        assert (again.evicted, again.floor) == (True, entry.floor)
+        watch.sweeper.run()
+        registry.refresh()
+        registry.move(again, entry.floor + STEP)
+        assert registry.grown == {"a"}
+        registry.set_evicted(again, False)
+        assert registry.grown == set()
+        assert [candidate.uid for candidate in registry.order()] == ["a"]
+        registry.set_evicted(again, True)
+        registry.move(again, again.floor + STEP)
+        registry.drop("a")
+        assert registry.grown == set()

@@ -184,7 +184,7 @@ def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
     hot = node.run()
     hot.receive("synced")
     with harness.sleeper(cgroup) as pid:
-        hot.send(t="reap", pids=[pid, 2**22 + 1])
+        hot.send(t="reap", id=7, pids=[pid, 2**22 + 1])
         hot.send(t="log", level="info", msg="after the reap")
         hot.wait_for_log("after the reap")
         assert Path(f"/proc/{pid}").exists()

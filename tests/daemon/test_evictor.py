@@ -1,0 +1,136 @@
+"""Following real pods to their end, with stand-ins for the counters and the pods that are known."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction, Victim
+from monitor.daemon.evictor import Evictor
+from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import wants_cpu
+
+pytestmark = pytest.mark.kernel
+NUMBER = 7
+
+
+class Bench:
+    """An evictor and what it is told of one pod, which holds ``held`` bytes."""
+
+    def __init__(self, cgroup: Path) -> None:
+        self.held = 64 * live.MIB
+        self.told: list[dict[str, Any]] = []
+        self.epoll = select.epoll()
+        self.victim = Victim("uid", cgroup, cgroupfs.detect().version)
+        self.victim.refresh()
+        self.entry = SimpleNamespace(uid="uid", index=0, usage=self.held)
+        nothing: Any = lambda *_: None  # noqa: E731
+        gauge: Any = SimpleNamespace(reread=nothing, table=SimpleNamespace(working_set=lambda _: self.held))
+        registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
+        stats: Any = SimpleNamespace(add=nothing, observe_us=nothing)
+        trigger: Any = SimpleNamespace(take=lambda _: self.victim)
+        self.evictor = Evictor(gauge, registry, trigger, stats, self.epoll, self.told.append)
+
+    def begin(self) -> Eviction:
+        eviction = self.evictor.begin(cast(Any, self.entry), 0)
+        eviction.decision = {"id": NUMBER, "name": "lab/pod"}
+        return eviction
+
+    def endings(self, timeout: float = 0) -> int:
+        """How many processes are reported to have ended now; they are not reported again."""
+        found = self.epoll.poll(timeout)
+        for fd, _ in found:
+            assert self.evictor.ended(fd)
+            self.epoll.unregister(fd)
+        return len(found)
+
+    def messages(self) -> list[str]:
+        return [message.get("msg", message["t"]) for message in self.told]
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("evictor") as path:
+        yield path
+
+
+def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) -> None:
+    with live.Puppet(pod) as first, live.Puppet(pod) as second:
+        bench = Bench(pod)
+        eviction = bench.begin()
+        assert not bench.evictor.follow(eviction.signalled_ns, 0)
+        assert eviction.next_look_ns > eviction.signalled_ns, "nobody looked"
+        for puppet in (first, second):
+            puppet.wait()
+        ended = 0
+        while ended < 2:
+            assert eviction.next_look_ns > 0
+            ended += bench.endings(live.TIMEOUT_S)
+        assert eviction.next_look_ns == 0
+        assert bench.evictor.follow(1, 0), "they are gone"
+        assert bench.messages() == ["evicted"]
+
+
+def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
+    with live.Puppet(pod) as first, live.Puppet(pod) as second, live.freezer() as freezer:
+        for puppet in (first, second):
+            live.freeze(freezer, puppet.pid)
+        bench = Bench(pod)
+        eviction = bench.begin()
+        assert not bench.evictor.follow(eviction.signalled_ns + STUCK_NS // 2, 0)
+        assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, 0)
+        assert bench.evictor.current is None
+        assert bench.evictor.holds("uid")
+        frozen = "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it"
+        assert bench.messages() == ["reap", frozen]
+        assert bench.told[-1]["bytes"] == bench.held
+        bench.evictor.follow_stuck(time.monotonic_ns())
+        assert bench.evictor.holds("uid")
+        (freezer / "freezer.state").write_text("THAWED")
+        for puppet in (first, second):
+            puppet.wait()
+        ended = 0
+        while ended < 2:
+            ended += bench.endings(live.TIMEOUT_S)
+        assert bench.epoll.poll(0) == []
+        bench.evictor.follow_stuck(time.monotonic_ns())
+        assert not bench.evictor.holds("uid")
+        assert bench.messages()[2:] == ["evicted"]
+
+
+@pytest.mark.parametrize("answer", [None, NUMBER - 1, NUMBER])
+def test_the_side_is_waited_for_until_it_answers(pod: Path, answer: int | None) -> None:
+    """While it is at work. (A process at full speed stands for it.)"""
+    with live.Puppet(pod) as puppet, live.Puppet(pod.parent) as side, live.freezer() as freezer:
+        live.freeze(freezer, puppet.pid)
+        side.tell("while True: pass")
+        live.until(lambda: wants_cpu([side.pid]), "the side to be at work")
+        bench = Bench(pod)
+        eviction = bench.begin()
+        assert not bench.evictor.follow(eviction.signalled_ns + 2 * REAP_AFTER_NS, side.pid)
+        assert bench.told == [{"t": "reap", "id": NUMBER, "pids": [puppet.pid]}]
+        if answer is not None:
+            bench.evictor.reaped(answer)
+        assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, side.pid) is (answer == NUMBER)
+        if answer != NUMBER:
+            assert bench.evictor.follow(eviction.signalled_ns + 4 * STUCK_NS, side.pid + 1), "another was asked"
+
+
+def test_a_side_that_was_not_asked_is_not_waited_for(pod: Path) -> None:
+    with live.Puppet(pod) as puppet, live.Puppet(pod.parent) as side, live.freezer() as freezer:
+        live.freeze(freezer, puppet.pid)
+        side.tell("while True: pass")
+        live.until(lambda: wants_cpu([side.pid]), "the side to be at work")
+        bench = Bench(pod)
+        eviction = bench.begin()
+        assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, side.pid)
