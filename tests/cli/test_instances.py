@@ -103,6 +103,5 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
     )
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
-    assert [path.parent for path in root.glob("*/*/prog_on_mark_victim")] == [
-        loader.instance_directory(state) / loader.stamp()
-    ]
+    (found,) = [path.parent for path in root.glob("*/*/prog_on_mark_victim")]
+    assert found in [loader.instance_directory(state) / stamp for stamp in loader.stamps().values()]

@@ -15,6 +15,7 @@ import live
 
 from monitor.kernel import loader
 from monitor.kernel.headers import own_tree
+from monitor.kernel.pins import TRACEPOINT, Pins
 from monitor.kernel.rungs import NAMES, SOFT_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -26,19 +27,20 @@ pytestmark = [
 ]
 
 
-def run_with(change: str, state: Path, *, then: str = "exec") -> subprocess.CompletedProcess[str]:
-    """`outrace run` on the best rung of the hook ladder alone, after ``change`` (shell) in a mount namespace that ends
-    with it.
+def run_with(
+    change: str, state: Path, *, then: str = "exec", hooks: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`outrace run` on the best rung with BPF that this kernel has and no other, after ``change`` (shell) in a mount
+    namespace that ends with it.
     """
+    hooks = hooks or Pins.open(live.pin_dir()).hook
     script = f'{change} && {then} "$0" "$@"'
     wrapper = ("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    return live.outrace(
-        "run", "--hooks", "memcg-tracepoint", "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper
-    )
+    return live.outrace("run", "--hooks", hooks, "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=wrapper)
 
 
 def hide(directory: str) -> str:
-    return f"mount -t tmpfs none {directory}"
+    return f"{{ [ ! -d {directory} ] || mount -t tmpfs none {directory}; }}"
 
 
 def test_no_btf(tmp_path: Path) -> None:
@@ -67,11 +69,10 @@ def test_no_hook(tmp_path: Path) -> None:
     """A kernel before 6.13 has no tracepoints on memory cgroup statistics; this one has no other hook either."""
     functions = "/sys/kernel/tracing/available_filter_functions"
     missing = f"[ ! -e {functions} ] || mount --bind /dev/null {functions}"
-    tracepoints = "/sys/kernel/tracing/events/memcg"
-    changes = [hide("/sys/bus/event_source/devices"), missing]
-    if Path(tracepoints).is_dir():
-        changes.append(hide(tracepoints))
-    result = run_with(" && ".join(f"{{ {change}; }}" for change in changes), tmp_path)
+    change = (
+        f"{hide('/sys/bus/event_source/devices')} && {{ {missing}; }} && {hide('/sys/kernel/tracing/events/memcg')}"
+    )
+    result = run_with(change, tmp_path, hooks=TRACEPOINT)
     live.one_line(result, 3, "no tracepoint memcg:mod_memcg_lruvec_state", "6.13")
 
 

@@ -33,7 +33,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state:
         with live.daemon(node, state_dir=state, keep_pins=True) as daemon:
             refused = live.outrace("unload", "--state-dir", str(state))
             live.one_line(refused, 1, f"in use by pid {daemon.pid}", "--force")
-            assert (instance / loader.stamp() / "link_on_mark_victim").exists()
+            assert (instance / loader.stamp(live.rung(daemon)) / "link_on_mark_victim").exists()
             # Forced, the daemon goes on with its own descriptors.
             forced = live.outrace("unload", "--state-dir", str(state), "--force")
             assert forced.returncode == 0, forced.stderr
