@@ -162,6 +162,7 @@ class Eviction:
         self.victim.kill()
         self.killed_ns = time.monotonic_ns()
         self.kill_at_ns = None
+        self.looked(self.killed_ns, 0)
 
     def hurry(self) -> None:
         """End the grace now."""
