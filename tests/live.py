@@ -331,18 +331,27 @@ class Watching:
 
 
 @contextmanager
+def freezer_root() -> Iterator[Path | None]:
+    """Where cgroup v1's freezer is mounted; meanwhile somewhere, if it is not. None where it cannot be."""
+    with ExitStack() as stack:
+        root = cgroupfs.freezer()
+        if root is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrace-test-")))
+            if subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", root], check=False).returncode:
+                root = None
+            else:
+                stack.callback(subprocess.run, ["umount", root], check=True)
+        yield root
+
+
+@contextmanager
 def freezer() -> Iterator[Path]:
     """A cgroup of the v1 freezer: a process killed in it while it is frozen stays until it is thawed, at the latest in
     the end. (Under v2 it would exit at once; but v1's may be mounted beside v2.)
     """
-    with ExitStack() as stack:
-        root = Path("/sys/fs/cgroup/freezer")
-        if not (root / "cgroup.procs").exists():
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrace-test-")))
-            mounted = subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", root], capture_output=True)
-            if mounted.returncode:
-                pytest.skip(f"no v1 freezer here, and it cannot be mounted: {mounted.stderr.decode().strip()}")
-            stack.callback(subprocess.run, ["umount", root], check=True)
+    with freezer_root() as root:
+        if root is None:
+            pytest.skip("cgroup v1's freezer is not mounted, and cannot be")
         path = root / f"outrace-test-{os.getpid()}"
         path.mkdir()
         try:

@@ -89,6 +89,15 @@ def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
     )
 
 
+def freezer(mounts: str | Path = MOUNTS) -> Path | None:
+    """Where cgroup v1's freezer is mounted, which may be beside cgroup v2."""
+    for line in Path(mounts).read_text(errors="surrogateescape").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 3 and fields[2] == "cgroup" and "freezer" in fields[3].split(","):
+            return Path(unescape(fields[1]))
+    return None
+
+
 def unescape(field: str) -> str:
     """A field of a mount table: the kernel writes space, tab, newline and backslash as three octal digits (proc(5))."""
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field)

@@ -28,7 +28,6 @@ from monitor.race.badness import likely_victim
 from monitor.race.forecast import Point
 from monitor.report.incident_reader import IncidentReader
 
-FREEZER = Path("/sys/fs/cgroup/freezer")
 #: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
 PATIENCE_S = 120.0
 #: Between two looks at who would be killed, and at how much memory there is.
@@ -57,7 +56,8 @@ class Scenario:
 
 def freezer() -> str:
     """To hold a process that has been killed: the freezer of cgroup v2 lets it go."""
-    return "" if FREEZER.exists() else f"no cgroup v1 freezer at {FREEZER}"
+    remedy = "mount it, which may be beside cgroup v2: mount -t cgroup -o freezer freezer DIRECTORY"
+    return "" if cgroupfs.freezer() else f"cgroup v1's freezer is not mounted; {remedy}"
 
 
 def unified() -> str:
@@ -148,7 +148,9 @@ class Stage:
     @contextmanager
     def frozen(self, pid: int) -> Iterator[None]:
         """The process stands still meanwhile, and would not even die: cgroup v1's freezer."""
-        path = FREEZER / f"{self.node.cgroup.name}-{pid}"
+        root = cgroupfs.freezer()
+        assert root is not None, "`freezer` has said so"
+        path = root / f"{self.node.cgroup.name}-{pid}"
         path.mkdir()
         self.node.also_thaw(path)
         state = path / "freezer.state"

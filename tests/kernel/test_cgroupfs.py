@@ -343,3 +343,12 @@ def test_meminfo_without_memtotal_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemFree: 1 kB\n")
     with pytest.raises(CannotError, match="meminfo has no MemTotal"):
         meminfo.mem_total(tmp_path / "meminfo")
+
+
+def test_the_freezer_is_found_where_it_is_mounted(tmp_path: Path) -> None:
+    table = tmp_path / "mounts"
+    v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,memory_recursiveprot 0 0\n"
+    table.write_text(v2 + "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\nodd\n")
+    assert cgroupfs.freezer(table) is None
+    table.write_text(v2 + "freezer /tmp/a\\040b cgroup rw,relatime,freezer 0 0\n")
+    assert cgroupfs.freezer(table) == Path("/tmp/a b")

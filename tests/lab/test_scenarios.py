@@ -78,7 +78,7 @@ def played(
         finally:
             state_dirs.put(state_dir)
 
-    with ThreadPoolExecutor(JOBS) as pool:
+    with live.freezer_root(), ThreadPoolExecutor(JOBS) as pool:
         yield {s.name: pool.submit(one, s) for s in SCENARIOS if s.name in asked and not missing(s)}
     for directory in every:
         loader.unload(loader.instance_directory(directory))
