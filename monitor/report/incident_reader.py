@@ -182,6 +182,8 @@ class IncidentReader:
             errors_of(path),
             closing(connect(path, write=path != self.path, timeout_s=self.wait_s)) as connection,
         ):
+            # All of it from one moment: a store that is being made is otherwise half of one.
+            connection.execute("BEGIN")
             return question(connection) if check_schema(connection) else None
 
 

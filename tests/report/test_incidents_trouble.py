@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from filesystems import Mounts
 from incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
 
-from monitor.report import incident_file
+from monitor.report import incident_file, incident_reader
 from monitor.report.incident_reader import IncidentReader
 from monitor.report.incident_salvage import damaged_files
 from monitor.report.incidents import MIN_BYTES, IncidentStore
@@ -298,6 +299,32 @@ def test_a_store_that_was_removed_is_begun_anew(path: Path) -> None:
     store.add(OWN_LIMIT)
     assert [found["id"] for found in store.list()] == [OWN_LIMIT["id"]]
     assert (store.stored, store.set_aside) == (1, 0)
+
+
+def test_a_store_that_is_being_made_is_empty_to_who_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer commits between two of the reader's questions about what the file is."""
+    connect = incident_file.connect
+    path.parent.mkdir(exist_ok=True)
+    made = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+
+        def watched(*args: Any, **options: Any) -> sqlite3.Connection:
+            connection = connect(*args, **options)
+
+            def asked(statement: str) -> None:
+                if statement == "PRAGMA user_version" and not made:
+                    incident_file.prepare(writer)
+                    made.append(statement)
+
+            connection.set_trace_callback(asked)
+            return connection
+
+        monkeypatch.setattr(incident_file, "connect", watched)
+        monkeypatch.setattr(incident_reader, "_TRIES", 1)
+        assert IncidentReader(path).list() == []
+        assert len(made) == 1
+        assert IncidentReader(path).list() == []
 
 
 READER = """
