@@ -111,7 +111,7 @@ def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
             hot = node.run(stderr)
         hot.receive("synced")
         line = "x" * 2000
-        for _ in range(3000):  # far more than the pipe (64 KiB) and the queue (1,024 lines) hold
+        for _ in range(6000):  # far more than the pipe (64 KiB) and the queue (4,096 lines) hold
             assert hot.sock is not None
             hot.sock.send(json.dumps({"t": "log", "level": "info", "msg": line}).encode())
         node.pod("a")
