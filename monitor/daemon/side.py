@@ -51,8 +51,8 @@ _FIRST_LOOK_S = 2.0
 _RETRY_S = 5.0
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
-#: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and on 2 CPUs kept
-#: busy by 30 pods a reader came so late that 171 did not fit into 1024.
+#: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
+#: kept 2 CPUs busy a reader came so late that 171 did not fit into 1024.
 _LINES = 4096
 #: How long the log and the state dir get to finish when the daemon ends, each of them.
 _CLOSE_S = 2.0
