@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from monitor.kernel.cgroupfs import pids_below
+from monitor.kernel.cgroupfs import empty, pids_below
 from monitor.kernel.procfs import wants_cpu
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
@@ -87,6 +87,11 @@ class Victim:
     def _forget(self, pid: int) -> None:
         os.close(self.pidfds.pop(pid))
         self._told.pop(pid, None)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether a kill would reach nobody: no process was there yet, and there is no cgroup.kill."""
+        return not self.pidfds and self._kill_fd < 0
 
     def kill(self) -> None:
         """SIGKILL everything. Reads no file."""
@@ -173,7 +178,7 @@ class Eviction:
         """Go on with it; True when nobody is left, in the pod's cgroups or of those who were there."""
         if self.kill_at_ns is not None and now_ns >= self.kill_at_ns:
             self._kill()
-        if not pids_below(self.victim.cgroup) and not self.victim.alive():
+        if empty(self.victim.cgroup) and not self.victim.alive():
             return True
         self.victim.refresh(forget=False)
         self.pids.update(self.victim.pidfds)

@@ -48,7 +48,4 @@ class Stops:
         found = self._view.pods.get(uid)
         if found is None:
             return True
-        try:
-            return not cgroupfs.pids_below(found.cgroup)
-        except cgroupfs.CgroupGone:
-            return True
+        return cgroupfs.empty(found.cgroup)

@@ -12,6 +12,8 @@ from monitor.daemon.registry import PodEntry, Registry
 
 #: Processes come and go; what was prepared is looked at again after this long.
 _REFRESH_NS = 1_000_000_000
+#: One that was empty and yet is the first has processes that came since. (Not more often: each look takes a lock.)
+_EMPTY_NS = 100_000_000
 _ARMED, _POD, _FIRED = 0, 1, 3  # words of struct victim
 
 
@@ -39,7 +41,7 @@ class Trigger:
         victim = self._prepared.get(entry.uid)
         if victim is None:
             self._prepared[entry.uid] = self._make(entry)
-        elif now - victim.prepared_ns > _REFRESH_NS:
+        elif now - victim.prepared_ns > (_REFRESH_NS if victim.pidfds else _EMPTY_NS):
             victim.refresh()
         # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
         for uid in [u for u, v in self._prepared.items() if now - v.prepared_ns > _REFRESH_NS]:
@@ -64,7 +66,7 @@ class Trigger:
     def take(self, entry: PodEntry) -> Victim:
         """The prepared victim of a pod, for good; made now if it was not prepared."""
         victim = self._prepared.pop(entry.uid, None)
-        if victim is not None and time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS:
+        if victim is not None and (victim.is_blind or time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS):
             victim.refresh()
         self.was_prepared = victim is not None
         return victim or self._make(entry)

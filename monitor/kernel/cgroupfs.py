@@ -239,6 +239,16 @@ def populated(path: Path) -> bool | None:
     return "populated 1" in events.splitlines()
 
 
+def empty(path: Path) -> bool:
+    """Whether nobody is left in it and below, not even somebody whose memory is still being freed. Raises OSError.
+
+    cgroup.procs does not tell: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), with all
+    that it holds still charged. So cgroup v2 is asked whether it is populated; on v1 a killer keeps pidfds.
+    """
+    runs = populated(path)
+    return not (pids_below(path) if runs is None else runs)
+
+
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
     """The machine as the kubelet sees it: the root cgroup against ``mem_total`` bytes (MemTotal of /proc/meminfo)."""
     usage, inactive, active = _figures(hierarchy, hierarchy.root)

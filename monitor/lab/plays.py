@@ -263,11 +263,16 @@ def user_kill(stage: Stage) -> None:
 
 def already_exiting(stage: Stage) -> None:
     """A frozen process that was killed by its owner is marked by the OOM killer, which lets it go on, and thus die."""
-    leaving = stage.filled(stage.pod("leaving"), 100)
+    leaving = stage.filled(stage.pod("leaving"), 40)
+    stage.score(leaving, 1000)
+    hog = stage.hog(stage.pod("hog"), 140)
+    with suppress(PermissionError):  # see `wrong_victim`
+        stage.score(hog, -1000)
     with stage.frozen(leaving.pid):
         os.kill(leaving.pid, signal.SIGKILL)
-        stage.filled(stage.pod("hog"), 80, rate=STEADY)
+        hog.go()
         stage.dies(leaving)
+        hog.expect("grown")
 
 
 def lost_records(stage: Stage) -> None:

@@ -101,6 +101,25 @@ def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
     victim.close()
 
 
+@pytest.mark.skipif(VERSION == 1, reason="cgroup v1 kills by pidfds alone, and they tell when a process has ended")
+def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
+    """Though nobody holds a pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
+    if not (pod / "cgroup.kill").exists():
+        pytest.skip("cgroup.kill came with Linux 5.14")
+    victim = prepared(pod)
+    with live.Puppet(pod / "c2") as late:
+        late.do("anon(200)")
+        eviction = Eviction(victim, 0, 0)
+        while pids_below(pod):
+            pass
+        assert not eviction.pids
+        while not eviction.step(0):
+            pass
+        held = int((pod / "memory.current").read_text())
+        assert held < 20 * live.MIB, "it was over too early"
+    victim.close()
+
+
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     victim = prepared(pod)

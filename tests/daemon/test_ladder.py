@@ -95,7 +95,8 @@ def test_a_kill_at_a_pods_own_limit_is_told_in_full(node: LabNode, tmp_path: Pat
         killed = live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert (killed["victim_pid"], killed["oom_limit"], killed["scope"]) == (hog.pid, 32 * MIB, "memcg")
         assert killed["anon_rss"] > 10 * MIB
-        assert killed["missing"] == ["reclaim"]
+        # 350 ms are waited for its end, which an emulated CPU may be late with.
+        assert killed["missing"] in (["reclaim"], ["reclaim", "exit"] if live.emulated() else ["reclaim"])
         assert incident(daemon)["verdict"] == "own_limit"
         assert live.metric(daemon, 'oom_kills_total{scope="memcg"}') == 1
 

@@ -1,0 +1,56 @@
+"""Who would be killed next, kept ready: real pods, in a registry that stands in for the real one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.daemon.trigger import _EMPTY_NS, Trigger
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("next") as path:
+        yield path
+
+
+def ready(pod: Path, version: int) -> tuple[Trigger, Any]:
+    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=1)
+    registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
+    trigger = Trigger(memoryview(bytearray(32)).cast("Q"), registry, version, in_kernel=False)
+    trigger.prepare()
+    return trigger, entry
+
+
+def test_who_came_to_an_empty_pod_is_prepared_soon(pod: Path) -> None:
+    trigger, entry = ready(pod, 1)
+    with live.Puppet(pod) as late:
+        time.sleep(_EMPTY_NS / 1e9)
+        trigger.prepare()
+        # That it is looked at again when it is taken would hide it.
+        (victim,) = trigger._prepared.values()
+        assert set(victim.pidfds) == {late.pid}
+        assert trigger.take(entry) is victim
+        victim.close()
+
+
+def test_a_kill_that_would_reach_nobody_is_looked_at_again(pod: Path) -> None:
+    """By pidfds alone, as on cgroup v1."""
+    trigger, entry = ready(pod, 1)
+    with live.Puppet(pod) as late:
+        victim = trigger.take(entry)
+        assert trigger.was_prepared
+        victim.kill()
+        assert late.wait() == -9
+        victim.close()
