@@ -90,7 +90,7 @@ class Victim:
 
     @property
     def is_blind(self) -> bool:
-        """Whether a kill would reach nobody: no process was there yet, and there is no cgroup.kill."""
+        """Whether there is nothing to kill by: no process was there when it was prepared, and no cgroup.kill."""
         return not self.pidfds and self._kill_fd < 0
 
     def kill(self) -> None:
@@ -205,7 +205,9 @@ class Eviction:
         self._asked_ns = now_ns
         if usage is not None and usage < _NOTHING + self._most // _PART:
             return "gave its memory back, but does not end"
-        if not wants_cpu(([helper] if helper else []) + self.victim.alive()):
+        alive = self.victim.alive()
+        # Who is dying and cannot be named (Linux 7.0, see `cgroupfs.empty`) may be waiting for a CPU.
+        if alive and not wants_cpu(([helper] if helper else []) + alive):
             return "gives nothing back (frozen, or in an endless system call)"
         return "gives nothing back (it gets no CPU)" if still_ns > STARVED_NS else ""
 
@@ -222,7 +224,7 @@ class Eviction:
         """Pids to hand to process_mrelease: once, when a killed pod is still there after a while."""
         if self.killed_ns is None or self.reap_sent or now_ns - self.killed_ns < REAP_AFTER_NS:
             return []
-        self.reap_sent = True
+        self.reap_sent = bool(self.pids)
         return sorted(self.pids)[:_REAPED]
 
     def pidfds(self) -> Iterable[int]:

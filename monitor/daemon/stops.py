@@ -46,6 +46,4 @@ class Stops:
 
     def _is_empty(self, uid: str) -> bool:
         found = self._view.pods.get(uid)
-        if found is None:
-            return True
-        return cgroupfs.empty(found.cgroup)
+        return found is None or cgroupfs.empty(found.cgroup)

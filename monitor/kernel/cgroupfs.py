@@ -240,7 +240,7 @@ def populated(path: Path) -> bool | None:
 
 
 def empty(path: Path) -> bool:
-    """Whether nobody is left in it and below, not even somebody whose memory is still being freed. Raises OSError.
+    """Whether nobody is left in it and below; on v2 nor anybody whose memory is being freed. Raises OSError.
 
     cgroup.procs does not tell: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), with all
     that it holds still charged. So cgroup v2 is asked whether it is populated; on v1 a killer keeps pidfds.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,13 @@ def prepared(pod: Path) -> Victim:
 def finish(eviction: Eviction) -> None:
     live.until(lambda: eviction.step(0), "the pod to be empty")
     eviction.victim.close()
+
+
+def without_pause(check: Callable[[], bool]) -> None:
+    """Look until it is true, for what would be over before `live.until` looks again."""
+    deadline = time.monotonic() + live.TIMEOUT_S
+    while not check():
+        assert time.monotonic() < deadline
 
 
 def test_pids_of_the_whole_tree_and_of_nothing(pod: Path) -> None:
@@ -110,14 +118,25 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
     with live.Puppet(pod / "c2") as late:
         late.do("anon(200)")
         eviction = Eviction(victim, 0, 0)
-        while pids_below(pod):
-            pass
+        without_pause(lambda: not pids_below(pod))
         assert not eviction.pids
-        while not eviction.step(0):
-            pass
+        without_pause(lambda: eviction.step(0))
         held = int((pod / "memory.current").read_text())
         assert held < 20 * live.MIB, "it was over too early"
     victim.close()
+
+
+def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
+    """It may be waiting for a CPU; and nobody is asked to free the memory of no process."""
+    eviction = Eviction(prepared(pod), 0, 64 * live.MIB)
+    killed = eviction.killed_ns
+    assert killed is not None
+    assert eviction.to_reap(killed + REAP_AFTER_NS) == []
+    assert not eviction.reap_sent
+    assert eviction.stuck(64 * live.MIB, killed) == ""
+    assert eviction.stuck(64 * live.MIB, killed + STUCK_NS + 1) == ""
+    assert "no CPU" in eviction.stuck(64 * live.MIB, killed + STARVED_NS + STUCK_NS)
+    eviction.victim.close()
 
 
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
