@@ -139,7 +139,8 @@ class Victim:
 class Eviction:
     """One pod being evicted, from the first signal until nobody is left in its cgroups."""
 
-    def __init__(self, victim: Victim, grace_s: int, usage_before: int) -> None:
+    def __init__(self, victim: Victim, grace_s: int, usage_before: int, sent: tuple[int, int] | None = None) -> None:
+        """``sent``: its processes have had their SIGKILL already, between these two times (ns)."""
         self.victim = victim
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
@@ -152,10 +153,14 @@ class Eviction:
             # may be what cleans up.
             victim.refresh()
         self.pids: set[int] = set(victim.pidfds)
-        self.started_ns = time.monotonic_ns()
+        self.started_ns = time.monotonic_ns() if sent is None else sent[0]
         self.kill_at_ns: int | None = self.started_ns + self.grace_ns if grace_s > 0 else None
         self.killed_ns: int | None = None
         self.reap_sent = False
+        if sent is not None:
+            self.killed_ns = self.signalled_ns = sent[1]
+            self.looked(sent[1], 0)
+            return
         if self.kill_at_ns is None:
             self._kill()
         else:

@@ -5,19 +5,31 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from monitor.actions.evict import Eviction
+from monitor.actions.evict import Eviction, Victim
 from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
+from monitor.kernel.domains import Reading
 
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
 
 #: Pids named in a message: one packet has to hold it.
 _SHOWN = 1000
+
+
+class SentKill(NamedTuple):
+    """A pod that got its SIGKILL at the crossing, before the pass that says so. Times in ns (CLOCK_MONOTONIC)."""
+
+    entry: PodEntry
+    victim: Victim
+    reading: Reading  # of the domain that was crossed
+    decided_ns: int
+    signalled_ns: int
+
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -39,9 +51,12 @@ class Evictor:
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
         self._helper = 0  # pid of the side that was asked to free the current one's memory, until it answers
 
-    def begin(self, entry: PodEntry, grace_s: int) -> Eviction:
-        """Send the first signals: SIGTERM with a grace, SIGKILL without."""
-        self.current = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
+    def begin(self, entry: PodEntry, grace_s: int, sent: SentKill | None = None) -> Eviction:
+        """Send the first signals: SIGTERM with a grace, SIGKILL without. ``sent``: they went out already."""
+        if sent is None:
+            self.current = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
+        else:
+            self.current = Eviction(sent.victim, 0, entry.usage or 0, (sent.decided_ns, sent.signalled_ns))
         self._helper = 0
         self._leaving = set(self.current.pidfds())
         for fd in self._leaving:

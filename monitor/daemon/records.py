@@ -155,7 +155,7 @@ class Records:
                 reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                 if kind == CROSS:
                     seen_ns = time.monotonic_ns()
-                    self._decider.run_pass(ts)
+                    self._decider.run_pass(ts, watch)
                     self._tell_crossing(watch, threshold, reading, ts, seen_ns)
                 else:
                     self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")

@@ -72,6 +72,20 @@ class Trigger:
         self.was_prepared = victim is not None
         return victim or self._make(entry)
 
+    def ready(self, uid: str) -> Victim | None:
+        """The prepared victim of a pod, for good, where a signal can leave with nothing looked up; None otherwise.
+
+        None too where the kernel signals at the crossing: what it has pulled is to be heard of first.
+        """
+        victim = self._prepared.get(uid)
+        if self._in_kernel or victim is None or victim.is_blind:
+            return None
+        if time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS:
+            return None
+        del self._prepared[uid]
+        self.was_prepared = True
+        return victim
+
     @property
     def is_pulled(self) -> bool:
         """Whether the kernel pulled it and that was not heard of yet."""

@@ -30,6 +30,7 @@ class Watch:
     capacity: int
     thresholds: tuple[Threshold, ...]  # in the order of the ceilings in the table
     lines: tuple[int, ...]  # available bytes below which each of them is met
+    hard_line: int  # the highest of the hard ones; 0 without any
     path: Path | None  # None: the whole machine
     usage_fd: int = -1
 
@@ -44,6 +45,7 @@ class Watch:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
         self.capacity = capacity
         self.lines = _lines(self.thresholds, capacity)
+        self.hard_line = _hard_line(self.thresholds, self.lines)
 
     @property
     def floor(self) -> int:
@@ -73,6 +75,7 @@ def make_watch(
     Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
     """
     mine = tuple(t for t in thresholds if t.signal == signal)
+    lines = _lines(mine, capacity)
     usage_fd = -1
     if cgroup is None:
         cgroup_id, flags = 1, MACHINE  # the root of the memory hierarchy has inode 1 on v1 and v2
@@ -86,7 +89,8 @@ def make_watch(
         index=table.add(cgroup_id, flags=flags, step=step, path=cgroup),
         capacity=capacity,
         thresholds=mine,
-        lines=_lines(mine, capacity),
+        lines=lines,
+        hard_line=_hard_line(mine, lines),
         path=cgroup,
         usage_fd=usage_fd,
     )
@@ -94,6 +98,10 @@ def make_watch(
 
 def _lines(thresholds: Sequence[Threshold], capacity: int) -> tuple[int, ...]:
     return tuple(t.quantity(capacity) for t in thresholds)
+
+
+def _hard_line(thresholds: Sequence[Threshold], lines: Sequence[int]) -> int:
+    return max((line for t, line in zip(thresholds, lines, strict=True) if t.hard), default=0)
 
 
 def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool) -> None:

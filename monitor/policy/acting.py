@@ -31,6 +31,16 @@ def grace_s(outcome: Outcome) -> int:
     return 0 if of_memory(outcome) and urgent(outcome) else max(LEAST_GRACE_S, outcome.grace_s)
 
 
+def takes_first_at_once(available: int, hard_line: int) -> bool:
+    """Whether a pass on these numbers (bytes) is sure to evict the first pod of the order, without a grace.
+
+    ``hard_line``: the highest hard threshold for memory of this domain, 0 without any. It is met in the first pass that
+    sees it, preferred to every other signal, and waits for nobody: so a prepared victim may be signalled before that
+    pass is made.
+    """
+    return hard_line > 0 and available < hard_line
+
+
 def hurries(outcome: Outcome) -> bool:
     """Whether the pod being evicted may not go on with its grace.
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
 
-from monitor.policy.acting import grace_s, hurries, of_memory, urgent
-from monitor.policy.ranking import Candidate
-from monitor.policy.synchronize import Outcome
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.acting import grace_s, hurries, of_memory, takes_first_at_once, urgent
+from monitor.policy.compat import KUBELET, SANE
+from monitor.policy.ranking import Candidate, memory_key
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.policy.standing import Standing
+from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.policy.thresholds import Threshold, parse_thresholds
 
 POD = Candidate("u", "ns", "p", 0, 0, 1, critical=False)
@@ -46,3 +53,64 @@ def test_a_hard_threshold_hurries_who_is_in_the_grace() -> None:
     assert hurries(outcome(SOFT, HARD))
     assert not hurries(outcome(SOFT))
     assert not hurries(outcome(HARD, victim=None))
+
+
+CAPACITY = 1000
+SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, "nodefs.available", "pid.available")
+percents = st.integers(1, 99).map(lambda n: f"{n}%")
+amounts = st.integers(1, CAPACITY).map(str)
+available = st.integers(-50, CAPACITY)
+observed = st.fixed_dictionaries({MEMORY: available, ALLOCATABLE_MEMORY: available}, optional={
+    "nodefs.available": available, "pid.available": available,
+})  # fmt: skip
+pods = st.lists(
+    st.builds(
+        Candidate,
+        uid=st.integers(0, 10**9).map(str),
+        namespace=st.just("ns"),
+        name=st.just("p"),
+        priority=st.integers(-2, 2),
+        request=st.integers(0, 500),
+        usage=st.integers(0, 500) | st.none(),
+        critical=st.booleans(),
+    ),
+    max_size=5,
+    unique_by=lambda candidate: candidate.uid,
+)
+
+
+@given(
+    hard=st.dictionaries(st.sampled_from(SIGNALS[:1] + SIGNALS[2:]), percents | amounts, min_size=1),
+    soft=st.dictionaries(st.sampled_from(SIGNALS[:1] + SIGNALS[2:]), percents | amounts),
+    reclaim=st.dictionaries(st.sampled_from(SIGNALS[:1] + SIGNALS[2:]), amounts),
+    compat=st.sampled_from([SANE, KUBELET]),
+    before=st.lists(observed, max_size=3),
+    now=observed,
+    candidates=pods,
+)
+def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_once(
+    hard: Mapping[str, str],
+    soft: Mapping[str, str],
+    reclaim: Mapping[str, str],
+    compat: str,
+    before: list[Mapping[str, int]],
+    now: Mapping[str, int],
+    candidates: list[Candidate],
+) -> None:
+    """A prepared victim is signalled before the pass that says so: whatever came before, the pass has to say so."""
+    thresholds = parse_thresholds(hard, soft, dict.fromkeys(soft, "30s"), reclaim)
+    config = EvictionConfig(thresholds=thresholds, transition_period_ns=5, max_pod_grace_s=7, compat=compat)
+    standing = Standing(lambda candidate, _qos: memory_key(candidate))
+    for candidate in candidates:
+        standing.put(candidate, "Burstable")
+    state, outcome = State.initial(), None
+    for stamp, seen in enumerate((*before, now), 1):
+        observations = {signal: Observation(free, CAPACITY, stamp) for signal, free in seen.items()}
+        state, outcome = synchronize(config, state, observations, stamp, lambda _: standing.order())
+    assert outcome is not None
+    for signal in (MEMORY, ALLOCATABLE_MEMORY):
+        lines = [t.quantity(CAPACITY) for t in thresholds if t.signal == signal and t.hard]
+        if takes_first_at_once(now[signal], max(lines, default=0)):
+            assert outcome.victim == standing.first()
+            assert of_memory(outcome)
+            assert grace_s(outcome) == 0

@@ -77,24 +77,28 @@ class World:
         standing = NotedStanding(policy.memory_key)
         self.registry = Registry(cast(Any, self.table), MIB, standing)
         self.journal = Journal(standing, self.send)
-        watches = [
+        self.watches: list[Any] = [
             types.SimpleNamespace(
                 name=name,
                 signal=signal,
                 index=-1,
                 capacity=CAPACITY,
-                thresholds=[t for t in rules.thresholds if t.signal == signal],
+                thresholds=(mine := [t for t in rules.thresholds if t.signal == signal]),
+                hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
                 observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
             )
             for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
         ]
         gauge = types.SimpleNamespace(
-            watches=watches, table=self.table, reading=lambda watch: Reading(self.working_set, 0, 0)
+            watches=self.watches, table=self.table, reading=lambda watch: Reading(self.working_set, 0, 0)
         )
         self.fired: Any = None
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None)
         slow = SlowSignals(config, policy, lambda message: None)
-        self.trigger = types.SimpleNamespace(disarm=lambda: self.fired, was_prepared=True, is_pulled=False)
+        self.ready = False  # a victim is prepared: it is signalled before the pass
+        self.trigger = types.SimpleNamespace(
+            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared
+        )
         parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, STATS, self.tell)
         self.decider = Decider(*cast(Any, parts), self.journal)
         self.decider.may_act = True
@@ -108,7 +112,11 @@ class World:
         if message["t"] == "decision":
             self.told.append(message)
 
-    def begin(self, entry: Any, grace_s: int) -> Any:
+    def prepared(self, uid: str) -> Any:
+        return types.SimpleNamespace(uid=uid, kill=lambda: None) if self.ready and self.fired is None else None
+
+    def begin(self, entry: Any, grace_s: int, sent: Any = None) -> Any:
+        assert sent is None or (sent.entry, grace_s) == (entry, 0), "another pod was signalled than the pass chose"
         self.evictor.current = types.SimpleNamespace(uid=entry.uid, signalled_ns=self.now_ns, killed_ns=None)
         return self.evictor.current
 
@@ -131,7 +139,8 @@ class World:
 
     def run(self, available: int, crossed: bool) -> None:
         self.working_set = CAPACITY - available * MIB
-        self.decider.run_pass(self.now_ns if crossed else 0)
+        self.ready = crossed and available % 2 == 0
+        self.decider.run_pass(self.now_ns if crossed else 0, self.watches[0] if crossed else None)
 
     def press(self, available: int) -> None:
         self.wait(SECOND)
