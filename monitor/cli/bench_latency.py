@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from monitor.cli.latency_floor import monitored, paired, ratio
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import MonitorError
 from monitor.kernel import loader, mounts
@@ -110,28 +111,6 @@ def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> lis
     return out
 
 
-def kills(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int) -> tuple[list[float], list[float]]:
-    """``n`` evictions of a pod whose one process runs into the threshold: us to the decision, us to the SIGKILL."""
-    decided, signalled = [], []
-    for _ in range(n):
-        daemon.poll()
-        since = len(daemon.log)
-        hog = node.start_hog(victim, mib=HOGS * HOG_MIB)
-        hog.go()
-        record = daemon.wait_for(lambda r: r.get("msg") == "evicting", 20.0, since)
-        done = daemon.wait_for(lambda r: r.get("msg") == "evicted", 20.0, since)
-        hog.close()
-        node.children.remove(hog)
-        if record is None or done is None:
-            raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
-        if record["uid"] != victim.uid:
-            raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-        if record["crossed_ns"]:
-            decided.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
-            signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
-    return decided, signalled
-
-
 @contextlib.contextmanager
 def small_disk(directory: Path) -> Iterator[Path]:
     """A file system of 512 KiB of its own (tmpfs) mounted on ``directory``; `fill` leaves not one byte free."""
@@ -185,8 +164,8 @@ def measure(label: str, state_dir: Path, crossings: int, n_kills: int, disturbed
                     fill(state_dir)
                     stack.enter_context(scraping(daemon, SCRAPE_S))
                 if enforce:
-                    _, signalled = kills(daemon, node, victim, n_kills)
-                    rows.append(summary(f"crossing_to_sigkill{label}", signalled))
+                    got = monitored(daemon, node, victim, n_kills)
+                    rows.append(summary(f"crossing_to_sigkill{label}", got.signalled))
                 else:
                     hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
                     rows.append(summary(f"crossing_to_decision{label}", observe_crossings(daemon, hogs, crossings)))
@@ -203,11 +182,36 @@ def measure(label: str, state_dir: Path, crossings: int, n_kills: int, disturbed
     return rows
 
 
+def against_floor(state_dir: Path, n_kills: int, turns: int, n_pods: int) -> list[dict[str, Any]]:
+    """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go."""
+    rows = []
+    with LabNode("latency", NODE_BYTES) as node:
+        pods = fill_pods(node, n_pods - 1)
+        victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
+        for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
+            ours, floor = paired(node, victim, pods, state_dir, THRESHOLD - node.usage(), kind, n_kills, turns)
+            at_floor = summary(f"floor_to_sigkill_{label}", floor.signalled)
+            at_ours = summary(f"crossing_to_sigkill_{label}", ours.signalled)
+            rows += [
+                summary(f"floor_to_seen_{label}", floor.seen),
+                at_floor,
+                summary(f"crossing_to_decision_{label}", ours.seen),
+                at_ours,
+                ratio(f"sigkill_to_floor_{label}", at_ours, at_floor),
+            ]
+        _sleepers_end()
+    return rows
+
+
 def _sleepers_end() -> None:
     for process in _sleepers:
         process.kill()
         process.wait()
     _sleepers.clear()
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{value:.2f}" if unit == "ratio" else f"{value:.0f}"
 
 
 @click.command()
@@ -216,19 +220,29 @@ def _sleepers_end() -> None:
     "--kills", "n_kills", default=300, show_default=True, type=click.IntRange(1), help="Evictions to measure."
 )
 @click.option("--no-disturbance", is_flag=True, help="Leave out the runs under scraping and with a full disk.")
+@click.option("--floor-only", is_flag=True, help="Only the comparison with the floor.")
+@click.option("--turns", default=6, show_default=True, type=click.IntRange(1), help="Turns of monitor and floor.")
+@click.option("--pods", default=KILL_PODS, show_default=True, type=click.IntRange(3), help="Pods beside the floor.")
 @output_option
-def latency(crossings: int, n_kills: int, no_disturbance: bool, output: str) -> None:
+def latency(
+    crossings: int, n_kills: int, no_disturbance: bool, floor_only: bool, turns: int, pods: int, output: str
+) -> None:
     """Measure crossing to decision (4 processes at full speed, observe mode) and to SIGKILL (110 pods, enforce mode).
 
-    Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full.
+    Then both again while /metrics is scraped every 50 ms and the disk of the state dir is full. Then, in turns, the
+    SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows nothing but whom to
+    kill. The rows sigkill_to_floor_* are the ratio of the two.
     """
     mounts.ensure()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name, small_disk(Path(name)) as state_dir:
         try:
-            rows = measure("", state_dir, crossings, n_kills, disturbed=False)
-            if not no_disturbance:
-                rows += measure("_disturbed", state_dir, crossings, n_kills, disturbed=True)
+            rows = []
+            if not floor_only:
+                rows += measure("", state_dir, crossings, n_kills, disturbed=False)
+                if not no_disturbance:
+                    rows += measure("_disturbed", state_dir, crossings, n_kills, disturbed=True)
+            rows += against_floor(state_dir, n_kills, turns, pods)
         finally:
             loader.unload(loader.instance_directory(state_dir))
     if output == "json":
@@ -236,6 +250,6 @@ def latency(crossings: int, n_kills: int, no_disturbance: bool, output: str) -> 
     else:
         print_table(
             ("what", "unit", "n", "p50", "p99", "max"),
-            [(r["name"], r["unit"], r["n"], *(f"{r[k]:.0f}" for k in ("p50", "p99", "max"))) for r in rows],
+            [(r["name"], r["unit"], r["n"], *(_shown(r[k], r["unit"]) for k in ("p50", "p99", "max"))) for r in rows],
         )
     click.echo(f"took {time.monotonic() - began:.0f} s", err=True)

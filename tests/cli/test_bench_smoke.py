@@ -78,6 +78,20 @@ def test_bench_footprint_measures_starts_memory_and_idle_cpu(tmp_path: Path) -> 
     assert {name for name, row in rows.items() if "target" in row} == set(bench_footprint.TARGETS)
 
 
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_latency_measures_the_monitor_and_the_floor_in_turns(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "latency", "--floor-only", "--kills", "2", "--turns", "1", "--pods", "4")
+    assert code == 0
+    for label in ("quiet", "beside_compilers", "with_churn"):
+        floor, ours = rows[f"floor_to_sigkill_{label}"], rows[f"crossing_to_sigkill_{label}"]
+        assert floor["n"] == ours["n"] == 2
+        assert 0 < rows[f"floor_to_seen_{label}"]["p50"] < floor["p50"]
+        assert 0 < rows[f"crossing_to_decision_{label}"]["p50"] < ours["p50"]
+        assert rows[f"sigkill_to_floor_{label}"]["unit"] == "ratio"
+        assert rows[f"sigkill_to_floor_{label}"]["p50"] == ours["p50"] / floor["p50"]
+
+
 def test_memory_and_cpu_are_of_the_process_asked_for() -> None:
     rss, pss = bench_footprint.memory(os.getpid())
     ballast = b"\1" * (32 << 20)

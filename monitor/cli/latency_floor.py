@@ -1,0 +1,160 @@
+"""The part of `outrace bench latency` that compares the monitor with the floor: the same crossings, the same victims,
+in turns, in one run (`monitor.lab.floor`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from monitor.errors import MonitorError
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
+
+_LAB = Path(__file__).resolve().parents[1] / "lab"
+#: Neighbours of each kind: twice as many compilers as most of these machines have CPUs, and a parent for each CPU.
+COMPILERS = 4
+#: One process that takes this much runs into the threshold.
+HOG_MIB = 64
+#: The next crossing is made when no more than this of the last one's memory is still charged.
+_BACK = 4 * MIB
+
+
+@dataclass(slots=True)
+class Samples:
+    """Microseconds from the crossing, by who was measured: until it was seen (decided), until the last signal."""
+
+    seen: list[float] = field(default_factory=list)
+    signalled: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def neighbours(node: LabNode, kind: str, pods: Sequence[LabPod]) -> Iterator[None]:
+    """``compile``, ``churn`` (in these pods) or nobody (``""``)."""
+    children = []
+    if kind == "compile":
+        children = [_neighbour(kind, node.hierarchy.root) for _ in range(COMPILERS)]
+    elif kind == "churn":
+        children = [_neighbour(kind, pods[i].containers["c0"]) for i in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.close()
+
+
+def _neighbour(kind: str, cgroup: Path) -> Child:
+    child = Child(_LAB / "neighbours.py", f"kind={kind}", f"cgroup={cgroup}")
+    child.expect("ready")
+    return child
+
+
+def monitored(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int) -> Samples:
+    """``n`` evictions by the monitor. Raises MonitorError if one is not reported or somebody else's."""
+    out = Samples()
+    for _ in range(n):
+        daemon.poll()
+        since = len(daemon.log)
+        hog = node.start_hog(victim, mib=HOG_MIB)
+        hog.go()
+        record = daemon.wait_for(lambda r: r.get("msg") == "evicting", 20.0, since)
+        done = daemon.wait_for(lambda r: r.get("msg") == "evicted", 20.0, since)
+        hog.close()
+        node.children.remove(hog)
+        if record is None or done is None:
+            raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
+        _note(out, record, victim)
+    return out
+
+
+def _note(out: Samples, record: Record, victim: LabPod) -> None:
+    if record["uid"] != victim.uid:
+        raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
+    if record["crossed_ns"]:
+        out.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
+        out.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
+
+
+def floored(pin_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int) -> Samples:
+    """The same by the bare loop, which is given the hog's pid beforehand."""
+    out = Samples()
+    floor = Child(_LAB / "floor.py", f"pins={pin_dir}", f"cgroup={node.cgroup}", f"available_below={available_below}")
+    try:
+        floor.expect("ready")
+        for _ in range(n):
+            hog = node.start_hog(victim, mib=HOG_MIB)
+            _one(floor, node, hog, out)
+            hog.close()
+            node.children.remove(hog)
+    finally:
+        floor.close()
+    return out
+
+
+def _one(floor: Child, node: LabNode, hog: Hog, out: Samples) -> None:
+    before = node.usage()
+    floor.say(f"aim {hog.pid}")
+    floor.expect("aimed")
+    hog.go()
+    crossed, seen, killed = map(int, floor.expect("killed").split())
+    out.seen.append((seen - crossed) / 1000)
+    out.signalled.append((killed - crossed) / 1000)
+    hog.process.wait()
+    deadline = time.monotonic() + 5.0
+    while node.usage() > before + _BACK and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def paired(
+    node: LabNode,
+    victim: LabPod,
+    pods: Sequence[LabPod],
+    state_dir: Path,
+    threshold: int,
+    kind: str,
+    n: int,
+    turns: int,
+) -> tuple[Samples, Samples]:
+    """``n`` kills each beside neighbours of ``kind``, in ``turns`` turns, because what a host does to its machines
+    changes within seconds: the monitor's samples and the floor's.
+    """
+    ours, floor = Samples(), Samples()
+    options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
+    for turn in range(turns):
+        kills = n * (turn + 1) // turns - n * turn // turns
+        with neighbours(node, kind, pods):
+            with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
+                pin_dir = Path(_pin_dir(daemon))
+                got = monitored(daemon, node, victim, kills)
+            ours.seen += got.seen
+            ours.signalled += got.signalled
+            got = floored(pin_dir, node, victim, threshold, kills)
+            floor.seen += got.seen
+            floor.signalled += got.signalled
+        click.echo(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}", err=True)
+    return ours, floor
+
+
+def _pin_dir(daemon: LabDaemon) -> str:
+    from monitor.kernel import loader
+
+    return str(loader.ensure_loaded(daemon.state_dir, loader.AUTO)[0])
+
+
+def ratio(name: str, ours: dict[str, Any], floor: dict[str, Any]) -> dict[str, Any]:
+    """How many times the floor, at the median and at the 99th percentile."""
+    return {
+        "name": name,
+        "unit": "ratio",
+        "n": ours["n"],
+        "p50": ours["p50"] / floor["p50"],
+        "p99": ours["p99"] / floor["p99"],
+        "max": ours["max"] / floor["max"],
+    }

@@ -1,0 +1,101 @@
+"""The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
+
+Run as a file: `python3 -S -E floor.py pins=DIR cgroup=DIR available_below=BYTES`. One process that reads the ring of
+the same BPF programs, knows one cgroup with one threshold, and has the pidfds of who is to be killed in its hands: no
+pods, no policy, no ranking, nothing to report. It has what the monitor has: real-time priority, locked memory, no
+garbage collection.
+
+It prints `ready`; each line `aim PID,PID` on stdin is answered by `aimed`, and the next crossing by `killed CROSSED
+SEEN KILLED` (CLOCK_MONOTONIC nanoseconds: the kernel's time of the crossing, when its record was read, when the last
+signal was sent). It ends when stdin is closed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import DomainTable, Sweeper, ceiling_pages
+from monitor.kernel.pins import Pins, Ring
+from monitor.kernel.sched import protect
+from monitor.kernel.wire import CROSS, EVENT
+
+
+class Floor:
+    """The ring, one ceiling, and whom to kill."""
+
+    def __init__(self, pins: Pins, cgroup: Path, available_below: int) -> None:
+        self._table = DomainTable(pins)
+        self._table.reset()
+        sweeper = Sweeper(pins, self._table)
+        self._index = self._table.add(cgroupfs.cgroup_id(cgroup))
+        sweeper.run()
+        self._ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, available_below)]
+        self.ring = Ring(pins, "events", self._on_record)
+        self.ring.consume()  # what an earlier reader left
+        self._links = [pins.attach(name) for name in pins.pressure]
+        self._pidfds: list[int] = []
+        self._killed: tuple[int, int, int] | None = None
+
+    def aim(self, pids: list[int]) -> None:
+        """Kill these at the next crossing."""
+        self._disarm()
+        self._pidfds = [os.pidfd_open(pid) for pid in pids]
+        self._table.set_ceilings(self._index, self._ceilings)
+
+    def _disarm(self) -> None:
+        while self._pidfds:
+            os.close(self._pidfds.pop())
+
+    def _on_record(self, data: bytes) -> None:
+        record = EVENT.unpack_from(data)
+        if record[7] != CROSS or not self._pidfds or self._killed:
+            return
+        seen_ns = time.monotonic_ns()
+        for fd in self._pidfds:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        self._killed = (record[0], seen_ns, time.monotonic_ns())
+        self._disarm()
+
+    def take(self) -> tuple[int, int, int] | None:
+        """The times of the kill that was just done, once."""
+        killed, self._killed = self._killed, None
+        return killed
+
+
+def main(arguments: list[str]) -> int:
+    options = dict(argument.partition("=")[::2] for argument in arguments)
+    floor = Floor(Pins.open(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
+    epoll = select.epoll()
+    epoll.register(floor.ring.fileno(), select.EPOLLIN)
+    epoll.register(0, select.EPOLLIN)
+    protect()
+    gc.disable()
+    os.write(1, b"ready\n")
+    pending = b""
+    while True:
+        for fd, _ in epoll.poll():
+            if fd != 0:
+                floor.ring.consume()
+                if killed := floor.take():
+                    os.write(1, "killed {} {} {}\n".format(*killed).encode())
+                continue
+            data = os.read(0, 4096)
+            if not data:
+                return 0
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                floor.aim([int(pid) for pid in line.split()[1].split(b",")])
+                os.write(1, b"aimed\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
