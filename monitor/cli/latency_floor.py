@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
@@ -33,6 +34,14 @@ class Samples:
 
     seen: list[float] = field(default_factory=list)
     signalled: list[float] = field(default_factory=list)
+    #: Bytes below the line at which a pass decided that came before the record of the crossing was read: no time of
+    #: the crossing belongs to it.
+    by_pass: list[int] = field(default_factory=list)
+
+    def add(self, more: Samples) -> None:
+        self.seen += more.seen
+        self.signalled += more.signalled
+        self.by_pass += more.by_pass
 
 
 @contextmanager
@@ -80,6 +89,8 @@ def _note(out: Samples, record: Record, victim: LabPod) -> None:
     if record["crossed_ns"]:
         out.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
         out.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
+    else:
+        out.by_pass.append(record["quantity"] - record["available"])
 
 
 def floored(pin_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int) -> Samples:
@@ -133,12 +144,14 @@ def paired(
             with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
                 pin_dir = Path(_pin_dir(daemon))
                 got = monitored(daemon, node, victim, kills)
-            ours.seen += got.seen
-            ours.signalled += got.signalled
-            got = floored(pin_dir, node, victim, threshold, kills)
-            floor.seen += got.seen
-            floor.signalled += got.signalled
+            ours.add(got)
+            floor.add(floored(pin_dir, node, victim, threshold, kills))
         click.echo(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}", err=True)
+    if ours.by_pass:
+        left = f"at most {format_bytes(max(ours.by_pass))} below the line"
+        click.echo(
+            f"not timed: {len(ours.by_pass)} decided by a pass before the crossing's record was read, {left}", err=True
+        )
     return ours, floor
 
 
