@@ -6,12 +6,12 @@ All raise ConfigError: one line with the file, the key, what is wrong and what t
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from monitor import documents
+from monitor.documents import UnreadableError, one_line
 from monitor.errors import ConfigError
 from monitor.policy.configuration import Source
 
@@ -80,16 +80,14 @@ def _walk(directory: str) -> Iterator[str]:
 def _read(path: str, toml: bool = False) -> dict[str, Any]:
     """The mapping in a YAML, JSON or TOML file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        if toml:
-            import tomllib
-
-            return tomllib.loads(text)
-        data = _parse(path, text)
+        text = documents.decoded(documents.read_bytes(path, pipes=True))
+        data = _toml(text) if toml else _value(text)
+    except documents.NotAFileError as error:
+        raise ConfigError(f"{path}: {error}", "name a file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # bad UTF-8, TOML and dates are ValueErrors
-        raise ConfigError(f"{path}: {_one_line(error)}") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -97,51 +95,39 @@ def _read(path: str, toml: bool = False) -> dict[str, Any]:
     return data
 
 
-def _parse(path: str, text: str) -> Any:
+def _toml(text: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"not TOML: {one_line(error)}; correct the syntax") from None
+
+
+def _value(text: str) -> Any:
     if text.lstrip().startswith("{"):
         # JSON is nearly a subset of YAML, but not to PyYAML: it refuses tabs.
         try:
-            return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
-        except json.JSONDecodeError:
-            pass  # a map in YAML's own notation may begin like that too
+            return documents.from_json(text)
+        except UnreadableError as error:
+            as_json = error
+        # A map in YAML's own notation may begin like that too.
+        try:
+            return _document(text)
+        except UnreadableError:
+            raise as_json from None
+    return _document(text)
 
-    import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Refuses a key given twice, which YAML forbids and PyYAML lets through; the kubelet refuses it too."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    raise ConfigError(f"{path}: line {key.start_mark.line + 1}: key {key.value!r} is given twice")
-                seen.add(str(key.value))
-            return super().construct_mapping(node, deep)
-
-    try:
-        documents = [document for document in yaml.load_all(text, Loader) if document is not None]
-    except (yaml.YAMLError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        # All but the first are what PyYAML lets out of its constructors: `!!bool 7`, `!!timestamp x`.
-        raise ConfigError(f"{path}: is not YAML: {_one_line(error)}") from None
-    if len(documents) > 1:
-        raise ConfigError(
-            f"{path}: holds {len(documents)} YAML documents, and only one can be in force",
-            "keep one, and put the others into files of their own",
+def _document(text: str) -> Any:
+    """The only document of a YAML text."""
+    found = [document for document in documents.from_yaml(text) if document is not None]
+    if len(found) > 1:
+        raise UnreadableError(
+            f"holds {len(found)} YAML documents, and only one can be in force; "
+            "keep one, and put the others into files of their own"
         )
-    return documents[0] if documents else None
-
-
-def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError(f"{path}: key {key!r} is given twice")
-        found[key] = value
-    return found
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return found[0] if found else None
 
 
 def _did_you_mean(key: Any, known: Sequence[str]) -> str:

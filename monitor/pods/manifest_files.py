@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from monitor import documents
+from monitor.documents import UnreadableError, decoded, one_line, shown
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
 
 SUFFIXES = (".yaml", ".yml", ".json")
-#: A List of 110 pods as the API server prints it is about 1 MiB. Parsing YAML takes about a second for each.
-MAX_BYTES = 8 << 20
 POD_CGROUP = "outrace/cgroup"
 #: Names end up in file names, log lines and metric labels: what Kubernetes allows in them, and in a uid a little more.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
@@ -58,23 +54,12 @@ def is_manifest_name(name: str) -> bool:
 def read(path: Path) -> Parsed:
     """Parse one file. Never waits for a writer, as opening a FIFO would; a network file system may still be slow."""
     try:
-        # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may
-        # have been replaced.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return _irregular(path)
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as f:
-            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                return _irregular(path)
-            data = f.read(MAX_BYTES + 1)
+        data = documents.read_bytes(path)
+    except documents.NotAFileError as e:
+        return Parsed(problems=(f"{path}: {e}; remove it",))
     except OSError as e:
         return Parsed(problems=(f"{path}: cannot be read: {e.strerror}; make it readable or remove it",))
-    if len(data) > MAX_BYTES:
-        return Parsed(problems=(f"{path}: larger than {MAX_BYTES >> 20} MiB; split it",))
     return parse(str(path), data)
-
-
-def _irregular(path: Path) -> Parsed:
-    return Parsed(problems=(f"{path}: not a regular file but a FIFO, socket or device; remove it",))
 
 
 def parse(name: str, data: bytes) -> Parsed:
@@ -82,13 +67,12 @@ def parse(name: str, data: bytes) -> Parsed:
     manifests: list[Manifest] = []
     problems: list[str] = []
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        return Parsed(problems=(f"{name}: not UTF-8 at byte {e.start}; save it as UTF-8",))
-    documents = 0
+        text = decoded(data)
+    except UnreadableError as e:
+        return Parsed(problems=(f"{name}: {e}",))
+    number = 0
     try:
         for number, document in enumerate(_documents(name, text), 1):
-            documents = number
             if document is None:
                 continue  # nothing between two "---"
             for where, item in _items(f"{name}: document {number}", document):
@@ -97,63 +81,18 @@ def parse(name: str, data: bytes) -> Parsed:
                     manifests.append(found)
                 else:
                     problems.append(found)
-    except _Unreadable as e:
-        problems.append(f"{name}: document {documents + 1}: {e}")
+    except UnreadableError as e:
+        problems.append(f"{name}: document {number + 1}: {e}")
     if not manifests and not problems:
         problems.append(f"{name}: holds no Pod; write one, or remove the file")
     return Parsed(tuple(manifests), tuple(problems))
 
 
-class _Unreadable(Exception):
-    """The text is not YAML or JSON; says where and what to do."""
-
-
 def _documents(name: str, text: str) -> Iterator[Any]:
-    if name.endswith(".json"):
-        if not text.strip():
-            return
-        try:
-            yield json.loads(text)
-        except RecursionError:
-            raise _Unreadable("nested too deeply; a Pod needs no more than 20 levels") from None
-        except ValueError as e:
-            raise _Unreadable(f"not JSON: {e}; correct the syntax") from None
-        return
-    import yaml  # 1 MB that a node without YAML manifests need not carry
-
-    documents = yaml.load_all(text, _loader())
-    while True:
-        try:
-            document = next(documents)
-        except StopIteration:
-            return
-        except RecursionError:
-            raise _Unreadable("nested too deeply; a Pod needs no more than 20 levels") from None
-        except yaml.MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            line = f" at line {mark.line + 1}" if mark else ""
-            reason = " ".join(str(e.problem or e.context).split())
-            raise _Unreadable(f"not YAML{line}: {reason}; correct the syntax") from None
-        # Besides YAMLError, PyYAML's constructors let out whatever Python raises for a scalar that does not fit its
-        # explicit tag: ValueError for !!int x, KeyError for !!bool x, IndexError for an empty !!int, and so on.
-        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as e:
-            raise _Unreadable(
-                f"not YAML: {str(e).splitlines()[0] if str(e) else type(e).__name__}; correct it"
-            ) from None
-        yield document
-
-
-@cache
-def _loader() -> Any:
-    """A YAML loader that reads what Kubernetes reads: plain JSON values. A creationTimestamp stays text."""
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # with libyaml 10 times faster
-    resolvers = {
-        first: [(tag, regexp) for tag, regexp in entries if tag != "tag:yaml.org,2002:timestamp"]
-        for first, entries in base.yaml_implicit_resolvers.items()
-    }
-    return type("ManifestLoader", (base,), {"yaml_implicit_resolvers": resolvers})
+    if not name.endswith(".json"):
+        yield from documents.from_yaml(text)
+    elif text.strip():
+        yield documents.from_json(text)
 
 
 def _items(where: str, document: Any) -> Iterable[tuple[str, Any]]:
@@ -170,16 +109,16 @@ def _items(where: str, document: Any) -> Iterable[tuple[str, Any]]:
 def _manifest(where: str, obj: Any) -> Manifest | str:
     """A Manifest, or the line that says why it is none."""
     if not isinstance(obj, dict):
-        return f"{where}: not a Pod but {_shown(obj)}; a manifest is a mapping with kind: Pod"
+        return f"{where}: not a Pod but {shown(obj)}; a manifest is a mapping with kind: Pod"
     if obj.get("kind") != "Pod" or obj.get("apiVersion", "v1") != "v1":
-        kind = f"apiVersion {_shown(obj.get('apiVersion', 'v1'))}, kind {_shown(obj.get('kind'))}"
+        kind = f"apiVersion {shown(obj.get('apiVersion', 'v1'))}, kind {shown(obj.get('kind'))}"
         return (
             f"{where}: kind: not a v1 Pod but {kind}; give a Pod (of a Deployment, its pods: kubectl get pod -o yaml)"
         )
     try:
         pod = pod_from_object(obj)
     except (PolicyError, UnicodeEncodeError) as e:  # JSON can spell half a surrogate pair, which is no character
-        return f"{where}: {' '.join(str(e).split())}; correct the key"
+        return f"{where}: {one_line(e)}; correct the key"
     containers = {c.name for c in (*pod.containers, *pod.init_containers)}
     checked = [
         ("metadata.name", pod.name, _NAME),
@@ -189,11 +128,11 @@ def _manifest(where: str, obj: Any) -> Manifest | str:
     ]
     for key, name, allowed in checked:
         if not allowed.fullmatch(name):
-            return f"{where}: {key}: {_shown(name)} is not one that Kubernetes allows; use a-z, 0-9, '-' and '.'"
+            return f"{where}: {key}: {shown(name)} is not one that Kubernetes allows; use a-z, 0-9, '-' and '.'"
     for key in pod.annotations:
         container = key.removeprefix(f"{POD_CGROUP}.")
         if container != key and container not in containers:
-            return f"{where}: metadata.annotations[{_shown(key)}]: the pod has no such container; name one that it has"
+            return f"{where}: metadata.annotations[{shown(key)}]: the pod has no such container; name one that it has"
     return Manifest(where, pod, _container_ids(obj.get("status")))
 
 
@@ -210,11 +149,3 @@ def _container_ids(status: Any) -> dict[str, str]:
             ):
                 ids[entry["name"]] = entry["containerID"].rpartition("//")[2]
     return ids
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, in at most 40 characters of one line."""
-    text = (
-        "nothing" if value is None else repr(value) if isinstance(value, str) else f"{type(value).__name__} {value!r}"
-    )
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor import documents
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import manifest_files
@@ -103,7 +104,7 @@ def _notes(text: str) -> str:
 BAD = {
     "kind: [": "document 1: not YAML at line 2: .*; correct the syntax",
     "a: b: c": "document 1: not YAML at line 1: mapping values are not allowed",
-    "a: !!int x": "document 1: not YAML: .*; correct it",
+    "a: !!int x": "document 1: not YAML at line 1: .*; correct it",
     "a: !!bool x": "document 1: not YAML",
     "a: \x01": "document 1: not YAML: .*control characters|special characters",
     "": "holds no Pod; write one, or remove the file",
@@ -127,7 +128,7 @@ BAD = {
     json.dumps(_pod("a", "good", main="elsewhere")): r"cgroup 'elsewhere' is not below .*/good; name a cgroup",
     json.dumps(_pod("a", "good", main="good")): "cgroup 'good' is not below",
     "[" * 2000: "document 1: (nested too deeply|not YAML)",
-    "&a [*a]": "document 1: not a Pod",
+    "&a [*a]": "document 1: not YAML at line 1: alias 'a' has no anchor before it, or is inside it",
 }
 
 
@@ -187,7 +188,7 @@ def test_a_bad_document_leaves_the_good_ones_of_its_file(folder: Path, hierarchy
 
 def test_not_text_and_too_large(tmp_path: Path) -> None:
     assert manifest_files.parse("x.yaml", b"a: \xff").problems == ("x.yaml: not UTF-8 at byte 3; save it as UTF-8",)
-    (tmp_path / "big.yaml").write_bytes(b"#" * (manifest_files.MAX_BYTES + 1))
+    (tmp_path / "big.yaml").write_bytes(b"#" * (documents.MAX_BYTES + 1))
     assert manifest_files.read(tmp_path / "big.yaml").problems == (f"{tmp_path}/big.yaml: larger than 8 MiB; split it",)
     [problem] = manifest_files.read(tmp_path / "absent.yaml").problems
     assert "cannot be read: No such file" in problem

@@ -1,0 +1,336 @@
+"""YAML and JSON that somebody else wrote, read within limits: the one reader of manifests and configuration files.
+
+What comes out are plain JSON values, as Kubernetes reads them: a date stays text. A file may have `MAX_BYTES`, and what
+it makes is bounded too: 351 bytes of aliases of aliases are 10^9 values ("billion laughs"), so aliases have a budget.
+Values are made from the parser's events in a loop: no text reaches the end of the stack, and no tree of nodes (1 KB
+each in PyYAML) is made first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import select
+import stat
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+#: A List of 110 pods as the API server prints it is about 1 MiB.
+MAX_BYTES = 8 << 20
+#: Maps and lists inside one another. A Pod needs 20, a KubeletConfiguration 5.
+MAX_DEPTH = 64
+#: Values in one file. 110 pods have 40,000; an empty map takes 64 bytes, one with a key 300.
+MAX_VALUES = 400_000
+#: What aliases (`*name`) and merges (`<<`) may add in one file: characters, and 16 more for each value.
+MAX_ALIASED = 1 << 20
+#: Characters of a number. 64 bits have 20 digits, and Python takes the square of their number to read them.
+_MAX_DIGITS = 100
+_CHUNK = 1 << 16
+#: How long the writer of a pipe may take, seconds.
+_PIPE_S = 10.0
+
+_repr = reprlib.Repr()
+_repr.maxstring, _repr.maxlong, _repr.maxlevel = 64, 40, 3
+_TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels; a Pod needs no more than 20"
+_TOO_MANY = f"more than {MAX_VALUES} values; split it"
+_YAML = "tag:yaml.org,2002:"
+_SCALARS = {_YAML + name for name in ("null", "bool", "int", "float", "str")}
+#: YAML 1.1 reads 1:30 as 90. Kubernetes does not, and a long one takes the square of its length.
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9_]+)+(\.[0-9_]*)?")
+_TEXT_OR_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
+
+
+class UnreadableError(ValueError):
+    """The text is no document, or one beyond the limits: one line that says where, why, and what to do."""
+
+
+class NotAFileError(OSError):
+    """A device, a socket, a directory or a silent pipe where a file was expected."""
+
+
+def read_bytes(path: str | os.PathLike[str], *, pipes: bool = False) -> bytes:
+    """A regular file, little more than ``MAX_BYTES`` of it; with ``pipes`` a pipe too, as a shell's ``<(...)`` is one.
+
+    Never waits for a writer that does not come, as opening a FIFO would. Raises OSError, of which `NotAFileError`.
+    """
+    # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may have
+    # been replaced.
+    _check_kind(os.stat(path).st_mode, pipes)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as f:
+        mode = os.fstat(f.fileno()).st_mode
+        _check_kind(mode, pipes)
+        if stat.S_ISFIFO(mode):
+            return _drained(f.fileno())
+        data = bytearray()  # one read of the limit would make a buffer of the limit
+        while len(data) <= MAX_BYTES and (chunk := f.read(_CHUNK)):
+            data += chunk
+        return bytes(data)
+
+
+def _check_kind(mode: int, pipes: bool) -> None:
+    if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
+        raise NotAFileError("not a regular file but a FIFO, socket or device")
+
+
+def _drained(fd: int) -> bytes:
+    """What is written into a pipe until all writers have closed it."""
+    data = bytearray()
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    deadline = time.monotonic() + _PIPE_S
+    while len(data) <= MAX_BYTES:
+        # Without any writer this reports nothing, and reading would give an end of file.
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise NotAFileError(f"nobody wrote into this pipe to its end within {_PIPE_S:.0f} s")
+        chunk = os.read(fd, _CHUNK)
+        if not chunk:
+            break
+        data += chunk
+    return bytes(data)
+
+
+def decoded(data: bytes) -> str:
+    """The text in a file's bytes. Raises UnreadableError."""
+    if len(data) > MAX_BYTES:
+        raise UnreadableError(f"larger than {MAX_BYTES >> 20} MiB; split it")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text. Raises UnreadableError."""
+    _measure(text)
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except UnreadableError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"not JSON: {one_line(error)}; correct the syntax") from None
+
+
+def _measure(text: str) -> None:
+    """Count how deep and how much it is before anything is made of it. Strings are passed over whole."""
+    depth = values = 0
+    for found in _TEXT_OR_MARK.finditer(text):
+        mark = text[found.start()]
+        if mark in "[{":
+            depth += 1
+            values += 1
+            if depth > MAX_DEPTH:
+                raise UnreadableError(f"{_TOO_DEEP} (line {_line(text, found.start())})")
+        elif mark in "]}":
+            depth -= 1
+        elif mark == ",":
+            values += 1
+        if values > MAX_VALUES:
+            raise UnreadableError(_TOO_MANY)
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A map; a key given twice has no value that is plainly meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise UnreadableError(f"key {shown(twice)} is given twice; remove one")
+    return found
+
+
+def from_yaml(text: str) -> Iterator[Any]:
+    """The documents of a YAML text, one after the other; None for an empty one. Raises UnreadableError."""
+    import yaml  # 1 MB that a node without YAML files need not carry
+
+    try:
+        yield from _Builder(_loader()(text)).documents()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" at line {mark.line + 1}" if mark else ""
+        reason = " ".join(str(error.problem or error.context).split())
+        raise UnreadableError(f"not YAML{line}: {reason}; correct the syntax") from None
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        raise UnreadableError(f"not YAML: {one_line(error)}; correct it") from None
+
+
+@cache
+def _loader() -> Any:
+    """PyYAML's parser, tags and scalars; with libyaml 10 times faster."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Open:
+    """A map or list that is being read."""
+
+    __slots__ = ("anchor", "is_map", "key", "keys", "merges", "size", "value")
+
+    def __init__(self, value: dict[Any, Any] | list[Any], anchor: str | None) -> None:
+        self.value: Any = value
+        self.is_map = isinstance(value, dict)
+        self.anchor = anchor
+        self.size = 16
+        self.key: Any = _NONE  # of a map, whose value is awaited
+        self.keys: set[Any] = set()  # written here, not merged
+        self.merges: list[Any] = []
+
+
+_NONE: Any = object()
+_MERGE: Any = object()
+
+
+class _Builder:
+    """Makes values of the events of a PyYAML parser, which it owns."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._anchors: dict[str, tuple[Any, int]] = {}  # name -> value, what an alias of it adds
+        self._values = 0
+        self._aliased = 0
+
+    def documents(self) -> Iterator[Any]:
+        import yaml
+
+        stack: list[_Open] = []
+        root: Any = None
+        while not isinstance(event := self._parser.get_event(), yaml.StreamEndEvent):
+            line = event.start_mark.line + 1
+            if isinstance(event, yaml.DocumentStartEvent):
+                root = None
+                self._anchors.clear()
+            elif isinstance(event, yaml.DocumentEndEvent):
+                yield root
+            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+                stack.append(self._opened(event, stack, line))
+            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+                made = stack.pop()
+                _merge(made)
+                root = self._placed(stack, made.value, made.size, made.anchor, line)
+            elif isinstance(event, yaml.AliasEvent):
+                root = self._placed(stack, *self._alias(event.anchor or "", line), None, line)
+            elif isinstance(event, yaml.ScalarEvent):
+                self._count(line)
+                value = self._scalar(event, line, key=bool(stack) and stack[-1].is_map and stack[-1].key is _NONE)
+                root = self._placed(stack, value, 16 + len(event.value), event.anchor, line)
+
+    def _count(self, line: int) -> None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise UnreadableError(f"{_TOO_MANY} (line {line})")
+
+    def _opened(self, event: Any, stack: list[_Open], line: int) -> _Open:
+        self._count(line)
+        if len(stack) >= MAX_DEPTH:
+            raise UnreadableError(f"{_TOO_DEEP} (line {line})")
+        value: dict[Any, Any] | list[Any] = {} if type(event).__name__ == "MappingStartEvent" else []
+        expected = _YAML + ("map" if isinstance(value, dict) else "seq")
+        if event.tag not in (None, "!", expected):
+            raise UnreadableError(f"not YAML at line {line}: tag {shown(event.tag)} is not known here; remove it")
+        if event.anchor is not None:
+            self._anchors.pop(event.anchor, None)  # an alias inside it would have no end
+        return _Open(value, event.anchor)
+
+    def _alias(self, name: str, line: int) -> tuple[Any, int]:
+        if name not in self._anchors:
+            why = "has no anchor before it, or is inside it"
+            raise UnreadableError(f"not YAML at line {line}: alias {shown(name)} {why}; correct it")
+        value, size = self._anchors[name]
+        self._aliased += size
+        if self._aliased > MAX_ALIASED:
+            limit = f"more than {MAX_ALIASED >> 20} MiB"
+            raise UnreadableError(f"aliases repeat {limit} (line {line}); write out what they stand for")
+        return value, size
+
+    def _placed(self, stack: list[_Open], value: Any, size: int, anchor: str | None, line: int) -> Any:
+        """Put a finished value where it belongs; the value."""
+        if anchor is not None:
+            self._anchors[anchor] = (value, size)
+        if not stack:
+            return value
+        top = stack[-1]
+        top.size += size
+        if not top.is_map:
+            top.value.append(value)
+        elif top.key is _NONE:
+            self._begin_pair(top, value, line)
+        else:
+            key, top.key = top.key, _NONE
+            if key is _MERGE:
+                top.merges.extend(_merged_maps(value, line))
+            else:
+                top.value[key] = value
+        return value
+
+    @staticmethod
+    def _begin_pair(top: _Open, key: Any, line: int) -> None:
+        if isinstance(key, dict | list):
+            raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
+        if key in top.keys:
+            name = "<<" if key is _MERGE else shown(key)
+            raise UnreadableError(f"line {line}: key {name} is given twice; remove one")
+        top.keys.add(key)
+        top.key = key
+
+    def _scalar(self, event: Any, line: int, key: bool) -> Any:
+        import yaml
+
+        tag, value = event.tag, event.value
+        if tag in (None, "!"):
+            if event.implicit[0] and _SEXAGESIMAL.fullmatch(value):
+                return value
+            tag = self._parser.resolve(yaml.ScalarNode, value, event.implicit)
+        if tag == _YAML + "merge" and key:
+            return _MERGE
+        if tag in (_YAML + "merge", _YAML + "timestamp", _YAML + "value") and event.tag is None:
+            return value
+        if tag not in _SCALARS:
+            raise UnreadableError(f"not YAML at line {line}: tag {shown(tag)} is not known here; remove it")
+        if tag != _YAML + "str" and len(value) > _MAX_DIGITS:
+            raise UnreadableError(f"line {line}: a number of {len(value)} characters; write one of 64 bits")
+        try:
+            return self._parser.yaml_constructors[tag](self._parser, yaml.ScalarNode(tag, value))
+        # PyYAML's constructors let out whatever Python raises for a scalar that does not fit its explicit tag:
+        # ValueError for !!int x, KeyError for !!bool x, IndexError for an empty !!int.
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+            raise UnreadableError(f"not YAML at line {line}: {one_line(error)}; correct it") from None
+
+
+def _merged_maps(value: Any, line: int) -> list[dict[Any, Any]]:
+    maps = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, dict) for one in maps):
+        raise UnreadableError(f"not YAML at line {line}: '<<' merges maps only; correct it")
+    return maps
+
+
+def _merge(made: _Open) -> None:
+    """What is written wins, then the first map merged."""
+    for one in made.merges:
+        for key, value in one.items():
+            made.value.setdefault(key, value)
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says, in one line of at most 200 characters."""
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 200)
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in at most 40 characters of one line, however large it is."""
+    if value is None:
+        return "nothing"
+    text = _repr.repr(value)
+    return shortened(text if isinstance(value, str) else f"{type(value).__name__} {text}", 40)
+
+
+def shortened(text: str, length: int) -> str:
+    """At most ``length`` characters of a text."""
+    return text if len(text) <= length else text[: length - 3] + "..."
