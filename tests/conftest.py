@@ -8,7 +8,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import json
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -93,18 +97,18 @@ def expected_rungs(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 class Pinned:
-    """Instances of the programs that this session's tests have loaded: those whose state dir is in its temporary one.
+    """Instances of pins that this session's tests have made: those whose state dir is in its temporary directories.
 
-    (Others on this machine are of somebody else: a daemon, another session. The one that all tests share is unloaded
-    at the very end, by `tests.live`.)
+    (Others on this machine are of somebody else: a daemon, another session.)
     """
 
-    #: Where the loader notes which state dir an instance is of, and where it is pinned.
-    KNOWN, ROOT = Path("/run/outrace"), Path("/sys/fs/bpf/outrace")
+    ROOT = Path("/sys/fs/bpf/outrace")
+    #: Of the one that all tests share until the session ends (`tests.live.state_dir`).
+    SHARED = "outrace-test-state-"
 
     def __init__(self) -> None:
         self.first_seen: dict[str, str] = {}  # instance -> the test after which it was there
-        self.base: Path | None = None
+        self.directories: list[Path] = []
 
     def look(self, test: str) -> None:
         """Note what there is after a test."""
@@ -112,36 +116,85 @@ class Pinned:
             self.first_seen.setdefault(name, test)
 
     def known(self) -> dict[str, str]:
-        """What is pinned now by the loader's notes: instance -> state dir."""
-        if self.base is None or not self.KNOWN.is_dir():
-            return {}
-        return {entry.name: entry.read_text() for entry in self.KNOWN.iterdir() if self._is_ours(entry)}
+        """What is there now, with pins or without: instance -> state dir, as the instances themselves say."""
+        try:
+            found = {path.name: self._owner(path) for path in self.ROOT.iterdir()}
+        except OSError:
+            return {}  # nothing is pinned, or not to be seen by this user
+        return {name: state for name, state in found.items() if self._is_ours(state)}
 
     def left(self) -> dict[str, str]:
-        """The same, also where the note is gone: by the names that state dirs in the temporary one have."""
+        """The same at the end of all, also where an instance does not say whose it is: by the names that state dirs in
+        our directories have.
+        """
         found = self.known()
-        if self.base is not None and self.ROOT.is_dir():
-            pinned = {path.name for path in self.ROOT.iterdir()}
-            for directory, _, _ in os.walk(self.base):
-                name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]  # `loader.instance_directory`
-                if name in pinned:
+        try:
+            there = {path.name for path in self.ROOT.iterdir()}
+        except OSError:
+            return {}
+        for base in self.directories:
+            for directory, _, _ in os.walk(base):
+                name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]  # `instances.instance_directory`
+                if name in there:
                     found[name] = directory
         return found
 
-    def _is_ours(self, entry: Path) -> bool:
+    def said(self, left: dict[str, str]) -> list[str]:
+        """A line for each."""
+        return [
+            f"{self.first_seen.get(name, 'a test')} left programs pinned in {self.ROOT / name} "
+            f"(state dir {state}): unload them at its end"
+            for name, state in left.items()
+        ]
+
+    def _owner(self, instance: Path) -> str:
         try:
-            ours = self.base is not None and Path(entry.read_text()).is_relative_to(self.base)
-        except OSError:
-            return False  # unloaded meanwhile
-        return ours and any((self.ROOT / entry.name).glob("*/*"))
+            return str(json.loads(os.readlink(instance / "owner"))["state_dir"])
+        except (OSError, ValueError, KeyError):
+            return ""
+
+    def _is_ours(self, state: str) -> bool:
+        return any(Path(state).is_relative_to(base) for base in self.directories)
 
 
 _pinned = Pinned()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _session_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    _pinned.base = tmp_path_factory.getbasetemp().resolve()
+def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary directory of this session's own, also for what it starts: whatever is made is known to be ours."""
+    base = tmp_path_factory.getbasetemp().resolve()  # first: a few sessions' are kept, where others can find them
+    own = Path(tempfile.mkdtemp(prefix="outrace-tests-")).resolve()
+    own.chmod(0o1777)  # some tests are somebody else
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+    _pinned.directories = [base, own]
+    yield
+    tempfile.tempdir = None
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
+    if "tests.live" in sys.modules:
+        sys.modules["tests.live"].unload_shared()
+    _pinned.look("a test")  # before the names of its state dirs go
+    left = _pinned.left()
+    shutil.rmtree(own, ignore_errors=True)
+    if left:
+        pytest.fail("\n".join(_pinned.said(left)), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_pinned() -> Iterator[None]:
+    """A module whose tests leave programs pinned has failed: they are attached until somebody unloads them."""
+    before = _pinned.known()
+    yield
+    left = {
+        name: state
+        for name, state in _pinned.known().items()
+        if name not in before and not Path(state).name.startswith(Pinned.SHARED)
+    }
+    if left:
+        pytest.fail("\n".join(_pinned.said(left)), pytrace=False)
 
 
 @pytest.hookimpl(trylast=True)
@@ -152,11 +205,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A session that left programs pinned has failed, and says after which test they were there."""
-    for name, state in _pinned.left().items():
-        test = _pinned.first_seen.get(name, "a test")
-        print(
-            f"\nERROR: {test} left programs pinned in {Pinned.ROOT / name} (state dir {state}): unload them at its end"
-        )
+    for line in _pinned.said(_pinned.left()):
+        print(f"\nERROR: {line}")
         session.exitstatus = LEFT_PINNED
     if session.config.option.xmlpath:  # make turns every exit code into 2, and junit says nothing of an interruption
         Path(session.config.option.xmlpath).with_suffix(".code").write_text(f"{int(session.exitstatus)}\n")

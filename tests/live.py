@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from monitor.kernel import cgroupfs, loader, mounts
+from monitor.kernel import cgroupfs, instances, loader, mounts
 from monitor.kernel.domains import DomainTable, Reading, Sweeper
 from monitor.kernel.pins import TRACEPOINT, Pins, Program, Ring, counts, pin
 from monitor.kernel.rungs import NAMES
@@ -76,8 +76,18 @@ def _state_dir(_: str) -> Path:
         watcher.stdin.close()
         watcher.wait()
 
-    atexit.register(clean)
+    _shared.callback(clean)
     return directory
+
+
+#: What removes the pins that all tests share: the session's end, or the interpreter's.
+_shared = ExitStack()
+atexit.register(_shared.close)
+
+
+def unload_shared() -> None:
+    """Remove the pins that all tests share."""
+    _shared.close()
 
 
 def pin_dir(hook: str = loader.AUTO) -> Path:
@@ -100,7 +110,8 @@ def lend_pins(state: Path) -> None:
     state.mkdir(mode=0o750, exist_ok=True)
     if (state_dir() / loader.REFUSED).exists():
         shutil.copy(state_dir() / loader.REFUSED, state)
-    target.mkdir(parents=True)
+    instances.claim(target.parent, state)
+    target.mkdir()
     shared = Pins.open(source)
     for path in source.iterdir():
         fd = shared.fd(path.name)

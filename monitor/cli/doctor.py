@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.daemon.config import RunConfig, fastest_fill
 from monitor.errors import EXIT_CANNOT, EXIT_OK, CannotError, MonitorError
-from monitor.kernel import charging, headers, meminfo, mounts, pace, rungs
+from monitor.kernel import charging, headers, instances, meminfo, mounts, pace, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
@@ -147,6 +148,23 @@ def _mounts() -> list[Check]:
     return checks
 
 
+def _pins() -> list[Check]:
+    """Pins of state dirs that are gone stay attached until somebody removes them; a daemon that starts does."""
+    kept, strays = [], []
+    for one in instances.survey():
+        whose = "an unknown state dir" if one.owner is None else f"state dir {one.owner.state_dir}"
+        what = f"{one.pins} pins in {one.path} of {whose}"
+        if one.is_stray:
+            strays.append((f"{what}, which is gone", one.owner.state_dir if one.owner is not None else ""))
+        else:
+            kept.append(f"{what}, {'in use' if one.in_use else 'for the next start (`outrace unload` removes them)'}")
+    checks = [Check("pins", True, "; ".join(kept) or "none")]
+    if strays:
+        only = f"--state-dir {shlex.quote(strays[0][1])}" if len(strays) == 1 else "--strays"
+        checks.append(Check("stray-pins", False, "; ".join(said for said, _ in strays), f"outrace unload {only}"))
+    return checks
+
+
 def _bcc() -> list[Check]:
     apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     folder = _bcc_folder()
@@ -271,7 +289,7 @@ def _swap() -> list[Check]:
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _bcc, _libbpf, _headers, _cgroups, _psi,
+    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _bcc, _libbpf, _headers, _cgroups, _psi,
     _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 

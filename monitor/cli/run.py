@@ -15,8 +15,9 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,6 +30,9 @@ from monitor.errors import CannotError, MonitorError
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.report.log import Log
+
+if TYPE_CHECKING:
+    from monitor.kernel.instances import Instance
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of them must not fill it.
 _BACKLOG = 64
@@ -49,9 +53,10 @@ def start(config: RunConfig) -> NoReturn:
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
     from monitor.daemon import ladder
-    from monitor.kernel import loader
+    from monitor.kernel import instances, loader
 
     config, loaded = ladder.take(config)
+    strays = instances.remove_strays()
     host, port = listener.getsockname()[:2]
     config = dataclasses.replace(
         config,
@@ -60,7 +65,7 @@ def start(config: RunConfig) -> NoReturn:
         listen_host=host,
         listen_port=port,
     )
-    _announce(config, loaded)
+    _announce(config, loaded, strays)
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
@@ -69,7 +74,7 @@ def start(config: RunConfig) -> NoReturn:
     side = Side(config_fd, SharedStats.create().fd, config.listen_fd)
     side.start(time.monotonic_ns())
     side.hand_over()
-    for fd in (config_fd, config.lock_fd, config.listen_fd):
+    for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.daemon.hot"])
@@ -175,7 +180,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(config: RunConfig, loaded: bool) -> None:
+def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> None:
     """Say how this daemon was told to behave, and what was accepted without needing it."""
 
     log = Log(config.log_format)
@@ -192,6 +197,9 @@ def _announce(config: RunConfig, loaded: bool) -> None:
         bpf=("loaded" if loaded else "found pinned") if config.rung in BPF_RUNGS else "none",
         given=given,
     )
+    for stray in strays:
+        gone = stray.owner.state_dir if stray.owner is not None else ""
+        log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
     if config.missed:
         say = log.info if config.rung in BPF_RUNGS else log.warning
         say("better hooks cannot be used here", hooks=config.rung, **announcement(config))

@@ -115,6 +115,7 @@ class RunConfig:
     #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
     pin_dir: str = ""
     lock_fd: int = -1
+    pins_fd: int = -1  # holds the instance of pins (`monitor.kernel.instances`)
     listen_fd: int = -1
 
     #: Where each value came from: field name -> ``--option``, ``FILE: key`` or ``default``.
@@ -131,6 +132,11 @@ class RunConfig:
     def mode(self) -> str:
         """``enforce`` or ``observe``."""
         return "enforce" if self.enforce else "observe"
+
+    @property
+    def kept_fds(self) -> tuple[int, ...]:
+        """The descriptors that the daemon keeps over an execv."""
+        return tuple(fd for fd in (self.lock_fd, self.listen_fd, self.pins_fd) if fd >= 0)
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """The eviction thresholds in force: with the copy for allocatable memory and, where the release knows a

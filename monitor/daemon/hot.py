@@ -422,7 +422,7 @@ class Hot:
 def main() -> int:
     config_fd = int(os.environ[CONFIG_FD])
     config = RunConfig.from_fd(config_fd)
-    for fd in (config_fd, config.lock_fd, config.listen_fd):
+    for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, False)
     hot: Hot | None = None
     try:

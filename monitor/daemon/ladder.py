@@ -75,8 +75,8 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         with suppress(MonitorError):  # likewise
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
             if BPF_RUNGS[0] in wanted and loader.is_pinned(Path(config.state_dir), BPF_RUNGS[0]):
-                pin_dir, loaded = _load(config, BPF_RUNGS[0])
-                return dataclasses.replace(config, rung=BPF_RUNGS[0], missed=(), pin_dir=pin_dir), loaded
+                taken, loaded = _load(config, BPF_RUNGS[0])
+                return dataclasses.replace(taken, missed=()), loaded
     bpf = bpf_offers(Path(config.state_dir), wanted=config.hooks) if set(wanted) & set(BPF_RUNGS) else ()
     offered = rungs(facts(config.max_fill_rate, bpf))
     missed: list[dict[str, str]] = []
@@ -87,9 +87,11 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         problem: MonitorError = CannotError(rung.detail, rung.remedy)
         if rung.ok:
             try:
-                pin_dir, loaded = _load(config, rung.name) if rung.name in BPF_RUNGS else ("", False)
-                taken = dataclasses.replace(config, rung=rung.name, missed=tuple(missed), pin_dir=pin_dir)
-                return taken, loaded
+                if rung.name in BPF_RUNGS:
+                    taken, loaded = _load(config, rung.name)
+                else:
+                    taken, loaded = dataclasses.replace(config, rung=rung.name, pin_dir=""), False
+                return dataclasses.replace(taken, missed=tuple(missed)), loaded
             except MonitorError as error:
                 problem = error
         missed.append({"name": rung.name, "why": problem.message, "remedy": problem.remedy})
@@ -106,17 +108,25 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
 
 
-def _load(config: RunConfig, rung: str) -> tuple[str, bool]:
-    """Load and pin the programs of a BPF rung, and try whether they attach."""
-    from monitor.kernel import loader, mounts
+def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
+    """Hold the instance, load and pin the programs of a BPF rung, and try whether they attach: the configuration with
+    them, and whether they were loaded now.
+    """
+    from monitor.kernel import instances, loader, mounts
     from monitor.kernel.pins import Pins
 
     mounts.ensure()
-    directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung)
-    # Pins of an earlier start may be there for somebody who may not use them any more.
-    pins = Pins.open(directory)
-    os.close(pins.attach(pins.pressure[0]))
-    return str(directory), loaded
+    instance = instances.instance_directory(Path(config.state_dir))
+    held = instances.hold(instance)
+    try:
+        directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung)
+        # Pins of an earlier start may be there for somebody who may not use them any more.
+        pins = Pins.open(directory)
+        os.close(pins.attach(pins.pressure[0]))
+    except BaseException:
+        instances.release(held, instance)
+        raise
+    return dataclasses.replace(config, rung=rung, pin_dir=str(directory), pins_fd=held), loaded
 
 
 def records(
@@ -223,7 +233,7 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     for name in ("armed", "ready_ns", "published_ns"):
         stats.set(name, 0)
     config_fd = lower.to_memfd()
-    for fd in (config_fd, lower.lock_fd, lower.listen_fd, stats.fd):
+    for fd in (config_fd, *lower.kept_fds, stats.fd):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD], os.environ[STATS_FD] = str(config_fd), str(stats.fd)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.daemon.hot"])

@@ -2,13 +2,14 @@
 
 This is the only file that imports bcc: with LLVM in it a process holds 130-150 MB. The daemon opens what is pinned
 here (monitor/kernel/pins.py) and stays at a tenth of that. Pins live in ``BPFFS/outrace/INSTANCE/STAMP``: the
-instance stands for the state dir, the stamp is a hash of the programs, of the offsets they were compiled with and of
-the kernel. A matching stamp is re-used as it is, so what happened while no daemon ran is still in its rings; another
-stamp is loaded beside the old pins, which are removed only when the new ones are complete.
+instance stands for the state dir (monitor/kernel/instances.py), the stamp is a hash of the programs, of the offsets
+they were compiled with and of the kernel. A matching stamp is re-used as it is, so what happened while no daemon ran is
+still in its rings; another stamp is loaded beside the old pins, which are removed only when the new ones are complete.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from monitor import __version__
-from monitor.errors import CannotError, MonitorError, remedy_of
+from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, charging, pins, probes
 from monitor.kernel.btf import VMLINUX, Btf
+from monitor.kernel.instances import claim, remove, tidy
+from monitor.kernel.instances import instance_directory as instance_directory
+from monitor.kernel.instances import state_directory as state_directory
 from monitor.kernel.offsets import defines
 
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "stats.c", "charges.c", "oom.c", "procs.c")
@@ -34,6 +38,8 @@ _OF_HOOK = {
     pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
 }
 AUTO = "auto"
+#: The opposite of loading: every pin of an instance is removed.
+unload = remove
 #: Turns of a run of `sweep` and of `commit`. The verifier follows every turn of a loop: 8 of a sweep come close to the
 #: million instructions that it accepts.
 SWEEP_CHUNK = 2
@@ -43,8 +49,7 @@ _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/pytho
 REFUSED = "refused-hooks.json"
 #: What clang and the verifier say, in the state dir.
 LOG = "loader.log"
-#: Which state dir an instance belongs to: bpffs holds nothing but BPF objects. Gone after a reboot, as the pins are.
-_RUN = Path("/run/outrace")
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def bpf_directory() -> Path:
@@ -74,19 +79,6 @@ def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
     values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
-
-
-def instance_directory(state_dir: Path) -> Path:
-    """Pins of one state dir; the name may not contain dots (bpffs reserves them)."""
-    return pins.ROOT / hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
-
-
-def state_directory(instance: Path) -> Path | None:
-    """The state dir that an instance belongs to, None when it is not known any more."""
-    try:
-        return Path((_RUN / instance.name).read_text())
-    except OSError:
-        return None
 
 
 def stamp(hook: str = pins.TRACEPOINT) -> str:
@@ -213,12 +205,10 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
     instance = directory.parent
     if directory.is_dir():
         with suppress(CannotError):
-            _remember(instance, state_dir)  # /run may have been emptied since
+            claim(instance, state_dir)  # an older version did not, and the state dir may be another of the same name
         for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced `directory`
-            unload(half)
+            remove(half)
         return False
-    _forget_removed()
-    forget_unpinned()
     log = state_dir / LOG
     with suppress(OSError):
         log.unlink()  # an earlier loader's
@@ -237,49 +227,16 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or "it said nothing"
         with suppress(OSError), open(log, "a") as file:
             file.write(f"{done.stderr}\nthe loader ended with status {done.returncode}\n")
+        tidy(instance)
         why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
         raise CannotError(
             f"the BPF loader ended with status {done.returncode}: {tail}", f"{why}details in {log}"
         ) from None
     if "error" in answer:
+        tidy(instance)
         kind = HookRefusedError if answer["hook"] else CannotError
         raise kind(answer["error"], answer["remedy"])
     return True
-
-
-def _remember(instance: Path, state_dir: Path) -> None:
-    """Note whose pins they are. Raises CannotError."""
-    try:
-        _RUN.mkdir(exist_ok=True)
-        (_RUN / instance.name).write_text(str(state_dir.resolve()))
-    except OSError as error:
-        remedy = remedy_of(error.errno, "mount /run writable")
-        why = f"{error.filename}: {error.strerror}: it has to say whose the pins in {pins.ROOT} are"
-        raise CannotError(why, remedy) from None
-
-
-def _forget_removed() -> None:
-    """Forget instances whose state dir was removed: nobody can run there."""
-    for entry in _remembered():
-        state_dir = state_directory(pins.ROOT / entry.name)
-        if state_dir is not None and not state_dir.exists():
-            entry.unlink(missing_ok=True)
-
-
-def forget_unpinned() -> None:
-    """Forget instances that have no pins any more (a loader that failed, pins removed by hand).
-
-    None where bpffs is not mounted (a mount namespace of somebody's own): the pins may be there all the same.
-    """
-    if not pins.BPFFS.is_mount():
-        return
-    for entry in _remembered():
-        if not (pins.ROOT / entry.name).is_dir():
-            entry.unlink(missing_ok=True)
-
-
-def _remembered() -> list[Path]:
-    return list(_RUN.iterdir()) if _RUN.is_dir() else []
 
 
 def package_path() -> str:
@@ -287,25 +244,6 @@ def package_path() -> str:
     here = str(Path(__file__).resolve().parent.parent.parent)
     old = os.environ.get("PYTHONPATH", "")
     return f"{here}{os.pathsep}{old}" if old and here not in old.split(os.pathsep) else old or here
-
-
-def unload(instance: Path) -> int:
-    """Remove every pin below ``instance``, which detaches what was attached by them; how many there were."""
-    removed = 0
-    for directory, _, files in os.walk(instance, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(directory, name))
-            removed += 1
-        os.rmdir(directory)
-    (_RUN / instance.name).unlink(missing_ok=True)
-    remove_empty_root()
-    return removed
-
-
-def remove_empty_root() -> None:
-    """Leave nothing behind once the last pin is gone."""
-    with suppress(OSError):  # pins of another instance, or none were ever made
-        pins.ROOT.rmdir()
 
 
 @contextmanager
@@ -354,8 +292,7 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
         raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
 
     parent = directory.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    _remember(parent, state_dir)  # before there is a pin that `outrace unload` could take for nobody's
+    claim(parent, state_dir)  # before there is a pin that others could take for nobody's
     fresh = parent / f"new{os.getpid()}"
     fresh.mkdir()
     links = []
@@ -370,15 +307,11 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
             pins.pin(link, fresh / f"link_{name}")
         os.rename(fresh, directory)
     except BaseException:
-        unload(fresh)
-        with suppress(OSError):
-            parent.rmdir()  # unless older pins are there, which stay
-        remove_empty_root()
-        forget_unpinned()
+        remove(fresh)
         raise
     for other in parent.iterdir():
-        if other != directory:
-            unload(other)
+        if other != directory and other.is_dir():
+            remove(other)
 
 
 def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
@@ -402,8 +335,15 @@ def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
     return programs
 
 
+def _end_with_parent() -> None:
+    """SIGTERM when `outrace run` is killed while it waits for this: nobody would remove what is pinned then."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # past what undoes half a load
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main(argv: list[str]) -> int:
     """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK``: load and pin; a JSON line says how it went."""
+    _end_with_parent()
     try:
         _load(Path(argv[0]), Path(argv[1]), argv[2])
         print(json.dumps({"pinned": argv[1]}))

@@ -16,18 +16,17 @@ import live
 from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.errors import CannotError
-from monitor.kernel import loader, mounts, pins
+from monitor.kernel import instances, loader, mounts, pins
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
     mounts.ensure()
     root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
     monkeypatch.setattr(pins, "ROOT", root)
-    monkeypatch.setattr(loader, "_RUN", tmp_path / "run")
     yield root
     if root.is_dir():
         loader.unload(root)
@@ -37,8 +36,8 @@ def instance(state: Path) -> Path:
     """Pins of a state dir, as far as directories go."""
     state.mkdir()
     directory = loader.instance_directory(state)
-    (directory / "stamp").mkdir(parents=True)
-    loader._remember(directory, state)
+    instances.claim(directory, state)
+    (directory / "stamp").mkdir()
     return directory
 
 
@@ -59,26 +58,15 @@ def test_unload_goes_on_after_one_that_is_in_use(
         os.close(held)
     assert main(["unload"]) == 0
     assert not root.exists()
-    assert list(loader._RUN.iterdir()) == []
 
 
-def test_an_entry_without_pins_is_forgotten(root: Path, tmp_path: Path) -> None:
-    kept, gone = instance(tmp_path / "kept"), instance(tmp_path / "gone")
-    (gone / "stamp").rmdir()
-    gone.rmdir()
-    loader.forget_unpinned()
-    assert loader.state_directory(kept) == tmp_path / "kept"
-    assert loader.state_directory(gone) is None
-    assert main(["unload"]) == 0
-
-
-def test_a_load_that_fails_leaves_no_entry(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CannotError, match="the BPF loader ended with status 1"):
         loader.ensure_loaded(state)
-    assert loader.state_directory(loader.instance_directory(state)) is None
+    assert not root.exists()
 
 
 def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path) -> None:
@@ -90,10 +78,10 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
         (evil / f"{module}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise ImportError('evil')\n")
     code = (
         "import sys; from pathlib import Path; from monitor.kernel import loader, pins; "
-        "pins.ROOT = Path(sys.argv[1]); loader._RUN = Path(sys.argv[2]); loader.ensure_loaded(Path(sys.argv[3]))"
+        "pins.ROOT = Path(sys.argv[1]); loader.ensure_loaded(Path(sys.argv[2]))"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(root), str(tmp_path / "run"), str(state)],
+        [sys.executable, "-P", "-c", code, str(root), str(state)],
         env=live.environment(),
         cwd=evil,
         capture_output=True,

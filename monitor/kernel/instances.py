@@ -1,0 +1,247 @@
+"""Whose the pinned BPF objects are. One *instance* for each state dir: a directory of pins under `pins.ROOT`.
+
+Pins outlive the daemon, so that the OOM programs are attached while it restarts; they must not outlive the state dir,
+without which nobody starts again. Both facts are kept in bpffs itself, where everybody sees them who sees the pins,
+whatever else differs (mount and pid namespaces, /run):
+
+* who uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
+* a symbolic link ``owner`` says of which state dir it is, on which device, and in whose view of the file systems.
+
+An instance is removed by others only when nobody holds it and its state dir is *gone* for certain (`is_gone`): what
+cannot be known from here, as in another mount namespace, is not gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from monitor.errors import CannotError, MonitorError, remedy_of
+from monitor.kernel import pins
+
+#: The link in an instance's directory; its target is JSON, and no path.
+OWNER = "owner"
+#: ioctl of a mount namespace (<linux/nsfs.h>, Linux 6.11): its 64-bit number, which is never used again.
+_NS_GET_MNTNS_ID = 0x8008B705
+#: Who looks whether an instance is in use holds it for microseconds; a daemon that starts waits for that.
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The state dir (resolved), its device number, and the mount namespace and root directory that it was seen in."""
+
+    state_dir: str
+    dev: int
+    view: str
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One directory of pins. ``owner``: None where it is not known (pinned by a version before this)."""
+
+    path: Path
+    owner: Owner | None
+    in_use: bool
+    pins: int
+
+    @property
+    def is_stray(self) -> bool:
+        """Whether nobody uses it and nobody can again."""
+        return not self.in_use and self.owner is not None and is_gone(self.owner)
+
+
+def instance_directory(state_dir: Path) -> Path:
+    """Pins of one state dir; the name may not contain dots (bpffs reserves them)."""
+    return pins.ROOT / hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+
+
+def view() -> str:
+    """What paths mean to this process: its mount namespace and its root directory."""
+    fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            (number,) = struct.unpack("=Q", fcntl.ioctl(fd, _NS_GET_MNTNS_ID, bytes(8)))
+            namespace = f"id {number}"
+        except OSError:
+            namespace = f"inode {os.fstat(fd).st_ino}"
+    finally:
+        os.close(fd)
+    root = os.stat("/")
+    return f"{namespace} root {root.st_dev}:{root.st_ino}"
+
+
+def claim(instance: Path, state_dir: Path) -> None:
+    """Write down whose it is, before there is a pin in it. Raises CannotError."""
+    path = state_dir.resolve()
+    try:
+        ours = json.dumps(asdict(Owner(str(path), path.stat().st_dev, view())))
+        instance.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if os.readlink(instance / OWNER) == ours:
+                return
+        fresh = instance / f"{OWNER}_{os.getpid()}"
+        fresh.symlink_to(ours)
+        fresh.rename(instance / OWNER)
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}: it has to say whose the pins in {instance} are"
+        remedy = "a state dir with a shorter path" if error.errno == errno.ENAMETOOLONG else "mount bpffs writable"
+        raise CannotError(why, remedy_of(error.errno, remedy)) from None
+
+
+def owner(instance: Path) -> Owner | None:
+    """Whose it is; None where that is not known."""
+    try:
+        return Owner(**json.loads(os.readlink(instance / OWNER)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def state_directory(instance: Path) -> Path | None:
+    """The state dir that an instance belongs to, None when it is not known."""
+    found = owner(instance)
+    return None if found is None else Path(found.state_dir)
+
+
+def is_gone(owner: Owner) -> bool:
+    """Whether this state dir is known to be there no more.
+
+    It is when its path leads nowhere in the very view that it was written down in, and what is left of the path is on
+    the state dir's own device: else something else is mounted over it, or its file system is not mounted now.
+    """
+    if owner.view != view():
+        return False
+    path = Path(owner.state_dir)
+    for at in (path, *path.parents):
+        try:
+            found = os.stat(at)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return False  # a server that does not answer, say
+        return at != path and found.st_dev == owner.dev
+    return False
+
+
+def hold(instance: Path) -> int:
+    """Make the directory, and hold it until the returned descriptor is closed. Raises MonitorError if others do."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            instance.mkdir(parents=True, exist_ok=True)
+            fd = _try_hold(instance)
+        except FileNotFoundError:
+            continue  # removed between the two
+        except OSError as error:
+            raise MonitorError(f"{instance} cannot be held: {error.strerror}", remedy_of(error.errno, "")) from None
+        if fd is not None:
+            return fd
+        if time.monotonic() > deadline:
+            raise MonitorError(
+                f"the pins in {instance} are in use by another outrace, whose state directory has the same path in "
+                "another mount namespace",
+                "name another directory with --state-dir",
+            )
+        time.sleep(0.01)
+
+
+def release(fd: int, instance: Path) -> None:
+    """Hold it no more; the directory goes if nothing was pinned in it."""
+    if not pinned(instance):
+        with suppress(OSError):
+            remove(instance)
+    os.close(fd)
+
+
+def tidy(instance: Path) -> None:
+    """Remove the directory if nothing is pinned in it and nobody holds it."""
+    with suppress(OSError):
+        fd = _try_hold(instance)
+        if fd is not None:
+            release(fd, instance)
+
+
+def _try_hold(instance: Path) -> int | None:
+    """A descriptor that holds it, None while another does. Raises OSError."""
+    fd = os.open(instance, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino == os.stat(instance).st_ino:
+            return fd
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(instance))  # removed, and made again
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def survey() -> list[Instance]:
+    """Every instance here, by name; none where bpffs is not mounted or may not be read."""
+    try:
+        names = sorted(os.listdir(pins.ROOT))
+    except OSError:
+        return []
+    return [found for name in names if (found := _look(pins.ROOT / name)) is not None]
+
+
+def _look(instance: Path) -> Instance | None:
+    try:
+        fd = _try_hold(instance)
+    except OSError:
+        return None  # removed meanwhile
+    if fd is not None:
+        os.close(fd)
+    return Instance(instance, owner(instance), fd is None, pinned(instance))
+
+
+def pinned(instance: Path) -> int:
+    """How many objects are pinned in it."""
+    return sum(len(files) for directory, _, files in os.walk(instance) if directory != str(instance))
+
+
+def remove(instance: Path) -> int:
+    """Remove every pin in it, which detaches what was attached by them; how many there were. Raises OSError."""
+    removed = 0
+    for directory, _, files in os.walk(instance, topdown=False):  # the owner last: half of it is still known
+        for name in files:
+            os.unlink(os.path.join(directory, name))
+            removed += directory != str(instance)
+        os.rmdir(directory)
+    remove_empty_root()
+    return removed
+
+
+def remove_strays() -> list[Instance]:
+    """Remove the instances that nobody uses and whose state dir is gone; which those were."""
+    removed = []
+    for found in survey():
+        if not found.is_stray:
+            continue
+        with suppress(OSError):  # somebody else does the same
+            fd = _try_hold(found.path)
+            if fd is None:
+                continue
+            try:
+                # Again, now that nobody can begin to use it.
+                if found.owner == owner(found.path) and found.owner is not None and is_gone(found.owner):
+                    remove(found.path)
+                    removed.append(found)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def remove_empty_root() -> None:
+    """Leave nothing behind once the last pin is gone."""
+    with suppress(OSError):  # pins of another instance, or none were ever made
+        pins.ROOT.rmdir()

@@ -1,0 +1,255 @@
+"""Whose pins are: who uses an instance, when its state dir is gone for certain, and that strays are removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.cli import doctor
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel import instances, loader, mounts, pins
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
+    mounts.ensure()
+    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
+    monkeypatch.setattr(pins, "ROOT", root)
+    yield root
+    if root.is_dir():
+        instances.remove(root)
+
+
+def made(state: Path) -> Path:
+    """An instance of a new state dir, as far as directories go."""
+    state.mkdir()
+    instance = instances.instance_directory(state)
+    instances.claim(instance, state)
+    (instance / "stamp").mkdir()
+    return instance
+
+
+def strays() -> list[Path]:
+    return [found.path for found in instances.survey() if found.is_stray]
+
+
+def test_an_instance_is_a_stray_when_its_state_dir_is_gone(root: Path, tmp_path: Path) -> None:
+    kept, gone = made(tmp_path / "kept"), made(tmp_path / "gone")
+    assert strays() == []
+    assert instances.remove_strays() == []
+    (tmp_path / "gone").rmdir()
+    assert strays() == [gone]
+    assert [found.path for found in instances.remove_strays()] == [gone]
+    assert list(root.iterdir()) == [kept]
+    assert instances.state_directory(kept) == tmp_path / "kept"
+
+
+def test_the_parents_of_a_state_dir_may_go_with_it(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    instance = made(tmp_path / "a" / "b")
+    shutil.rmtree(tmp_path / "a")
+    assert strays() == [instance]
+
+
+def test_who_holds_an_instance_keeps_it(root: Path, tmp_path: Path) -> None:
+    """By a lock of the directory in bpffs: it is held whatever namespaces the two sides are in."""
+    instance = made(tmp_path / "state")
+    (tmp_path / "state").rmdir()
+    held = instances.hold(instance)
+    try:
+        assert strays() == []
+        assert instances.remove_strays() == []
+        assert instance.is_dir()
+        instances._PATIENCE_S, patience = 0.0, instances._PATIENCE_S
+        try:
+            with pytest.raises(
+                MonitorError, match="in use by another outrace, whose state directory has the same path"
+            ):
+                instances.hold(instance)
+        finally:
+            instances._PATIENCE_S = patience
+    finally:
+        os.close(held)
+    assert strays() == [instance]
+
+
+def test_an_instance_without_pins_goes_with_its_holder(root: Path, tmp_path: Path) -> None:
+    instance = root / "0123456789ab"
+    instances.release(instances.hold(instance), instance)
+    assert not root.exists()
+    instance = made(tmp_path / "state")
+    (instance / "stamp" / "pin").symlink_to("nowhere")  # what bpffs takes without a BPF object
+    instances.release(instances.hold(instance), instance)
+    assert instance.is_dir()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"view": "id 1 root 1:1"},  # another mount namespace: its paths say nothing here
+        {"dev": 0},  # what is there now is another file system: this one is not mounted, or hidden below another
+    ],
+)
+def test_what_is_not_known_to_be_gone_is_not(root: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    instance = made(tmp_path / "state")
+    found = instances.owner(instance)
+    assert found is not None
+    assert not instances.is_gone(found)
+    (tmp_path / "state").rmdir()
+    assert instances.is_gone(found)
+    assert not instances.is_gone(dataclasses.replace(found, **change))  # type: ignore[arg-type]
+
+
+def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "var").mkdir()
+    instance = made(tmp_path / "var" / "state")
+    code = "import sys; from monitor.kernel import instances, pins; pins.ROOT = pins.Path(sys.argv[1]); "
+    code += "print([s.path.name for s in instances.survey() if s.is_stray], len(instances.remove_strays()))"
+    subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path / "var"], check=True)
+    try:
+        assert not (tmp_path / "var" / "state").exists()
+        assert strays() == []
+    finally:
+        subprocess.run(["umount", tmp_path / "var"], check=True)
+    # Nor is one that is there, but not in the mount namespace of who looks.
+    private = live.elsewhere(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
+    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout == "[] 0\n"
+    assert instance.is_dir()
+    # Nor one whose state dir was removed, to somebody who sees other file systems than it was seen in.
+    (tmp_path / "var" / "state").rmdir()
+    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout == "[] 0\n"
+    assert strays() == [instance]
+
+
+def test_one_of_an_unknown_owner_is_kept(root: Path, tmp_path: Path) -> None:
+    """Pinned by an older version, say."""
+    (root / "0123456789ab" / "stamp").mkdir(parents=True)
+    assert strays() == []
+    assert instances.remove_strays() == []
+    [said] = [check for check in doctor.examine() if check.name == "pins"]
+    assert said.ok
+    assert "of an unknown state dir" in said.detail
+
+
+def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_path: Path) -> None:
+    made(tmp_path / "kept")
+    other = made(tmp_path / "another")
+    (tmp_path / "another").rmdir()
+    instance = made(tmp_path / "it's gone")
+    (instance / "stamp" / "pin").symlink_to("nowhere")
+    (tmp_path / "it's gone").rmdir()
+    [both] = [check for check in doctor.examine() if check.name == "stray-pins"]
+    assert str(other) in both.detail
+    assert str(instance) in both.detail
+    assert both.remedy == "outrace unload --strays"
+    instances.remove(other)
+    [said] = [check for check in doctor.examine() if check.name == "stray-pins"]
+    assert not said.ok
+    assert said.detail == f"1 pins in {instance} of state dir {tmp_path / chr(105)}t's gone, which is gone"
+    command = f'{sys.executable} -c "{live.CLI}" {said.remedy.removeprefix("outrace ")}'
+    command = command.replace(
+        "from monitor", f"from monitor.kernel import pins; pins.ROOT = pins.Path('{root}'); from monitor"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], env=live.environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "removed 1 pins\n"
+    assert [path.name for path in root.iterdir()] == [instances.instance_directory(tmp_path / "kept").name]
+
+
+def test_whose_it_is_must_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(pins, "ROOT", tmp_path / "file/outrace")
+    with pytest.raises(CannotError, match=r"file/outrace/\w+: Not a directory: it has to say whose the pins in .* are"):
+        instances.claim(instances.instance_directory(tmp_path), tmp_path)
+
+
+def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: Path) -> None:
+    """The programs of a state dir that is gone stay for the daemon that runs, and go when another starts after it."""
+    with LabNode("test-strays", 64 * MIB) as node:
+        used, gone = tmp_path / "used", tmp_path / "gone"
+        with live.daemon(node, state_dir=used, keep_pins=True) as daemon:
+            shutil.rmtree(used)  # under its feet
+            live.lend_pins(gone)
+            shutil.rmtree(gone)
+            with live.daemon(node) as other:
+                said = live.message(other, "removed the pins of a state dir that is gone")
+                assert (said["of"], said["pins"]) == (str(gone), said["pins"])
+                assert said["pins"] > 20
+            assert not instances.instance_directory(gone).exists()
+            assert instances.instance_directory(used).is_dir()
+            assert daemon.get("/readyz")[0] == 200
+            live.ended(daemon)
+        with live.daemon(node) as other:
+            assert live.message(other, "removed the pins of a state dir that is gone")["of"] == str(used)
+    assert not instances.instance_directory(used).exists()
+
+
+def test_the_same_path_in_another_mount_namespace_is_another_state_dir(tmp_path: Path) -> None:
+    """Two containers with a state dir of the same name and one bpffs: the second must not take the first one's maps."""
+    state = tmp_path / "state"
+    with LabNode("test-same-name", 64 * MIB) as node, live.daemon(node, state_dir=state):
+        private = live.elsewhere(f"mount -t tmpfs -o mode=700 none {state}")
+        hook = pins.Pins.open(live.pin_dir()).hook
+        done = live.outrace(
+            "run", "--hooks", hook, "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=private
+        )
+        live.one_line(done, 3, "in use by another outrace, whose state directory has the same path", "--state-dir")
+
+
+def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
+    """Else it would pin programs that nobody uses, when the state dir is removed already."""
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-c", live.CLI, "run", "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, env=live.environment(), stderr=subprocess.DEVNULL)
+
+    def loaders() -> list[int]:
+        found = []
+        for pid in live.children(process.pid):
+            if b"monitor.kernel.loader" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(os.pidfd_open(pid))
+        return found
+
+    try:
+        [pidfd] = live.until(loaders, "the loader to be started")
+        time.sleep(0.2)  # well into compiling
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    live.ends(pidfd, fd=True)
+    instance = instances.instance_directory(tmp_path)
+    assert instances.pinned(instance) == 0
+    instances.tidy(instance)
+    assert not instance.exists()
+    assert loader.instance_directory(tmp_path) == instance
+
+
+def test_a_lab_daemon_is_an_instance_too(tmp_path: Path) -> None:
+    with LabNode("test-instance", 64 * MIB) as node:
+        live.lend_pins(tmp_path)
+        with LabDaemon(node, state_dir=tmp_path):
+            instance = instances.instance_directory(tmp_path)
+            [found] = [one for one in instances.survey() if one.path == instance]
+            assert found.in_use
+            assert found.owner is not None
+            assert found.owner.state_dir == str(tmp_path.resolve())
+        assert not instance.exists()

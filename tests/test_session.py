@@ -1,0 +1,75 @@
+"""What the tests' own conftest promises: whoever leaves programs pinned has failed, and is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import instances
+from tests import live
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+#: An instance is a directory of bpffs; whether something is pinned in it makes no difference.
+LEAK = """
+from monitor.kernel import instances, mounts
+
+def test_first():
+    pass
+
+def test_leaks(tmp_path):
+    mounts.ensure()
+    instances.claim(instances.instance_directory(tmp_path / "state"), tmp_path)
+
+def test_last():
+    pass
+"""
+
+
+def session(directory: Path, *modules: str) -> subprocess.CompletedProcess[str]:
+    """pytest on these modules' texts, with this project's conftest."""
+    paths = []
+    for i, text in enumerate(modules):
+        paths.append(directory / f"test_m{i}.py")
+        paths[-1].write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-c",
+        "/dev/null",
+        f"--rootdir={directory}",
+    ]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", *map(str, paths)],
+        env=live.environment(),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_a_test_that_leaves_programs_pinned_is_named(tmp_path: Path) -> None:
+    done = session(tmp_path, LEAK, "def test_of_another_module(): pass")
+    said = [line for line in done.stdout.splitlines() if "left programs pinned in" in line]
+    try:
+        assert said, done.stdout
+        assert all("test_m0.py::test_leaks left programs pinned in /sys/fs/bpf/outrace/" in line for line in said)
+        assert "ERROR at teardown of test_last" in done.stdout
+        assert done.returncode == 6
+    finally:
+        for line in said[:1]:
+            instances.remove(Path(line.split(" left programs pinned in ")[1].split(" ")[0]))
+
+
+def test_a_session_that_leaves_nothing_passes(tmp_path: Path) -> None:
+    done = session(tmp_path, "def test_of_another_module(): pass")
+    assert done.returncode == 0, done.stdout
