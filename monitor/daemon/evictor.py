@@ -90,11 +90,13 @@ class Evictor:
         if eviction is None or now_ns < eviction.deadline_ns():
             return False
         began_ns = time.thread_time_ns()
-        known, asked = set(eviction.pidfds()), eviction.killed_ns is None
+        known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
         gone = eviction.step(now_ns)
         if asked and eviction.killed_ns is not None:
             self._tell_killed(eviction)
-        for fd in set(eviction.pidfds()) - known:
+        held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
+        self._leaving -= {fd for _, fd in known - held}
+        for _, fd in held - known:
             self._epoll.register(fd, select.EPOLLIN)
             self._leaving.add(fd)
         refused = eviction.victim.refused

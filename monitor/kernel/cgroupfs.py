@@ -20,6 +20,9 @@ MOUNTS = "/proc/self/mounts"
 MAX_LIMIT = 1 << 62
 #: A cgroup removed under us: the directory is gone (ENOENT), or an open file of it is (ENODEV).
 _GONE = (errno.ENOENT, errno.ENODEV)
+#: A path longer than 4,095 bytes is refused (ENAMETOOLONG), but whoever may make cgroups can make them deeper than
+#: that: from here on they are reached by a descriptor. (A name has 255 bytes at most.)
+_LONG = 3000
 
 
 class CgroupGone(MonitorError):
@@ -192,15 +195,25 @@ def pids_below(path: Path) -> set[int]:
     """
     pids: set[int] = set()
     stack = [os.fspath(path)]
-    while stack:
-        directory = stack.pop()
-        try:
-            pids.update(_pids_in(directory))
-            with os.scandir(directory) as entries:
-                stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-        except OSError as e:
-            if e.errno not in (*_GONE, errno.ENOTDIR):
-                raise
+    anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
+    try:
+        while stack:
+            directory = stack.pop()
+            try:
+                if len(directory) > _LONG:
+                    anchors.append((os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), len(stack)))
+                    directory = f"/proc/self/fd/{anchors[-1][0]}"
+                pids.update(_pids_in(directory))
+                with os.scandir(directory) as entries:
+                    stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            except OSError as e:
+                if e.errno not in (*_GONE, errno.ENOTDIR):
+                    raise
+            while anchors and len(stack) == anchors[-1][1]:
+                os.close(anchors.pop()[0])
+    finally:
+        for descriptor, _ in anchors:
+            os.close(descriptor)
     pids.discard(0)
     return pids
 

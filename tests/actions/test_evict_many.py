@@ -1,0 +1,205 @@
+"""Pods with more processes than descriptors are kept for, that fork while they are killed, in cgroups of any depth."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.actions import evict
+from monitor.actions.evict import Eviction, Victim, pids_below
+from monitor.kernel import cgroupfs
+
+pytestmark = pytest.mark.kernel
+#: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.
+BY_PIDFDS = 1
+CROWD = "for _ in range({}):\n  if not os.fork():\n    signal.pause()"
+#: 20 chains of processes, each of which forks the next and ends: whoever was listed is gone when it is to be signalled.
+HOPS = """
+made = mmap.mmap(-1, 8)
+def hop():
+    while made[0] == 0:
+        if os.fork(): os._exit(0)
+for _ in range(20):
+    if not os.fork(): hop(); os._exit(0)
+"""
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("many") as path:
+        for inner in ("c0", "c1"):
+            cgroupfs.make(path / inner)
+        yield path
+
+
+def prepared(pod: Path) -> Victim:
+    victim = Victim("uid", pod, BY_PIDFDS)
+    victim.refresh()
+    return victim
+
+
+def finish(eviction: Eviction) -> None:
+    live.until(lambda: eviction.step(0), "the pod to be empty")
+    eviction.victim.close()
+
+
+def crowd(pod: Path, puppet: live.Puppet, number: int) -> None:
+    """``number`` more processes of the pod, which sleep."""
+    puppet.do(f"exec({CROWD.format(number)!r})")
+    live.until(lambda: len(pids_below(pod)) > number, f"{number} processes")
+
+
+def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 50)
+        victim = prepared(pod)
+        assert len(victim.pidfds) <= 8
+        eviction = Eviction(victim, 0, 0)
+        finish(eviction)
+        assert pids_below(pod) == set()
+        assert len(eviction.pids) == 51
+
+
+@pytest.mark.slow
+def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path) -> None:
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 5000)
+        eviction = Eviction(prepared(pod), 0, 0)
+        finish(eviction)
+        assert pids_below(pod) == set()
+
+
+def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Path) -> None:
+    """They hop from pid to pid; the parent is not killed, so that it cannot be what ends them."""
+    with live.Puppet(pod.parent) as parent:
+        parent.do(f"open('{pod}/c1/cgroup.procs', 'w').write('0'); exec({HOPS!r})")
+        (pod.parent / "cgroup.procs").write_text(str(parent.pid))
+        live.until(lambda: len(pids_below(pod)) > 5, "some of them")
+        eviction = Eviction(prepared(pod), 0, 0)
+        deadline = time.monotonic() + live.TIMEOUT_S
+        while not eviction.step(0):
+            assert time.monotonic() < deadline
+            eviction.looked(time.monotonic_ns(), 0)
+            time.sleep(max(0, eviction.deadline_ns() - time.monotonic_ns()) / 1e9)
+        eviction.victim.close()
+        assert pids_below(pod) == set()
+        parent.do("made[0] = 1")
+
+
+def test_it_is_looked_after_without_a_rest_while_there_are_more(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rests is outrun by a pod that forks; and an empty one is given its rest."""
+    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 20)
+        eviction = Eviction(prepared(pod), 0, 0)
+        assert eviction.deadline_ns() <= eviction.signalled_ns
+        finish(eviction)
+        eviction.victim.refresh()
+        eviction.looked(7, 5_000_000)
+        assert eviction.deadline_ns() == 7 + 20_000_000
+
+
+def test_the_rings_are_read_between_thousands_of_signals(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumps stands for signals that take long."""
+    monkeypatch.setattr(evict, "_SEND_NS", 0)
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 2 * evict._AT_ONCE)
+        victim = prepared(pod)
+        victim.kill()
+        assert len(victim._told) == evict._AT_ONCE
+        assert victim.unfinished
+        finish(Eviction(victim, 0, 0))
+
+
+def test_descriptors_are_opened_for_so_many_at_a_time(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hot thread does nothing else meanwhile; the next look goes on."""
+    monkeypatch.setattr(evict, "_OPEN", 8)
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 20)
+        victim = prepared(pod)
+        assert (len(victim.pidfds), victim.is_partial) == (8, True)
+        victim.refresh()
+        victim.refresh()
+        assert (len(victim.pidfds), victim.is_partial) == (21, False)
+        finish(Eviction(victim, 0, 0))
+
+
+@contextmanager
+def few_descriptors(spare: int) -> Iterator[None]:
+    """About ``spare`` descriptors on top of those that are open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod: Path) -> None:
+    """RLIMIT_NOFILE (EMFILE): those held die, then the rest; and something is left to read cgroups with."""
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 200)
+        victim = Victim("uid", pod, BY_PIDFDS)
+        with few_descriptors(60):
+            victim.refresh()
+            assert 0 < len(victim.pidfds) < 60
+            os.close(os.open("/dev/null", os.O_RDONLY))
+            eviction = Eviction(victim, 0, 0)
+            finish(eviction)
+        assert pids_below(pod) == set()
+
+
+def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
+    """Their paths are refused (ENAMETOOLONG); whoever may make cgroups can make them like that."""
+    name, fds = "d" * 200, [os.open(pod, os.O_RDONLY)]
+    try:
+        with live.Puppet(pod / "c0") as buried, live.Puppet(pod / "c1") as other:
+            for _ in range(30):
+                os.mkdir(name, dir_fd=fds[-1])
+                fds.append(os.open(name, os.O_RDONLY, dir_fd=fds[-1]))
+            procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=fds[-1])
+            os.write(procs, str(buried.pid).encode())
+            os.close(procs)
+            held = len(os.listdir("/proc/self/fd"))
+            assert pids_below(pod) == {buried.pid, other.pid}
+            assert len(os.listdir("/proc/self/fd")) == held
+            finish(Eviction(prepared(pod), 0, 0))
+            assert buried.wait() == other.wait() == -9
+    finally:
+        while len(fds) > 1:
+            os.close(fds.pop())
+            os.rmdir(name, dir_fd=fds[-1])
+        os.close(fds.pop())
+
+
+def test_descriptors_that_were_given_up_are_not_taken_for_others(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number is used again by the next process at once: who is waited for must be told apart by more than that."""
+    from tests.daemon.test_evictor import Bench
+
+    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    with live.Puppet(pod / "c0") as parent:
+        crowd(pod, parent, 40)
+        bench = Bench(pod)
+        eviction = bench.begin()
+        for _ in range(200):
+            bench.endings(0.05)
+            eviction.next_look_ns = 0
+            if bench.evictor.follow(1, 0):
+                break
+            assert bench.evictor._leaving <= set(eviction.pidfds())
+        assert bench.messages()[-1] == "evicted"
+        assert isinstance(bench.epoll, select.epoll)
+        assert pids_below(pod) == set()
