@@ -14,11 +14,10 @@ from typing import Protocol
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
+from monitor.pods.containers import may_be_sandbox
 from monitor.pods.model import FoundPod
 from monitor.policy.eras import CURRENT, Era
 
-#: What the runtime gives the pause process of a pod's sandbox; it stays.
-PAUSE = -998
 #: The value of Guaranteed pods and of system-node-critical ones, whatever their class.
 _GUARANTEED = -997
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.
@@ -154,6 +153,8 @@ class OomScores:
                 return  # gone, or it left the pod since it was seen in it
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
+            if container is None and path.parent == pod.found.cgroup and may_be_sandbox(self.hierarchy, path):
+                return  # the runtime's value (-998) stays; it is never written, as any process can call itself pause
             self._compare(pod, process, container)
 
     def _compare(self, pod: _PodScores, process: Process, container: str | None) -> None:
@@ -161,11 +162,7 @@ class OomScores:
         pid, is_now = process.pid, process.oom_score_adj()
         if should is None or is_now is None or is_now == should:
             return
-        if container is None and process.comm() == "pause":
-            if is_now == PAUSE:
-                return
-            should = PAUSE
-        if is_now == _GUARANTEED and not pod.found.pod.namespace:
+        if is_now == _GUARANTEED and not pod.found.pod.spec_known:
             return  # found by its cgroup alone: it may be system-node-critical, which only its spec would tell
         if (pid, is_now) not in pod.told:
             if len(pod.told) >= _MAX_TOLD:
@@ -223,10 +220,13 @@ class OomScores:
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
     """Container name -> oom_score_adj, within the kernel's -1000..1000.
 
-    A container of a Burstable pod known by its cgroup alone whose request could not be recovered is left out.
+    Left out are the containers of a pod known by its cgroup alone that may be critical, and of a Burstable one those
+    whose request could not be recovered.
     """
     pod = found.pod
-    unknown = not pod.namespace and era.qos_class(pod) == "Burstable"
+    unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
+    if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
+        return {}  # whether it has the score of its class or of a critical pod only its spec would tell
     scores: dict[str, int] = {}
     for container in (*pod.containers, *pod.init_containers):
         if unknown and "memory" not in container.requests:

@@ -12,7 +12,7 @@ import click
 from monitor.cli.options import configuration_options, resolve
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.daemon.config import RunConfig
-from monitor.daemon.settings import SETTINGS, Resolved
+from monitor.daemon.settings import SETTINGS, Resolved, check_enforced
 from monitor.daemon.settings import resolve as resolve_settings
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
@@ -117,6 +117,7 @@ def _check_translated(configuration: Mapping[str, Any]) -> None:
 def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     """The configuration with the layout of this node's disks, and what is known of the node."""
     resolved = resolve(options)
+    check_enforced(resolved.config)
     from monitor.kernel import disks
 
     told = resolved.config

@@ -26,7 +26,17 @@ from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked
 
 #: Options of `run` that change nothing about what is explained; `--policy` takes several here.
-_OF_RUN_ALONE = {"enforce", "trigger", "hooks", "max_fill_rate", "step", "record", "log_format", "policy"}
+_OF_RUN_ALONE = {
+    "enforce",
+    "enforce_unknown_specs",
+    "trigger",
+    "hooks",
+    "max_fill_rate",
+    "step",
+    "record",
+    "log_format",
+    "policy",
+}
 
 
 @click.command()
@@ -201,6 +211,7 @@ def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[st
                 "uid": c.uid,
                 "qos": rules.qos_class(one.pod),
                 "priority": c.priority,
+                "spec_known": one.pod.spec_known,
                 "critical": c.critical,
                 "usage": c.usage,
                 "request": c.request,

@@ -52,7 +52,8 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "next": one is victim,
         "qos": {"class": seen.era.qos_class(pod), "why": why_class(pod, seen.era)},
         "request": request,
-        "critical": {"critical": one.candidate.critical, "why": _why_critical(seen, one)},
+        "spec_known": pod.spec_known,
+        "critical": {"critical": one.candidate.critical, "why": why_critical(pod, seen.era)},
         "against": _against(seen, order, place, victim),
         "oom_score_adj": _scores(seen, found),
         "badness": _badness(seen, pod.uid),
@@ -61,12 +62,6 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions)._asdict()},
         "eviction": _eviction(seen, one),
     }
-
-
-def _why_critical(seen: Situation, one: Ranked) -> str:
-    if not one.candidate.critical:
-        return ""
-    return why_critical(one.pod) if seen.era.name != "kubelet-1.8" else "marked by annotation"
 
 
 def _against(seen: Situation, order: Sequence[Ranked], place: int, victim: Ranked | None) -> list[dict[str, Any]]:

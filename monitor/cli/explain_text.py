@@ -84,6 +84,8 @@ def _left(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _pod(pod: Data, signal: str) -> Iterator[str]:
     yield f"{pod['pod']}: {_standing(pod)} for {signal}"
     facts = [("QoS class", f"{pod['qos']['class']}: {pod['qos']['why']}")]
+    if not pod["spec_known"]:
+        facts.append(("spec", "not known: priority unknown, requests guessed; --pods manifests:DIR tells"))
     if pod["request"] is not None:
         facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
     critical = pod["critical"]

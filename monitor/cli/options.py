@@ -34,6 +34,11 @@ _OPTIONS = (
     click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR."),
     click.option("--enforce/--no-enforce", default=None, help="Really evict. The default only observes and logs."),
     click.option(
+        "--enforce-unknown-specs/--no-enforce-unknown-specs",
+        default=None,
+        help="Evict although --pods cgroups tells neither priorities nor all critical pods.",
+    ),
+    click.option(
         "--trigger", metavar="user|kernel", help="Who kills under --enforce: user space, or the BPF program too."
     ),
     click.option("--policy", metavar="|".join(ERAS), help=f"The release whose policy decides. [{ERAS[0]}]"),

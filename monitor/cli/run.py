@@ -47,6 +47,9 @@ def run(**options: Any) -> None:
 
 def start(config: RunConfig) -> NoReturn:
     """Take what the daemon needs and become it. Raises MonitorError with one line and its exit code."""
+    from monitor.daemon.settings import check_enforced
+
+    check_enforced(config)
     if os.geteuid() != 0:
         raise CannotError("outrace run must be root", "use sudo")
     config = _with_disks(_with_node(config))

@@ -133,7 +133,7 @@ def _pod_lines(pods: list[dict[str, Any]]) -> list[str]:
             [
                 f"{p['namespace']}/{p['name']}".lstrip("/"),
                 p["qos"],
-                p["priority"],
+                "unknown" if p["priority"] is None else p["priority"],
                 *(format_bytes(p[f]) for f in figures),
                 *cells(p, limits),
             ]

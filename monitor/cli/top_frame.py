@@ -22,6 +22,8 @@ from monitor.policy.thresholds import Threshold
 #: The daemon is on this machine; one that does not answer by then is not waited for.
 _TIMEOUT_S = 2.0
 _FILES = "cgroup files"
+#: What is said of a pod besides its figures.
+_OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 Readings = dict[str, MemoryReading]
 
 
@@ -155,11 +157,11 @@ def _reading(memory: Mapping[str, Any]) -> MemoryReading:
 
 def _identity(found: FoundPod) -> dict[str, Any]:
     message = pod_message(found)
-    return {k: message[k] for k in ("namespace", "name", "uid", "cgroup", "qos", "priority", "critical", "request")}
+    return {k: message[k] for k in ("namespace", "name", "uid", *_OF_SPEC)}
 
 
 def _unknown() -> dict[str, Any]:
-    return dict.fromkeys(("cgroup", "qos", "priority", "critical", "request"))
+    return {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 
 
 def _ordered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def _ordered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
             uid=pod["uid"],
             namespace=pod["namespace"],
             name=pod["name"],
-            priority=pod["priority"] or 0,
+            priority=pod["priority"],
             request=pod["request"] or 0,
             usage=pod["working_set"],
             critical=bool(pod["critical"]),

@@ -57,6 +57,8 @@ class RunConfig:
     #: Where pods come from: ``cgroups`` or ``manifests:DIR`` (DIR absolute).
     pods: str = "cgroups"
     enforce: bool = False
+    #: Evict pods although nobody told their specs (``pods`` is ``cgroups``): no priority is known then.
+    enforce_unknown_specs: bool = False
     #: Who pulls the trigger under ``enforce``: ``user``, or ``kernel`` inside the victim's own charge where it can.
     trigger: str = "user"
     hooks: str = "auto"

@@ -191,6 +191,7 @@ class Hot:
                 "victim": first.uid if first else None,
                 "observation": {w.name: self.gauge.describe(w) for w in self.gauge.watches},
                 "pods": len(self.registry),
+                "spec_unknown": sum(entry.priority is None for entry in self.registry),
                 "trigger": self.config.trigger,
                 "ready": self.ready,
                 **self._protected(),

@@ -27,7 +27,7 @@ class PodEntry:
     uid: str
     namespace: str
     name: str
-    priority: int
+    priority: int | None  # None: its spec is not known
     request: int
     request_nanos: int  # the part of a byte above it
     qos: str

@@ -46,6 +46,7 @@ SETTINGS = (
     Setting("node_cgroup", "node-cgroup", values.text),
     Setting("pods", "pods", values.pods),
     Setting("enforce", "enforce", values.boolean),
+    Setting("enforce_unknown_specs", "enforce-unknown-specs", values.boolean),
     Setting("trigger", "trigger", values.choice(*TRIGGERS)),
     Setting("hooks", "hooks", values.choice(*HOOKS)),
     Setting("listen", "listen", values.listen),
@@ -176,6 +177,19 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
     _check_thresholds(config, settings, rules)
     return Resolved(config, settings, reserved, file, drop_ins)
+
+
+def check_enforced(config: RunConfig) -> None:
+    """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
+    pods can be told only in part, and requests are recovered from what the kernel was told.
+    """
+    if config.enforce and config.pods == "cgroups" and not config.enforce_unknown_specs:
+        raise ConfigError(
+            f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known: "
+            "priorities are unknown, requests guessed, and the wrong pod could be evicted",
+            "name the directory of their manifests with --pods manifests:DIR, or accept that with "
+            "--enforce-unknown-specs",
+        )
 
 
 def _said(flags: Mapping[str, Any], own: Mapping[str, Any], config_file: str) -> dict[str, Given]:

@@ -65,6 +65,24 @@ class Process:
         text = self._read("comm")
         return None if text is None else text.rstrip("\n")
 
+    def exe(self) -> str | None:
+        """The path of its program as its own mount namespace has it; None for a kernel thread, one that ends, and where
+        it may not be asked.
+        """
+        if self._fd is None:
+            return None
+        try:
+            return os.readlink("exe", dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (*_GONE, errno.EACCES, errno.EPERM):
+                return None
+            raise
+
+    def parent(self) -> int | None:
+        """Its parent's pid; 0 if that is of another pid namespace."""
+        text = self._read("stat")
+        return int(text.rpartition(")")[2].split()[1]) if text else None
+
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
         """Its directory in the memory hierarchy, now."""
         for line in (self._read("cgroup") or "").splitlines():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import Process
+from monitor.pods.containers import Told, look
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.model import FoundPod, PodSource, Scan
 from monitor.policy.pods import Pod, pod_from_object
@@ -33,14 +33,8 @@ _MAX_DEPTH = 5
 _MAX_DIRS = 4096
 #: Directories watched while there is no kubepods: inotify watches are a limited good (8192 a user on small machines).
 _MAX_IDLE_WATCHES = 256
-#: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
-_BURSTABLE_ADJ = range(3, 1000)
-#: oom_score_adj the container runtime gives the sandbox's process, and the name that process usually has.
-_PAUSE_ADJ = -998
-_PAUSE = "pause"
-#: Names of a container's first process while the runtime sets it up: in the cgroup already, but with the runtime's
-#: own oom_score_adj (under containerd just that -998).
-_STARTING = ("runc", "crun", "youki")
+#: How the API server makes a pod's uid. A static pod's is the hash of its configuration: 32 hex digits, no dashes.
+_API_UID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
 _SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")
@@ -215,21 +209,13 @@ def _children(path: Path) -> list[Path]:
         return []  # gone meanwhile
 
 
-def request_from_adj(adj: int, capacity: int) -> int:
-    """About the memory request in bytes of a Burstable container whose oom_score_adj is ``adj``.
-
-    The kubelet sets 1000 - 1000*request/capacity, truncated, so this is the smallest request that gives ``adj``: up to
-    capacity/1000 too low, and unknown beyond the clamps (999 also stands for no request, 3 for almost everything).
-    """
-    return -(-(1000 - adj) * capacity // 1000)
-
-
 class TreeSource(PodSource):
     """Pods by the kubepods tree alone (``--pods cgroups``).
 
     Namespace "" and name = uid. The QoS class is the directory's. A Guaranteed container's request is its memory limit;
     a Burstable container's is recovered from its processes' oom_score_adj and is approximate. Containers are called by
-    their ids. The sandbox (pause) is no container here, as it is none in a Pod. Priority is unknown and taken as 0.
+    their ids. The sandbox (pause) is no container here, as it is none in a Pod. The spec is not known: no pod has a
+    priority, and one that may be critical is taken for it (`_taken_critical`).
     """
 
     def __init__(
@@ -237,8 +223,10 @@ class TreeSource(PodSource):
     ) -> None:
         super().__init__(hierarchy, node, spared)
         self._mem_total = mem_total
-        # container cgroup id -> (is the sandbox, request in bytes or None): fixed once processes are in it
-        self._settled: dict[int, tuple[bool, int | None]] = {}
+        self._settled: dict[int, Told] = {}  # by container cgroup id: fixed once processes are in it
+        self._met_s: dict[int, float] = {}  # container cgroup id -> when it was first seen, while it is not settled
+        #: Pod cgroup id -> whether a container of it had the score of a critical pod; absent while none has told.
+        self._spared_pods: dict[int, bool] = {}
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
@@ -252,7 +240,8 @@ class TreeSource(PodSource):
             return scan
         for path in (kubepods.parent, *class_dirs(kubepods)):
             scan.watch[path] = CHILDREN
-        live: dict[int, tuple[bool, int | None]] = {}
+        live: dict[int, Told] = {}
+        met: dict[int, float] = {}
         spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
             scan.watch[pod_dir.path] = CGROUP_FILES
@@ -264,59 +253,62 @@ class TreeSource(PodSource):
                 )
                 continue
             try:
-                scan.pods[pod_dir.uid] = self._describe(pod_dir, live, scan)
+                scan.pods[pod_dir.uid] = self._describe(pod_dir, live, met, scan)
             except cgroupfs.CgroupGone:
                 continue  # it went away while we looked: the next poll sees the tree without it
             except MonitorError as e:
                 scan.problems.append(str(e))
-        self._settled = live
+        self._settled, self._met_s = live, met
+        known = {found.cgroup_ids[0] for found in scan.pods.values()}
+        self._spared_pods = {at: spared for at, spared in self._spared_pods.items() if at in known}
         return scan
 
-    def _describe(self, pod_dir: PodDir, live: dict[int, tuple[bool, int | None]], scan: Scan) -> FoundPod:
+    def _describe(self, pod_dir: PodDir, live: dict[int, Told], met: dict[int, float], scan: Scan) -> FoundPod:
         containers: dict[str, Path] = {}
         specs: list[dict[str, Any]] = []
-        ids = [cgroupfs.cgroup_id(pod_dir.path)]
+        own = cgroupfs.cgroup_id(pod_dir.path)
+        ids = [own]
         for name, path in pod_dir.containers.items():
             key = cgroupfs.cgroup_id(path)
-            fixed = self._settled.get(key) or self._look(pod_dir.qos, path)
-            if fixed is None:
+            told = self._settled.get(key) or self._look(pod_dir.qos, path, key, met)
+            if told is None:
                 scan.unsettled = True
                 scan.watch[path] = CGROUP_FILES
-                sandbox, request = False, None
             else:
-                live[key] = fixed
-                sandbox, request = fixed
-            if sandbox:
+                live[key] = told
+            if told is not None and told.sandbox:
                 continue
+            if told is not None:
+                self._spared_pods[own] = self._spared_pods.get(own, False) or told.spared
+            request = None if told is None else told.request
             if pod_dir.qos == "Guaranteed":
                 request = cgroupfs.limit(path)
             containers[name] = path
             ids.append(key)
             specs.append({"name": name, "resources": _resources(pod_dir.qos, request)})
         limit = cgroupfs.limit(pod_dir.path) if pod_dir.qos == "Guaranteed" else None
-        return FoundPod(_pod(pod_dir, specs, limit), pod_dir.path, containers, tuple(ids))
+        pod = replace(_pod(pod_dir, specs, limit), taken_critical=self._taken_critical(pod_dir, own))
+        return FoundPod(pod, pod_dir.path, containers, tuple(ids))
 
-    def _look(self, qos: str, path: Path) -> tuple[bool, int | None] | None:
-        """(is the sandbox, recovered request) of a container by its processes; None while it is being started."""
-        adjs: dict[int, int] = {}
-        names: dict[int, str] = {}
-        for pid in cgroupfs.processes(path):
-            with Process(pid) as process:
-                adj = process.oom_score_adj()
-                if adj is not None:
-                    adjs[pid], names[pid] = adj, process.comm() or ""
-        if not adjs or any(name.startswith(_STARTING) for name in names.values()):
-            return None
-        if all(adj == _PAUSE_ADJ or names[pid] == _PAUSE for pid, adj in adjs.items()):
-            return True, None
-        if qos != "Burstable":
-            return False, None
-        # A process may change its own value (sshd takes -1000): so what most processes have, and of equals the highest.
-        counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
-        if not counted:
-            return False, None
-        best, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
-        return False, request_from_adj(best, self._mem_total)
+    def _look(self, qos: str, path: Path, key: int, met: dict[int, float]) -> Told | None:
+        """What a container's processes tell, if they do yet."""
+        now = time.monotonic()
+        met[key] = self._met_s.get(key, now)
+        return look(self.hierarchy, qos, path, self._mem_total, now - met[key])
+
+    def _taken_critical(self, pod_dir: PodDir, cgroup_id: int) -> str:
+        """Why a pod whose spec is not known may be critical, and is never evicted; "" where its score says that it is
+        not (the kubelet gives critical pods that are not system-node-critical the score of their class: for those
+        nothing tells).
+        """
+        if not _API_UID.fullmatch(pod_dir.uid):
+            return "its uid is no UUID of the API server: a static pod"
+        if pod_dir.qos == "Guaranteed":
+            return "its spec is not known: Guaranteed pods have the score of critical ones"
+        spared = self._spared_pods.get(cgroup_id)
+        if spared is None:
+            return "its spec is not known, nor are its processes yet"
+        return "its spec is not known, but its oom_score_adj is that of system-node-critical pods" if spared else ""
 
 
 def _resources(qos: str, memory: int | None) -> dict[str, Any]:
@@ -339,4 +331,4 @@ def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -
             "status": {"qosClass": pod_dir.qos},
         }
     )
-    return replace(pod, namespace="")
+    return replace(pod, namespace="", spec_known=False)

@@ -61,7 +61,10 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
     """What decides about this pod's place for ``signal``, in the order in which it is compared."""
     c = one.candidate
     old = era.name == "kubelet-1.8"
-    priority = Comparison("priority", f"{c.priority}: lower ones go first")
+    if c.priority is None:
+        priority = Comparison("priority", "unknown: lower ones go first, unknown ones last")
+    else:
+        priority = Comparison("priority", f"{c.priority}: lower ones go first")
     if old:
         found = [Comparison("QoS class", f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
         if RESOURCE[signal] != "inodes":
@@ -75,7 +78,7 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
         if c.usage is not None:
             found.append(Comparison("excess", _excess(one, signal)))
     if c.critical:
-        reason = "marked by annotation" if old else why_critical(one.pod)
+        reason = why_critical(one.pod, era)
         found.append(Comparison("critical", f"{reason}: never evicted"))
     return found
 
@@ -215,6 +218,8 @@ def _with_request(holder: Any, resource: str, n: int) -> tuple[Any, bool]:
 
 def _priority_change(one: Ranked, behind: bool, crosses: _Crosses) -> Change | None:
     old = one.candidate.priority
+    if old is None:
+        return None  # it has one, which is not known here
     far = max(old, _MOST_PRIORITY) if behind else _LEAST_PRIORITY
     new = _search(lambda n: crosses(replace(one.pod, priority=n), one.stats), old, far)
     if new is None:
@@ -259,8 +264,12 @@ def _using(signal: str, n: int, kind: str) -> PodStats:
 # ---- why a pod is what it is
 
 
-def why_critical(pod: Pod) -> str:
-    """What protects the pod from eviction today; empty if nothing does."""
+def why_critical(pod: Pod, era: Era = CURRENT) -> str:
+    """What protects the pod from eviction; empty if nothing does."""
+    if pod.taken_critical:
+        return pod.taken_critical
+    if era.name == "kubelet-1.8":
+        return "marked by annotation" if era.is_critical(pod) else ""
     if is_static(pod):
         return "static pod"
     if is_mirror(pod):
@@ -272,6 +281,8 @@ def why_critical(pod: Pod) -> str:
 
 def why_class(pod: Pod, era: Era = CURRENT) -> str:
     """How the pod's QoS class came about."""
+    if not pod.spec_known:
+        return "its cgroup is that of one"
     if pod.qos_class_status:
         return "as its status says (status.qosClass)"
     quality = era.qos_class(pod)
@@ -301,6 +312,8 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
 def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
     """How the request that is compared came about: ``memory`` or ``ephemeral-storage``."""
     total = era.request(pod, resource)
+    if not pod.spec_known:
+        return f"{total}: its spec is not known, guessed from its cgroup and processes"
     if era is not CURRENT:
         regular = _sum(c.requests.get(resource, ZERO) for c in pod.containers)
         rule = "the containers' together" if total == regular else "the largest init container's"

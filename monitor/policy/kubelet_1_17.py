@@ -12,7 +12,7 @@ from monitor.policy.layout import DiskLayout, reclaim_actions
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.ranking import Candidate, Key, candidate, memory_key
+from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
 from monitor.policy.signals import CONTAINERFS, CONTAINERFS_INODES, MEMORY_SIGNALS, PID, RESOURCE, SIGNALS
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import disk_key, disk_usage
@@ -51,7 +51,7 @@ def rank_one(
         return memory_key(victim), victim
     if signal == PID:
         victim = candidate(pod, ZERO, None if stats is None else stats.processes())
-        return (victim.priority, 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
+        return (rank_priority(victim.priority), 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
     storage = plain_request(pod, "ephemeral-storage")
     used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = candidate(pod, storage, used)

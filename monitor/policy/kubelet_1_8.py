@@ -35,8 +35,12 @@ _CRITICAL_ANNOTATION = "scheduler.alpha.kubernetes.io/critical-pod"
 
 
 def is_critical(pod: Pod) -> bool:
-    """Marked as critical by the annotation of that time (empty, in kube-system). Priority did not protect yet."""
-    return pod.namespace == "kube-system" and pod.annotations.get(_CRITICAL_ANNOTATION) == ""
+    """Marked as critical by the annotation of that time (empty, in kube-system), or taken for critical where the spec
+    is not known. Priority did not protect yet.
+    """
+    return bool(pod.taken_critical) or (
+        pod.namespace == "kube-system" and pod.annotations.get(_CRITICAL_ANNOTATION) == ""
+    )
 
 
 def rank_one(

@@ -83,8 +83,18 @@ class Pod:
     grace_period_s: int | None = None
     phase: str = ""
     volumes: Sequence[Volume] = ()
+    #: Whether its spec is known. A pod known by its cgroup alone has no priority (which is not 0), and its requests are
+    #: guesses.
+    spec_known: bool = True
+    #: Why a pod whose spec is not known is never evicted; empty if it may be.
+    taken_critical: str = ""
     #: Sums over the containers, kept once made: a pod is asked for them in every pass and never changes.
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def known_priority(self) -> int | None:
+        """Its priority, 0 where its spec names none; None if its spec is not known."""
+        return self.priority or 0 if self.spec_known else None
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:

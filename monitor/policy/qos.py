@@ -29,8 +29,10 @@ def is_mirror(pod: Pod) -> bool:
 
 
 def is_critical(pod: Pod) -> bool:
-    """Never evicted: static, mirror, or of critical priority. The name of the priority class alone does not count."""
-    return is_static(pod) or is_mirror(pod) or (pod.priority or 0) >= CRITICAL_PRIORITY
+    """Never evicted: static, mirror, of critical priority, or taken for one of these where the spec is not known. The
+    name of the priority class alone does not count.
+    """
+    return bool(pod.taken_critical) or is_static(pod) or is_mirror(pod) or (pod.priority or 0) >= CRITICAL_PRIORITY
 
 
 def is_node_critical(pod: Pod) -> bool:

@@ -1,7 +1,8 @@
 """Who is evicted first for memory. (`victims` ranks for every signal; this part alone is all the hot process loads.)
 
-1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority; 3. more usage above
-(or less below) the request. Where the kubelet's order is left to chance, ours is namespace, name, uid.
+1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority, an unknown one behind
+every known one that may be evicted; 3. more usage above (or less below) the request. Where the kubelet's order is left
+to chance, ours is namespace, name, uid.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical
+from monitor.policy.qos import CRITICAL_PRIORITY, is_critical
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_request
 
 _NANO = 10**9
+#: Where a pod of unknown priority stands: behind all that may be evicted. Taken for 0 it would go before them.
+UNKNOWN_PRIORITY = CRITICAL_PRIORITY - 1
 
 #: (group, priority, bytes below the request, the request's part of a byte, namespace, name, uid); smallest goes first.
 Key = tuple[int, int, int, int, str, str, str]
@@ -22,7 +25,8 @@ Key = tuple[int, int, int, int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod that could be evicted. Sizes are bytes; ``usage`` is the working set, None when there are no stats.
+    """A pod that could be evicted. Sizes are bytes; ``usage`` is the working set, None when there are no stats;
+    ``priority`` is None where it is not known.
 
     ``request_nanos`` is the part of a byte above ``request``, for requests such as `1500m` of memory (1 byte and a
     half), which exist in the wild. ``grace_period_s`` is the pod's terminationGracePeriodSeconds.
@@ -31,7 +35,7 @@ class Candidate:
     uid: str
     namespace: str
     name: str
-    priority: int
+    priority: int | None
     request: int
     usage: int | None
     critical: bool
@@ -46,7 +50,14 @@ def memory_candidate(pod: Pod, usage: int | None, pod_level: bool = True) -> Can
 
 def memory_key(c: Candidate) -> Key:
     """Sort key: the smallest is evicted first. The first four parts are the kubelet's, the rest breaks ties."""
-    return usage_key(c.usage, c.request, c.request, c.request_nanos, c.priority, c.namespace, c.name, c.uid)
+    return usage_key(
+        c.usage, c.request, c.request, c.request_nanos, rank_priority(c.priority), c.namespace, c.name, c.uid
+    )
+
+
+def rank_priority(priority: int | None) -> int:
+    """The priority by which a pod is ranked."""
+    return UNKNOWN_PRIORITY if priority is None else priority
 
 
 def usage_key(
@@ -80,5 +91,5 @@ def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:
     if critical is None:
         critical = pod.memo["critical"] = is_critical(pod)
     whole, nanos = divmod(request.nanos, _NANO)
-    priority = pod.priority or 0
+    priority = pod.known_priority
     return Candidate(pod.uid, pod.namespace, pod.name, priority, whole, usage, critical, pod.grace_period_s, nanos)

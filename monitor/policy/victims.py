@@ -13,7 +13,7 @@ from typing import NamedTuple
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.ranking import Candidate, Key, candidate, usage_key
+from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats
@@ -125,12 +125,12 @@ def _standing(pod: Pod, resource: str, pod_level: bool) -> tuple[int, int, int, 
     request = pod_request(pod, resource, pod_level)
     amount = request if resource == "memory" else pod_request(pod, "ephemeral-storage", pod_level)
     whole, nanos = divmod(amount.nanos, _NANO)
-    return (request.nanos // _NANO, whole, nanos, pod.priority or 0, pod.namespace, pod.name, pod.uid)
+    return (request.nanos // _NANO, whole, nanos, rank_priority(pod.known_priority), pod.namespace, pod.name, pod.uid)
 
 
 def _pid_key(pod: Pod, processes: int | None) -> Key:
     order = (0, 0, 0) if processes is None else (1, -processes, 0)
-    return (pod.priority or 0, *order, pod.namespace, pod.name, pod.uid)
+    return (rank_priority(pod.known_priority), *order, pod.namespace, pod.name, pod.uid)
 
 
 def _candidate(signal: str, pod: Pod, usage: int | None, pod_level: bool) -> Candidate:
@@ -145,7 +145,14 @@ def disk_key(victim: Candidate, request: Quantity) -> Key:
     """Sort key for disk space and inodes. ``request`` is for the starved resource, that in ``victim`` for bytes."""
     v = victim
     return usage_key(
-        v.usage, request.nanos // _NANO, v.request, v.request_nanos, v.priority, v.namespace, v.name, v.uid
+        v.usage,
+        request.nanos // _NANO,
+        v.request,
+        v.request_nanos,
+        rank_priority(v.priority),
+        v.namespace,
+        v.name,
+        v.uid,
     )
 
 

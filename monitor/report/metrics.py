@@ -149,6 +149,8 @@ class Metrics(Collector):
             (((name,), float(name == view.config.rung)) for name in NAMES),
         )
         yield _gauge("pods", "Pods watched.", len(view.pods))
+        unknown = sum(not found.pod.spec_known for found in view.pods.values())
+        yield _gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"outrace_{name}", text, stats.get(name))
 

@@ -8,10 +8,11 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -110,8 +111,11 @@ def test_a_container_known_by_its_cgroup_alone_with_no_request_is_left_alone() -
             "status": {"qosClass": "Burstable"},
         }
     )
-    anonymous = FoundPod(dataclasses.replace(pod, namespace=""), Path("/x"), {})
+    anonymous = FoundPod(dataclasses.replace(pod, namespace="", spec_known=False), Path("/x"), {})
     assert pod_scores(anonymous, 16 * GIB) == {"b": 938}
+    # It may be critical: whether it has the score of its class only its spec would tell.
+    spared = dataclasses.replace(anonymous, pod=dataclasses.replace(anonymous.pod, taken_critical="its uid"))
+    assert pod_scores(spared, 16 * GIB) == {}
 
 
 def test_audit_tells_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
@@ -233,26 +237,47 @@ def test_a_process_that_ended_answers_nothing() -> None:
         assert (process.comm(), process.oom_score_adj(), process.set_oom_score_adj(1)) == (None, None, False)
 
 
-def test_pause_keeps_its_value(cgroup: Path, log: Recorder) -> None:
-    """The pause process is in no container; -998 cannot be set here without the capability, so it is only expected."""
-    sandbox = cgroupfs.make(cgroup / "sandbox")
-    main = cgroupfs.make(cgroup / "main")
+@contextmanager
+def named_pause(program: str, sandbox: Path) -> Iterator[int]:
+    """A process of this program, in the cgroup, that calls itself pause."""
     script = f"echo $$ > {sandbox}/cgroup.procs; printf pause > /proc/self/comm; echo ready; read line"
-    process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert (
-            Path(f"/proc/{process.pid}/comm").read_text() == "pause\n"
-        )  # printf is built in: the shell renamed itself
+    process = subprocess.Popen([program, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            # printf is built in: the shell renamed itself
+            assert Path(f"/proc/{process.pid}/comm").read_text() == "pause\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def expected(log: Recorder, pid: int) -> list[object]:
+    return [fields["should_be"] for _, _, fields in log.lines if fields.get("pid") == pid]
+
+
+def test_a_process_that_calls_itself_pause_gets_what_the_others_get(cgroup: Path, log: Recorder) -> None:
+    """It was given -998, which spares it from the OOM killer, for its name. (Nothing is written here: that takes the
+    capability.)
+    """
+    sandbox, main = cgroupfs.make(cgroup / "sandbox"), cgroupfs.make(cgroup / "main")
+    with named_pause("/bin/sh", sandbox) as pid:
         make_scores(False, log).set_pod(found(cgroup, {"main": main}))
-        assert [fields["should_be"] for _, _, fields in log.lines if fields.get("pid") == process.pid] == [-998]
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            stream.close()
+        assert expected(log, pid) == [1000]
+
+
+def test_the_sandbox_keeps_its_value(cgroup: Path, log: Recorder, tmp_path: Path) -> None:
+    """The pause process is in no container, alone in its cgroup, and of a program called pause."""
+    sandbox, main = cgroupfs.make(cgroup / "sandbox"), cgroupfs.make(cgroup / "main")
+    shutil.copy("/bin/sh", tmp_path / "pause")
+    with named_pause(str(tmp_path / "pause"), sandbox) as pid:
+        pod = found(cgroup, {"main": main})
+        make_scores(False, log).set_pod(pod)
+        assert expected(log, pid) == []
+        with named_pause(str(tmp_path / "pause"), sandbox) as other:  # two are no sandbox
+            make_scores(False, log).set_pod(pod)
+            assert (expected(log, pid), expected(log, other)) == ([1000], [1000])
 
 
 CONNECTOR = """

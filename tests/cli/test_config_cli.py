@@ -153,10 +153,11 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_commands_that_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "check", "--reclaim-images", "no-such-command-here --prune", "--enforce")
+    enforced = ("--enforce", "--enforce-unknown-specs")
+    code, out, _ = said(capsys, "check", "--reclaim-images", "no-such-command-here --prune", *enforced)
     assert (code, out.count("\n")) == (4, 1)
     assert "no-such-command-here: no such command here" in out
-    assert said(capsys, "check", "--reclaim-images", "true", "--enforce")[0] == 0
+    assert said(capsys, "check", "--reclaim-images", "true", *enforced)[0] == 0
     assert "takes effect with --enforce" in said(capsys, "check", "--reclaim-images", "true")[1]
 
 

@@ -127,6 +127,8 @@ def test_pods_known_by_their_cgroups_alone() -> None:
             answer = json.loads(done.stdout)
             assert names(answer) == [uid]
             assert answer["pod"]["qos"]["class"] == "BestEffort"
+            assert (answer["order"][0]["priority"], answer["order"][0]["spec_known"]) == (None, False)
+            assert "unknown" in next(c["verdict"] for c in answer["order"][0]["comparisons"] if c["name"] == "priority")
             assert answer["pod"]["oom_score_adj"]["mismatches"] == []
             # 16 MiB are more than 5 % of kubepods' limit and of the node's: the copy, of the smaller one, goes first.
             assert answer["signal"] == "allocatableMemory.available"
@@ -135,6 +137,19 @@ def test_pods_known_by_their_cgroups_alone() -> None:
             assert [rows[name]["met"] for name in (MEMORY, answer["signal"])] == [True, True]
             assert [rows[name]["first"] for name in (MEMORY, answer["signal"])] == [False, True]
             assert answer["node"]["evictions"][0]["uid"] == uid
+            # A static pod: its uid is a hash.
+            static = cgroupfs.make(kubepods / "besteffort" / f"pod{'e2' * 16}" / "0123abcd")
+            with Puppet(static) as other:
+                other.do("open('/proc/self/oom_score_adj', 'w').write('1000')")
+                other.do("anon(32)")
+                text = outrace("explain", "e2" * 16, "--eviction-hard", "memory.available<95%", *arguments[:4]).stdout
+                assert f"{'e2' * 16}: never evicted" in text
+                assert "its uid is no UUID of the API server: a static pod" in text
+                assert "priority unknown" in text
+                shown = outrace("top", "--once", *arguments[:4]).stdout
+                assert [line.split()[2] for line in shown.splitlines() if line.startswith(("e2e2", uid))] == [
+                    "unknown"
+                ] * 2
 
 
 # ---- what is wrong is said in one line

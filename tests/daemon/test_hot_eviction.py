@@ -173,12 +173,30 @@ def test_a_pod_known_by_its_cgroups_alone_is_evicted(node: LabNode, tree: str) -
         hogs[uid] = Hog(cgroupfs.make(node.cgroup / name), mib=120, rate=100)
         node.children.append(hogs[uid])
     (first, hog), (_, calm) = hogs.items()
-    with live.daemon(node, *hard(48), "--pods", "cgroups", "--enforce") as daemon:
+    with live.daemon(node, *hard(48), "--pods", "cgroups", "--enforce", "--enforce-unknown-specs") as daemon:
         hog.go()
         assert live.message(daemon, "evicted", uid=first)["pids"] == [hog.pid]
         assert hog.wait() == -signal.SIGKILL
         assert [record["uid"] for record in live.messages(daemon, "evicting")] == [first]
     assert calm.process.poll() is None
+
+
+@pytest.mark.once
+def test_a_pod_without_a_manifest_is_never_chosen(node: LabNode) -> None:
+    """Beside manifests, a pod of kubepods that has none has an unknown priority: the largest one is passed over."""
+    name = TREES["cgroupfs"].format(uid="5c2b2da2-119f-4fa8-8801-c79f0fa869aa", id="46b4aeed" * 8)
+    unknown = Hog(cgroupfs.make(node.cgroup / name), mib=56)
+    node.children.append(unknown)
+    unknown.go()
+    unknown.expect("grown")
+    pod = node.add_pod("known", priority=1000)
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        hog = node.start_hog(pod, mib=60, rate=100)
+        hog.go()
+        evicted(daemon, pod)
+        assert hog.wait() == -signal.SIGKILL
+        assert decided(daemon) == ["known"]
+    assert unknown.process.poll() is None
 
 
 @pytest.mark.once

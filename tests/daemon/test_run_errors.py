@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from monitor.cli.main import main
+from monitor.cli.options import resolve
 from monitor.cli.run import bind, lock
 from monitor.daemon.config import RunConfig
+from monitor.daemon.settings import check_enforced
 from monitor.errors import MonitorError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +160,29 @@ def test_a_state_dir_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     os.close(lock(tmp_path / "link"))
     assert (tmp_path / "real" / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_nobody_is_evicted_on_guesses(tmp_path: Path) -> None:
+    """Without specs no priority is known: `run --enforce` began to evict, the most important pod first."""
+    says = ("--enforce: with --pods cgroups no pod's spec is known", "--pods manifests:DIR", "--enforce-unknown-specs")
+    refused(run("--enforce"), 2, *says)
+    refused(run("--enforce", "--pods", "cgroups", "--no-enforce-unknown-specs"), 2, *says)
+    own = tmp_path / "outrace.yaml"
+    own.write_text("enforce: true\n")
+    refused(run("--config", str(own)), 2, f"{own}: enforce: with --pods cgroups")
+
+
+@pytest.mark.parametrize(
+    "options", [("--enforce-unknown-specs",), ("--pods", "manifests:/"), ("--no-enforce",)], ids=lambda o: o[0]
+)
+def test_who_says_so_or_names_the_specs_is_let_through(options: tuple[str, ...]) -> None:
+    config = resolve({"enforce": True, **_flags(options)}).config
+    check_enforced(config)
+
+
+def _flags(options: tuple[str, ...]) -> dict[str, object]:
+    name = options[0].removeprefix("--no-").removeprefix("--").replace("-", "_")
+    return {name: options[1] if len(options) > 1 else not options[0].startswith("--no-")}
 
 
 @pytest.mark.parametrize(

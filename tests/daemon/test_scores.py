@@ -36,7 +36,7 @@ def score(pid: int) -> int:
 
 @contextmanager
 def pause(pod: LabPod) -> Iterator[int]:
-    """The process of a pod's sandbox, by its name and its cgroup: the pod's, and no container's."""
+    """A process that calls itself pause, in a cgroup of the pod's that is no container's: no sandbox for all that."""
     sandbox = cgroupfs.make(pod.cgroup / "sandbox")
     script = f"printf pause >/proc/self/comm; echo $$ >{sandbox}/cgroup.procs; echo ready; read line"
     process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -62,7 +62,7 @@ def test_every_class_gets_its_own_and_the_monitor_is_the_last_to_go() -> None:
         with live.daemon(node, "--enforce", "--eviction-hard", "memory.available<8Mi") as daemon, pause(pods[0]) as pid:
             for hog, value in zip(hogs, wanted, strict=True):
                 live.until(lambda pid=hog.pid, value=value: score(pid) == value, f"oom_score_adj to be {value}")
-            live.until(lambda: score(pid) == -998, "oom_score_adj of the pause process to be -998")
+            live.until(lambda: score(pid) == -997, "oom_score_adj of who calls itself pause to be that of the pod")
             assert score(daemon.pid) == -999
             late = node.start_hog(pods[0], mib=1)
             live.until(lambda: score(late.pid) == -997, "oom_score_adj of a process that came later to be -997")

@@ -17,6 +17,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, TreeSource, parse
+from monitor.pods.containers import request_from_adj
 from monitor.pods.source import pod_message
 from monitor.policy.oom_score import oom_score_adj
 
@@ -219,11 +220,12 @@ def test_pods_made_of_cgroups(root: Path) -> None:
         "uid": UID,
         "namespace": "",
         "name": UID,
-        "priority": 0,
+        "priority": None,
+        "spec_known": False,
         "request": 96 << 20,
         "request_nanos": 0,
         "qos": "Guaranteed",
-        "critical": False,
+        "critical": True,
         "grace_s": 30,
         "cgroup": str(pod),
         "containers": {"aaa": str(a), "bbb": str(b)},
@@ -239,7 +241,7 @@ def test_pods_made_of_cgroups(root: Path) -> None:
 
 @given(st.integers(3, 999), st.integers(1 << 28, 1 << 45))
 def test_a_recovered_request_gives_the_same_oom_score_adj(adj: int, capacity: int) -> None:
-    request = cgroup_tree.request_from_adj(adj, capacity)
+    request = request_from_adj(adj, capacity)
     assert 1000 - 1000 * request // capacity == adj
     assert 1000 - 1000 * (request - 1) // capacity == adj + 1  # the smallest one that does
 
@@ -330,39 +332,6 @@ def test_pods_come_change_and_go_on_the_kernel(
     assert change.removed == [UID]
     assert len(change.problems) == 1
     source.close()
-
-
-@pytest.mark.live
-def test_the_pause_process_is_no_container(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
-    hierarchy, path = real
-    pod = cgroupfs.make(path / f"kubepods/burstable/pod{UID}")
-    pause = tmp_path / "pause"
-    pause.symlink_to("/bin/cat")
-    sandbox, container = cgroupfs.make(pod / "sandbox"), cgroupfs.make(pod / "main")
-    processes = [_process(container, 500)]
-    processes.append(
-        subprocess.Popen(
-            ["sh", "-c", f"echo $$ > {sandbox}/cgroup.procs; echo; exec {pause}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-    )
-    stdin, stdout = processes[1].stdin, processes[1].stdout
-    assert stdin
-    assert stdout
-    stdout.readline()
-    stdin.write(b"x\n")
-    stdin.flush()
-    assert stdout.readline() == b"x\n"  # cat, under the name of pause, is running
-    source = TreeSource(hierarchy, 16 * GI)
-    try:
-        [found] = source.poll().updated
-        assert list(found.containers) == ["main"]
-        assert found.pod.containers[0].requests["memory"].value == 8 * GI
-    finally:
-        for process in processes:
-            _end(process)
-        source.close()
 
 
 @pytest.mark.live

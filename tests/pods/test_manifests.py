@@ -56,6 +56,7 @@ def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods
         "namespace": "default",
         "name": "web",
         "priority": 7,
+        "spec_known": True,
         "request": 64 << 20,
         "request_nanos": 0,
         "qos": "Burstable",

@@ -1,0 +1,105 @@
+"""What the processes of a container tell of a pod whose spec is not known, and which container is the pod's sandbox.
+
+A pod names its processes as it likes, so a name alone is believed nothing. What it cannot give itself counts: a low
+oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the pod.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
+
+#: oom_score_adj the container runtime gives the one process of a pod's sandbox, and the name of its program.
+PAUSE_ADJ = -998
+_PAUSE = "pause"
+#: The kubelet's value for Guaranteed pods and for system-node-critical ones, whatever their class. Nothing above it is
+#: given to these, and nothing as low to others.
+SPARED_ADJ = -997
+#: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
+_BURSTABLE_ADJ = range(3, 1000)
+#: Names of a container's first process while the runtime sets it up: in the cgroup already, but with the runtime's
+#: own oom_score_adj (under containerd just that -998).
+_STARTING = ("runc", "crun", "youki")
+#: A container calls itself so as long as it likes; no runtime takes so long (0.1 to 1 s, on a busy node some more).
+STARTING_S = 10.0
+
+
+class Told(NamedTuple):
+    """``spared``: a process has the score of a Guaranteed or system-node-critical pod. ``request``: bytes, recovered
+    from the score of a Burstable container; None where it does not tell.
+    """
+
+    sandbox: bool
+    spared: bool = False
+    request: int | None = None
+
+
+def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> Told | None:
+    """What the processes of the container cgroup ``path`` tell; None while it is being started, or has none.
+
+    ``mem_total``: bytes of the machine. ``age_s``: for how long the container has been known.
+    """
+    adjs: dict[int, int] = {}
+    starting = False
+    for pid in cgroupfs.processes(path):
+        with Process(pid) as process:
+            adj = process.oom_score_adj()
+            if adj is not None:
+                adjs[pid] = adj
+                starting = starting or (process.comm() or "").startswith(_STARTING)
+    if not adjs or (starting and age_s < STARTING_S):
+        return None
+    if is_sandbox(hierarchy, path):
+        return Told(sandbox=True)
+    spared = any(adj <= SPARED_ADJ for adj in adjs.values())
+    if qos != "Burstable":
+        return Told(False, spared)
+    # A process may raise its own value: so what most processes have, and of equals the highest.
+    counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
+    if not counted:
+        return Told(False, spared)
+    best, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
+    return Told(False, spared, request_from_adj(best, mem_total))
+
+
+def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
+    """Whether the cgroup is that of a pod's sandbox: what `may_be_sandbox` says, and the oom_score_adj that only a
+    privileged process can give.
+    """
+    pids = cgroupfs.processes(path)
+    if len(pids) != 1:
+        return False
+    with Process(pids[0]) as process:
+        return process.oom_score_adj() == PAUSE_ADJ and may_be_sandbox(hierarchy, path)
+
+
+def may_be_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
+    """Whether one process is alone in the cgroup, of a program called pause, started from outside the pod (by the
+    runtime's shim).
+    """
+    pids = cgroupfs.processes(path)
+    if len(pids) != 1:
+        return False
+    with Process(pids[0]) as process:
+        if Path(process.exe() or "").name != _PAUSE:
+            return False
+        parent = process.parent()
+    if not parent:
+        return parent == 0  # of another pid namespace
+    with Process(parent) as shim:
+        above = shim.memory_cgroup(hierarchy)
+    return above is None or not above.is_relative_to(path.parent)
+
+
+def request_from_adj(adj: int, capacity: int) -> int:
+    """About the memory request in bytes of a Burstable container whose oom_score_adj is ``adj``.
+
+    The kubelet sets 1000 - 1000*request/capacity, truncated, so this is the smallest request that gives ``adj``: up to
+    capacity/1000 too low, and unknown beyond the clamps (999 also stands for no request, 3 for almost everything).
+    """
+    return -(-(1000 - adj) * capacity // 1000)

@@ -1,0 +1,281 @@
+"""Pods known by their cgroups alone: what is not known is never taken for 0, and who may be critical is critical."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
+from monitor.pods import containers
+from monitor.pods.cgroup_tree import TreeSource
+from monitor.pods.source import FoundPod, pod_message
+from monitor.policy.eras import ERAS, era
+from monitor.policy.layout import SINGLE_DISK
+from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.ranking import memory_candidate, memory_order
+from monitor.policy.signals import MEMORY, PID
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import rank_pods
+
+GI = 1 << 30
+UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+STATIC = "e228a63249ca746e753e7532f763b21a"
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def tree() -> Iterator[tuple[Hierarchy, Path]]:
+    hierarchy = cgroupfs.detect()
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    path = cgroupfs.make(hierarchy.root / f"outrace-test-unknown-{os.getpid()}")
+    yield hierarchy, path
+    for pid in cgroupfs.processes(path):
+        os.kill(pid, 9)
+    cgroupfs.remove(path)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process: in a cgroup, of a program of this name, with this oom_score_adj (500: any may have that)."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run(cgroup: Path, program: str = "main", comm: str = "", adj: int = 500) -> int:
+        if not (tmp_path / program).exists():
+            shutil.copy("/bin/dash", tmp_path / program)
+        script = f"echo {adj} > /proc/$$/oom_score_adj; echo $$ > {cgroup}/cgroup.procs; "
+        script += f"printf '{comm or program}' > /proc/$$/comm; echo; read line"
+        running.append(
+            subprocess.Popen([tmp_path / program, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
+        assert running[-1].stdout
+        running[-1].stdout.readline()
+        return running[-1].pid
+
+    yield run
+    for process in running:
+        with process:
+            process.kill()
+
+
+@pytest.fixture
+def score(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Gives a process a low oom_score_adj. Without CAP_SYS_RESOURCE it is only said that it has it: the one fake."""
+    told: dict[int, int] = {}
+    real = Process.oom_score_adj
+    monkeypatch.setattr(Process, "oom_score_adj", lambda self: told.get(self.pid, real(self)))
+
+    def give(pid: int, adj: int) -> None:
+        try:
+            Path(f"/proc/{pid}/oom_score_adj").write_text(str(adj))
+        except PermissionError:
+            told[pid] = adj
+
+    return give
+
+
+def only(tree: tuple[Hierarchy, Path]) -> FoundPod:
+    """The one pod that a new look finds."""
+    hierarchy, node = tree
+    source = TreeSource(hierarchy, 16 * GI, node)
+    try:
+        [found] = source.poll().updated
+        return found
+    finally:
+        source.close()
+
+
+def critical(found: FoundPod) -> bool:
+    """What the hot process is told; the same by the policy of every era."""
+    told = {bool(pod_message(found, era(name))["critical"]) for name in ERAS}
+    assert len(told) == 1
+    return told.pop()
+
+
+# ---- who may be critical
+
+
+@pytest.mark.live
+def test_an_ordinary_pod_may_be_evicted_and_has_no_priority(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"))
+    found = only(tree)
+    assert not critical(found)
+    message = pod_message(found)
+    assert (message["priority"], message["spec_known"], message["request"]) == (None, False, 8 * GI)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("uid", [STATIC, "abc", f"{UID}0", UID.replace("-", "")])
+def test_a_static_pod_is_critical(tree: tuple[Hierarchy, Path], start: Start, uid: str) -> None:
+    """Its uid is the hash of its configuration, not one of the API server's. Today's kube-apiserver was evictable."""
+    start(cgroupfs.make(tree[1] / f"kubepods/besteffort/pod{uid}/main"))
+    assert critical(only(tree))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("qos", ["burstable/", "besteffort/", ""])
+def test_the_score_of_a_node_critical_pod_makes_it_critical(
+    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], qos: str
+) -> None:
+    path = tree[1] / f"kubepods/{qos}pod{UID}"
+    start(cgroupfs.make(path / "other"))
+    score(start(cgroupfs.make(path / "main")), -997)
+    assert critical(only(tree))
+
+
+@pytest.mark.live
+def test_a_guaranteed_pod_is_critical_whatever_its_processes_do_to_their_score(
+    tree: tuple[Hierarchy, Path], start: Start
+) -> None:
+    """All have -997, so a critical one is not told from another; and any process may raise its own."""
+    start(cgroupfs.make(tree[1] / f"kubepods/pod{UID}/main"), adj=900)
+    assert critical(only(tree))
+
+
+@pytest.mark.live
+def test_once_critical_always_critical(
+    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None]
+) -> None:
+    hierarchy, node = tree
+    container = cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
+    pid = start(container)
+    score(pid, -997)
+    source = TreeSource(hierarchy, 16 * GI, node)
+    try:
+        [found] = source.poll().updated
+        assert critical(found)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        cgroupfs.remove(container)
+        start(cgroupfs.make(container.with_name("again")))
+        [found] = source.poll().updated
+        assert list(found.containers) == ["again"]
+        assert critical(found)
+    finally:
+        source.close()
+
+
+@pytest.mark.live
+def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(
+    tree: tuple[Hierarchy, Path], start: Start
+) -> None:
+    hierarchy, node = tree
+    container = cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
+    source = TreeSource(hierarchy, 16 * GI, node)
+    try:
+        [found] = source.poll().updated
+        assert critical(found)
+        start(container)
+        [found] = source.poll().updated
+        assert not critical(found)
+    finally:
+        source.close()
+
+
+@pytest.mark.live
+def test_who_calls_itself_runc_is_being_started_only_for_a_while(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that name alone a pod stayed unjudged, and would now be spared, for ever."""
+    start(cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main"), comm="runc:[2:INIT]")
+    assert critical(only(tree))
+    monkeypatch.setattr(containers, "STARTING_S", 0.0)
+    found = only(tree)
+    assert not critical(found)
+    assert pod_message(found)["request"] == 8 * GI
+
+
+# ---- who is the sandbox
+
+
+@pytest.mark.live
+def test_the_sandbox_is_no_container(
+    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None]
+) -> None:
+    path = tree[1] / f"kubepods/burstable/pod{UID}"
+    start(cgroupfs.make(path / "main"))
+    score(start(cgroupfs.make(path / "sandbox"), "pause"), -998)
+    found = only(tree)
+    assert list(found.containers) == ["main"]
+    assert found.pod.containers[0].requests["memory"].value == 8 * GI
+    assert not critical(found)  # the sandbox of every pod has that score
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "sandbox",
+    [
+        [("main", "pause", 500)],  # the name alone
+        [("pause", "pause", 500)],  # and the program's: what a container may bring along
+        [("main", "pause", -998)],  # the score, but another program
+        [("pause", "pause", -998), ("pause", "pause", -998)],  # not alone
+    ],
+    ids=["comm", "program", "score", "two"],
+)
+def test_pause_alone_is_no_sandbox(
+    tree: tuple[Hierarchy, Path],
+    start: Start,
+    score: Callable[[int, int], None],
+    sandbox: list[tuple[str, str, int]],
+) -> None:
+    """A container whose processes all called themselves pause was none: with its request the pod lost its place."""
+    path = tree[1] / f"kubepods/burstable/pod{UID}"
+    start(cgroupfs.make(path / "main"))
+    other = cgroupfs.make(path / "other")
+    for program, comm, adj in sandbox:
+        score(start(other, program, comm), adj)
+    assert sorted(only(tree).containers) == ["main", "other"]
+
+
+@pytest.mark.live
+def test_a_sandbox_is_started_from_outside_the_pod(
+    tree: tuple[Hierarchy, Path], score: Callable[[int, int], None], tmp_path: Path
+) -> None:
+    path = tree[1] / f"kubepods/burstable/pod{UID}"
+    main, other = cgroupfs.make(path / "main"), cgroupfs.make(path / "other")
+    shutil.copy("/bin/dash", tmp_path / "pause")
+    child = f"echo $$ > {other}/cgroup.procs; echo $$; read line"
+    script = f"echo $$ > {main}/cgroup.procs; {tmp_path}/pause -c '{child}'; true"
+    with subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout
+        pid = int(shell.stdout.readline())
+        score(pid, -998)
+        assert sorted(only(tree).containers) == ["main", "other"]
+        os.kill(pid, 9)
+        shell.kill()
+
+
+# ---- what is unknown is not zero
+
+
+def pod(name: str, known: bool, priority: int | None) -> Pod:
+    found = pod_from_object({"metadata": {"name": name, "uid": name}, "spec": {"priority": priority, "containers": []}})
+    return dataclasses.replace(found, spec_known=known)
+
+
+@given(st.integers(-(2**31), 10**9), st.sampled_from([MEMORY, PID, "nodefs.available"]))
+def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal: str) -> None:
+    """It was taken for 0, before every pod of a positive priority."""
+    pods = [pod("a-unknown", False, None), pod("known", True, priority)]
+    for rules in (era("kubelet-1.36"), era("kubelet-1.17")):
+        figures = {p.uid: PodStats({"memory": {"workingSetBytes": 7}}) for p in pods}
+        order = rank_pods(signal, pods, figures, SINGLE_DISK, True, rules.ranker)
+        assert [one.pod.name for one in order] == ["known", "a-unknown"]
+    candidates = [memory_candidate(one, 7) for one in pods]
+    assert [c.name for c in memory_order(candidates)] == ["known", "a-unknown"]
+    assert [c.priority for c in candidates] == [None, priority]
+
+
+def test_a_spec_without_a_priority_says_zero() -> None:
+    assert memory_candidate(pod("p", True, None), 1).priority == 0
