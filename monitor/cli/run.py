@@ -34,8 +34,9 @@ from monitor.report.log import Log
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
 
-#: Backlog of the listening socket: more than one scraper is rare, a storm of them must not fill it.
-_BACKLOG = 64
+#: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
+#: has its turn (a probe would try again after a second).
+_BACKLOG = 1024
 
 
 @click.command()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """Answers from a `View` and from the side's own parts, on ``listener`` (bound already), in threads of its own."""
+    """Answers from a `View` and from the side's own parts, on ``listener`` (bound already), in a thread for each
+    path."""
 
     def __init__(
         self, listener: socket.socket, view: View, scores: OomScores, files: Worker, lines: Worker, log: Log
@@ -40,6 +41,7 @@ class Endpoints:
                 "/stats/summary": lambda _: summary.render(view),
             },
             on_error=lambda problem: log.error("http request failed", problem=problem),
+            by_accept=("/metrics",),
         )
         self._server.start()
 

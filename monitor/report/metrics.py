@@ -320,7 +320,9 @@ class Metrics(Collector):
             "state_write_failing", "1 while the last write to the state dir failed.", self.files.failing is not None
         )
         yield _gauge("state_writes_waiting", "Writes waiting for the state dir.", self.files.waiting)
-        yield CounterMetricFamily("outrace_http_refused", "Connections refused: too many open.", self.server.refused)
+        yield CounterMetricFamily("outrace_http_refused", "Requests refused: too many wait.", self.server.refused)
+        yield CounterMetricFamily("outrace_http_cut", "Connections closed: slow, or to make room.", self.server.cut)
+        yield _gauge("http_connections", "HTTP connections that are open.", self.server.connections)
 
     def _processes(self) -> Iterator[Metric]:
         rss = GaugeMetricFamily("outrace_process_resident_memory_bytes", "Resident memory.", labels=("process",))

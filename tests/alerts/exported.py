@@ -27,9 +27,9 @@ _SUFFIXES = {
 
 
 class _NoServer:
-    """Stands for the HTTP server, of which one number is read."""
+    """Stands for the HTTP server, of which three numbers are read."""
 
-    refused = 0
+    refused = cut = connections = 0
 
 
 def exported_names(state_dir: Path) -> set[str]:
