@@ -20,6 +20,7 @@ from monitor.daemon.judge import judge
 from monitor.errors import MonitorError
 from monitor.policy import acting
 from monitor.policy.eras import era
+from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.standing import Standing
@@ -151,7 +152,11 @@ class Passes:
         self._state, outcome = synchronize(self._config, self._state, observations, value["now_ns"], rank)
         self._found.passes += 1
         decision = None
-        if outcome.victim is not None and value["may_act"] and not value["busy"] and not value["held"]:
+        # Recordings of earlier versions, which waited for nothing, have none of these.
+        coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
+        waits = outcome.victim is not None and not value.get("forced") and choice.waits(outcome, observations, coming)
+        acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
+        if outcome.victim is not None and acts:
             crossed_ns = value["crossed_ns"] if acting.of_memory(outcome) else 0
             facts = choice.facts(outcome, observations)
             facts["given_s"] = acting.grace_s(outcome)
@@ -159,6 +164,7 @@ class Passes:
         if self._compare:
             self._check("decision", number, value["decision"], decision)
             self._check("outcome", number, value["outcome"], outcome_json(outcome))
+            self._check("waits", number, value.get("waits", False), waits)
             self._check("hurried", number, value["hurried"], self._hurries(value, outcome))
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:

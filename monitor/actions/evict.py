@@ -201,8 +201,8 @@ class Eviction:
         self.victim = victim
         self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
-        self.usage_before = usage_before
-        self._most = usage_before
+        self.held = usage_before  # at the most
+        self.last_usage = usage_before
         self._least: int | None = None  # since it was killed: in its grace it may have grown
         self._freed_ns = self._asked_ns = 0
         self._forked = False  # whether the last look found processes that nobody knew
@@ -251,6 +251,11 @@ class Eviction:
             self.victim.kill()  # who was forked since
         return False
 
+    def saw(self, usage: int | None) -> None:
+        """It holds so many bytes now; None if that is not known any more."""
+        if usage is not None:
+            self.held, self.last_usage = max(self.held, usage), usage
+
     def stuck(self, usage: int | None, now_ns: int, helper: int = 0) -> str:
         """Why the next pod should not wait for this one any more; "" while it should.
 
@@ -260,7 +265,7 @@ class Eviction:
         if self.killed_ns is None:
             return ""
         if usage is not None:
-            self._most = max(self._most, usage)
+            self.saw(usage)
             if self._least is None or usage < self._least:
                 self._freed_ns = self.killed_ns if self._least is None else now_ns
                 self._least = usage
@@ -268,7 +273,7 @@ class Eviction:
         if min(still_ns, now_ns - self._asked_ns) <= STUCK_NS:
             return ""
         self._asked_ns = now_ns
-        if usage is not None and usage < _NOTHING + self._most // _PART:
+        if usage is not None and usage < _NOTHING + self.held // _PART:
             return "gave its memory back, but does not end"
         alive = self.victim.alive()
         # Who is dying and cannot be named (Linux 7.0, see `cgroupfs.empty`) may be waiting for a CPU.

@@ -1,12 +1,14 @@
-"""Take back the page cache that an evicted pod left in its cgroup: memory.reclaim (cgroup v2, Linux 5.19).
+"""Take back what an evicted pod left in its cgroup: memory.reclaim (cgroup v2, Linux 5.19), memory.force_empty (v1).
 
 Nobody is left in the pod, but what its files have active in the page cache still counts as working set, until somebody
-reads other files or the cgroup is removed; and even then it moves to the parent. The next pod would be evicted for it.
-Cgroup v1 has only memory.force_empty, which the kernel calls deprecated and warns about in its log.
+reads other files or the cgroup is removed; and even then it moves to the parent. So with dentries and other slab that
+can be reclaimed. The next pod would be evicted for it. Of memory.force_empty the kernel says once in its log that it is
+deprecated (Linux 6.12); v1 has nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -19,21 +21,24 @@ PIECE = 32 << 20
 
 
 def give_back(cgroup: Path) -> int:
-    """Ask the kernel, piece by piece, for all that a cgroup without processes still holds; bytes that it gave.
+    """Ask the kernel, piece by piece (on v1 at once), for all that a cgroup without processes still holds; bytes that
+    it gave.
 
-    0 where there is little, somebody runs in it, or the kernel has no memory.reclaim; it ends when somebody runs in it
+    0 where there is little, somebody runs in it, or the kernel has neither file; it ends when somebody runs in it
     again, or nothing more can be had (tmpfs without swap, kernel memory). May take as long as swap does: seconds.
     """
     given = 0
     try:
-        while (held := _usage(cgroup)) >= LEAST and cgroupfs.populated(cgroup) is False:
+        if (cgroup / "memory.force_empty").exists():
+            return _force_empty(cgroup)
+        while (held := _usage(cgroup, "memory.current")) >= LEAST and cgroupfs.populated(cgroup) is False:
             whole = _reclaim(cgroup, min(held, PIECE))
-            freed = held - _usage(cgroup)
+            freed = held - _usage(cgroup, "memory.current")
             given += max(0, freed)
             if not whole or freed <= 0:
                 break
     except OSError:
-        pass  # the cgroup went meanwhile, with all that was in it; cgroup v1; Linux before 5.19
+        pass  # the cgroup went meanwhile, with all that was in it; Linux before 5.19
     return given
 
 
@@ -49,5 +54,15 @@ def _reclaim(cgroup: Path, size: int) -> bool:
     return True
 
 
-def _usage(cgroup: Path) -> int:
-    return int((cgroup / "memory.current").read_text())
+def _force_empty(cgroup: Path) -> int:
+    """The same on cgroup v1, below it too. Raises OSError."""
+    held = _usage(cgroup, "memory.usage_in_bytes")
+    if held < LEAST or not cgroupfs.empty(cgroup):
+        return 0
+    with contextlib.suppress(OSError):  # EINTR: some of it was given
+        (cgroup / "memory.force_empty").write_text("0")
+    return max(0, held - _usage(cgroup, "memory.usage_in_bytes"))
+
+
+def _usage(cgroup: Path, name: str) -> int:
+    return int((cgroup / name).read_text())

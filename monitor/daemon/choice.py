@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from monitor.policy import acting, patience
+from monitor.policy.patience import Coming
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, RESOURCE
 from monitor.policy.synchronize import HARD_GRACE_S, Observation, Outcome
 
@@ -52,6 +54,19 @@ def facts(outcome: Outcome, observations: Mapping[str, Observation]) -> dict[str
         "capacity": seen.capacity,
         "grace_s": outcome.grace_s,
     }
+
+
+def waits(outcome: Outcome, observations: Mapping[str, Observation], coming: Mapping[str, Coming]) -> bool:
+    """Whether the pod that a pass chose is not evicted yet, because memory of the dead is coming back.
+
+    ``coming``: by signal; empty where nothing is.
+    """
+    threshold = outcome.starved
+    if threshold is None or not acting.of_memory(outcome):
+        return False
+    seen = observations[threshold.signal]
+    quantity = threshold.quantity(seen.capacity)
+    return patience.waits(coming.get(threshold.signal, patience.NOTHING), seen.available, quantity)
 
 
 def limit_facts(message: str) -> dict[str, Any]:

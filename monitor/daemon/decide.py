@@ -6,13 +6,14 @@ What is decided is decided in `monitor.policy`; this file brings it the numbers 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monitor.daemon import choice
 from monitor.daemon.config import RunConfig
 from monitor.daemon.evictor import Evictor, SentKill
 from monitor.daemon.gauge import Gauge
+from monitor.daemon.patience import Patience
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.slow import SlowSignals
 from monitor.daemon.stats import SharedStats
@@ -20,7 +21,8 @@ from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
-from monitor.policy import acting
+from monitor.policy import acting, patience
+from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
@@ -55,6 +57,7 @@ class Decider:
         trigger: Trigger,
         slow: SlowSignals,
         evictor: Evictor,
+        patience: Patience,
         stats: SharedStats,
         tell: Tell,
         journal: Journal | None = None,
@@ -67,6 +70,8 @@ class Decider:
         self._trigger = trigger
         self._slow = slow
         self._evictor = evictor
+        self._patience = patience
+        self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
         self._stats = stats
         self._tell = tell
         self._state = State.initial()
@@ -156,7 +161,8 @@ class Decider:
         """Have the next victim ready, where something may be killed at all."""
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self._take_back(at_leisure=True)
-            self._trigger.prepare()
+            # While memory is coming back nobody is killed at a crossing without asking whether to wait for it.
+            self._trigger.prepare(may_arm=not self._patience.active)
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
         """One pass of the policy on numbers of this moment; acts on what it decides.
@@ -166,7 +172,8 @@ class Decider:
         """
         if self.moved and not self._order_stands():
             self.rank_moved()
-        sent = self._kill_prepared(watch) if crossed_ns and watch is not None and reading is None else None
+        coming = self._patience.look(time.monotonic_ns())
+        sent = self._kill_prepared(watch, coming) if crossed_ns and watch is not None and reading is None else None
         if sent is not None:
             reading = sent.reading
         self._recheck_ns = None
@@ -198,11 +205,17 @@ class Decider:
             self._clear_crossings(observations)
         self._plan_recheck(now, crossed_ns, was_pressed)
         busy = self._evictor.current is not None
+        # What was signalled already cannot be waited for.
+        forced = sent is not None or self._trigger.is_pulled
+        waits = outcome.victim is not None and not forced and choice.waits(outcome, observations, coming)
+        self._note_wait(waits, outcome)
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             self._evictor.begin(sent.entry, 0, sent)
             self._log("error", "a pod was signalled that the policy did not choose; report this", pod=sent.entry.title)
         elif outcome.victim is not None and self.may_act:
-            if not busy:
+            if not busy and waits:
+                pass
+            elif not busy:
                 acted = self._decide(outcome, outcome.victim, observations, readings, crossed_ns, sent)
             elif acting.hurries(outcome):
                 self._evictor.hurry()
@@ -214,10 +227,38 @@ class Decider:
             self.changed = True
         if journal is not None:
             journal.passed(
-                now, observations, outcome, may_act=self.may_act, busy=busy, crossed_ns=crossed_ns, acted=acted
+                now,
+                observations,
+                outcome,
+                may_act=self.may_act,
+                busy=busy,
+                crossed_ns=crossed_ns,
+                acted=acted,
+                coming=coming,
+                forced=forced,
+                waits=waits,
             )
 
-    def _kill_prepared(self, watch: Watch) -> SentKill | None:
+    def _note_wait(self, waits: bool, outcome: Outcome) -> None:
+        """Count how often the next victim had to wait, and how often that was not to the end."""
+        if waits and not self._waiting:
+            self._stats.add("eviction_waits")
+        elif self._waiting and not waits and outcome.victim is not None and self._patience.active:
+            self._stats.add("eviction_waits_cut")
+        self._waiting = waits
+
+    def follow_return(self) -> None:
+        """Look what came back, and decide if somebody waits for that."""
+        began_ns = time.thread_time_ns()
+        if self.pressed:
+            self.run_pass()
+        else:
+            self._patience.look(time.monotonic_ns())
+        self._patience.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
+        if not self._patience.active:
+            self.prepare()
+
+    def _kill_prepared(self, watch: Watch, coming: Mapping[str, Coming]) -> SentKill | None:
         """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.
 
         All that the pass could answer is known before: a hard threshold for memory is acted on before every other, at
@@ -230,7 +271,10 @@ class Decider:
         if entry is None:
             return None
         reading = self._gauge.reading(watch)
-        if not acting.takes_first_at_once(watch.capacity - reading.working_set, watch.hard_line):
+        available = watch.capacity - reading.working_set
+        if not acting.takes_first_at_once(available, watch.hard_line):
+            return None
+        if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
             return None
         victim = self._trigger.ready(entry.uid)
         if victim is None:

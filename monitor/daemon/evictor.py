@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from monitor.actions.evict import Eviction, Victim
 from monitor.daemon.gauge import Gauge
+from monitor.daemon.patience import Patience
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
@@ -38,11 +39,19 @@ class Evictor:
     """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck."""
 
     def __init__(
-        self, gauge: Gauge, registry: Registry, trigger: Trigger, stats: SharedStats, epoll: select.epoll, tell: Tell
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        patience: Patience,
+        stats: SharedStats,
+        epoll: select.epoll,
+        tell: Tell,
     ) -> None:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
+        self._patience = patience
         self._stats = stats
         self._epoll = epoll
         self._tell = tell
@@ -102,6 +111,7 @@ class Evictor:
         refused = eviction.victim.refused
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
+        eviction.saw(usage)
         stuck = "" if gone or refused else eviction.stuck(usage, now_ns, self._helper if self._helper == side else 0)
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
@@ -166,21 +176,20 @@ class Evictor:
         return self._gauge.table.working_set(entry.index)
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
-        """Nobody is left of a pod."""
+        """Nobody is left of a pod. That is told when what it held is back."""
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")
         self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
-        self._tell(
-            {
-                "t": "evicted",
-                "id": eviction.decision.get("id"),
-                "pod": eviction.victim.uid,
-                "gone_ns": now_ns,
-                "pids": sorted(eviction.pids)[:_SHOWN],
-                "pids_total": len(eviction.pids),
-                "freed": max(0, eviction.usage_before - (usage or 0)),
-            }
-        )
+        evicted = {
+            "t": "evicted",
+            "id": eviction.decision.get("id"),
+            "pod": eviction.victim.uid,
+            "gone_ns": now_ns,
+            "pids": sorted(eviction.pids)[:_SHOWN],
+            "pids_total": len(eviction.pids),
+        }
+        left = eviction.last_usage if usage is None else usage
+        self._patience.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
         """An eviction is given up."""

@@ -24,6 +24,7 @@ from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
+from monitor.daemon.patience import Patience
 from monitor.daemon.registry import Registry
 from monitor.daemon.service import Service
 from monitor.daemon.sleep import Sleep
@@ -63,7 +64,10 @@ class Hot:
         self.registry = Registry(self.gauge.table, config.step, standing)
         in_kernel = config.enforce and config.trigger == "kernel"
         self.trigger = Trigger(self.source.victim, self.registry, self.gauge.hierarchy.version, in_kernel)
-        self.evictor = Evictor(self.gauge, self.registry, self.trigger, self.stats, self.epoll, self.tell)
+        self.patience = Patience(self.gauge, self.registry, self.stats, self.tell)
+        self.evictor = Evictor(
+            self.gauge, self.registry, self.trigger, self.patience, self.stats, self.epoll, self.tell
+        )
         self.slow = SlowSignals(config, policy, self.tell)
         self.decider = Decider(
             config,
@@ -73,6 +77,7 @@ class Hot:
             self.trigger,
             self.slow,
             self.evictor,
+            self.patience,
             self.stats,
             self.tell,
             self.journal,
@@ -149,6 +154,10 @@ class Hot:
                 self.decider.take_slow(message)
             elif kind == "reaped":
                 self.evictor.reaped(message["id"])
+            elif kind == "reclaimed":
+                self.patience.reclaimed(message["id"])
+            elif kind == "lives":
+                self.patience.answered(message["id"], message["lives"])
             elif kind == "bad":
                 self.log("error", "a message of the side could not be read", problem=message["problem"])
         self.stats.set("pods", len(self.registry))
@@ -272,6 +281,8 @@ class Hot:
             due = min(due, self.decider.reread_ns)
         if self.evictor.current is not None:
             due = min(due, self.evictor.current.deadline_ns())
+        if self.patience.active:
+            due = min(due, self.patience.next_look_ns)
         if self.dirty or self.records.eventful:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
@@ -348,6 +359,8 @@ class Hot:
                 if self.evictor.stuck:
                     self.housekeeping_ns = min(self.housekeeping_ns, now + HOUSEKEEPING_NS)
                 self.gauge.arming.next_look_ns = now  # what was met may be met anew
+            if self.patience.active and now >= self.patience.next_look_ns:
+                decider.follow_return()
             if decider.deadline_ns is not None and now >= decider.deadline_ns:
                 decider.run_pass()
             if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:
@@ -404,6 +417,7 @@ class Hot:
         The OOM programs stay attached: their records wait for the next start.
         """
         self.service.stopping()
+        self.patience.flush()
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()

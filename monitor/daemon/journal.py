@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from monitor.daemon import choice
 from monitor.daemon.choice import Repeats
 from monitor.policy import acting
+from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, Key
 from monitor.policy.standing import Standing
 from monitor.policy.synchronize import Observation, Outcome, State
@@ -108,9 +109,13 @@ class Journal:
         busy: bool,
         crossed_ns: int,
         acted: Acted | None,
+        coming: Mapping[str, Coming],
+        forced: bool,
+        waits: bool,
     ) -> None:
         """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
-        already, and whom it took was not known yet.
+        already, and whom it took was not known yet; and where it ``waits`` for what is ``coming`` back, unless it is
+        ``forced``: a signal had gone out.
         """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
@@ -125,7 +130,10 @@ class Journal:
                 "slow": self._slow,
                 "may_act": may_act,
                 "busy": busy,
-                "held": outcome.victim is not None and may_act and not busy and acted is None,
+                "held": outcome.victim is not None and may_act and not busy and not waits and acted is None,
+                "coming": {signal: list(seen) for signal, seen in coming.items()},
+                "forced": forced,
+                "waits": waits,
                 "crossed_ns": crossed_ns,
                 **_acted(acted),
                 "hurried": busy and may_act and acting.hurries(outcome),

@@ -16,6 +16,7 @@ from monitor.daemon import channel
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.daemon.told import Told
 from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
 from monitor.kernel.wire import SI_KERNEL
 from monitor.pods.model import FoundPod
 from monitor.policy.eras import era
@@ -75,6 +76,8 @@ class News:
             "state": self._on_state,
             "decision": self._on_decision,
             "evicted": self._on_evicted,
+            "left": self._on_left,
+            "giveback": self._on_giveback,
             "reap": self._on_reap,
             "reclaim": self._on_reclaim,
             "oom": self._on_oom,
@@ -171,6 +174,23 @@ class News:
         found = self.view.pods.get(message["pod"])
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
+
+    def _on_left(self, message: Mapping[str, Any]) -> None:
+        """Others killed a process of a pod: whether anybody lives on in it."""
+        found = self.view.pods.get(message["pod"])
+        lives = found is not None and not cgroupfs.empty(found.cgroup)
+        self.view.send({"t": "lives", "id": message["id"], "lives": lives})
+
+    def _on_giveback(self, message: Mapping[str, Any]) -> None:
+        """A pod that went keeps some of its memory, and the next one may have to go for it."""
+        found, number = self.view.pods.get(message["pod"]), message["id"]
+
+        def reclaim() -> None:
+            if found is not None:
+                self._give_back(found)
+            self.view.send({"t": "reclaimed", "id": number})
+
+        self._reclaimer.submit(reclaim)
 
     def _give_back(self, found: FoundPod) -> None:
         from monitor.actions.giveback import give_back

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
-LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 1_000_000)
+LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 100_000, 250_000, 1_000_000)
 
 COUNTERS = (
     "ready_ns",  # when the hot process became ready (CLOCK_MONOTONIC)
@@ -56,6 +56,10 @@ COUNTERS = (
     "bound_ns",  # for how long, where they are looked at now and then
     "step_downs",  # rungs of the hook ladder left while running
     "stepped_ns",  # since when nobody watches because of that; 0 once somebody does
+    "return_bound_ns",  # so long memory of the dead is waited for
+    "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
+    "eviction_waits",  # times the next victim was not chosen yet because memory was coming back
+    "eviction_waits_cut",  # of those, ended by growth of others
     "pods",
     "cpu_ns",  # CPU time of the hot process
     "published_ns",
@@ -78,7 +82,7 @@ MESSAGES = (
     "reclaim",
     "other",
 )
-HISTOGRAMS = ("detection_us", "kill_us", "gone_us")
+HISTOGRAMS = ("detection_us", "kill_us", "gone_us", "memory_return_us")
 
 _NAMES = (*COUNTERS, *(f"dropped_{name}" for name in MESSAGES))
 _SLOTS: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}

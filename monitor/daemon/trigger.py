@@ -31,8 +31,13 @@ class Trigger:
         self._pulled_ns = 0  # when it was first noticed that the kernel had pulled it
         self._uid = ""  # of the pod the kernel's trigger is or was last armed for
 
-    def prepare(self) -> None:
-        """Keep the first victim ready. Called when the order may have changed, never at a crossing."""
+    def prepare(self, may_arm: bool = True) -> None:
+        """Keep the first victim ready. Called when the order may have changed, never at a crossing.
+
+        ``may_arm`` False: the kernel is to signal nobody at a crossing.
+        """
+        if not may_arm:
+            self._word[_ARMED] = 0
         entry = self._registry.first()
         if entry is None:
             self._word[_ARMED] = 0
@@ -48,7 +53,7 @@ class Trigger:
             self._prepared.pop(uid).close()
         if self._word[_FIRED] and not self._record_is_lost(now):
             return  # pulled a moment ago; the record that says so is still to be read
-        if self._in_kernel and (self._uid != entry.uid or not self._word[_ARMED]):
+        if self._in_kernel and may_arm and (self._uid != entry.uid or not self._word[_ARMED]):
             self._word[_ARMED] = 0
             self._word[_POD] = entry.cgroup_id
             self._uid = entry.uid

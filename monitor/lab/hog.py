@@ -7,7 +7,8 @@ is closed.
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
 read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
 comes upon become active; pin=1: kept in pipes nobody reads, as by a server whose clients do not read, so that it stays
-inactive and cannot be reclaimed) or shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process);
+inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process) or
+tables (page tables and nothing in them: a page of each 2 MiB of address space is read, which maps the zero page);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
 forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
 after the other; ignore_term=1; cpu=N to stay on one CPU; nice=N; parent=PID.
@@ -47,6 +48,8 @@ MIB = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_THP_DISABLE = 41
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
+#: Address space that one page table of 4 KiB maps.
+_MAPPED = 2 * MIB
 #: Between two looks at stdin: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
 _FULL_SPEED_CHUNK = 16 * MIB
 
@@ -69,6 +72,10 @@ class Memory:
             self._map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
             self._map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        elif kind == "tables":
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._map = mmap.mmap(-1, size // 4096 * _MAPPED, flags, mmap.PROT_READ)
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
         elif kind == "shmem":
             path = options["path"]
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT) if path else os.memfd_create("outrace-hog")
@@ -78,11 +85,15 @@ class Memory:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.unlink(path)
         else:
-            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem")
+            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables")
 
     def take(self, start: int, length: int) -> None:
         if self.kind == "anon":
             ctypes.memset(self._address + start, 1, length)  # faults in C: as fast as the kernel hands out pages
+            return
+        if self.kind == "tables":
+            first, last = start // 4096 * _MAPPED, (start + length) // 4096 * _MAPPED
+            memoryview(self._map)[first:last:_MAPPED].tobytes()  # reads in C
             return
         block = bytes(min(length, MIB))
         while length > 0:
@@ -109,7 +120,7 @@ class Memory:
                 os.pread(self._fd, MIB, start)
 
     def give_back(self) -> None:
-        if self.kind == "anon":
+        if self.kind in ("anon", "tables"):  # (which keeps the tables: they go with the process)
             self._map.madvise(mmap.MADV_DONTNEED)
         else:
             while self._pipes:

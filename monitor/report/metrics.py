@@ -48,12 +48,16 @@ _HISTOGRAM_HELP = {
     "detection_us": "Time from a threshold crossed in the kernel to the decision.",
     "kill_us": "Time from a threshold crossed in the kernel to SIGKILL sent.",
     "gone_us": "Time from a threshold crossed in the kernel to the pod's cgroup empty.",
+    "memory_return_us": "Time from the end of a pod's last process to its memory given back.",
 }
 _COUNTERS = {
     "passes": "Passes of the eviction policy.",
     "evictions": "Pods evicted.",
     "eviction_failures": "Evictions that left processes behind.",
     "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
+    "memory_kept": "Pods that went and kept some of their memory: page cache, tmpfs, slab.",
+    "eviction_waits": "Times the next pod was not evicted yet because memory of the last was coming back.",
+    "eviction_waits_cut": "Such waits that were cut short because other pods grew.",
     "step_downs": "Rungs of the hook ladder left while running.",
     "side_starts": "Starts of the side process.",
     "arms": "Times the fine-grained program was attached.",
@@ -135,6 +139,11 @@ class Metrics(Collector):
         )
         yield _gauge("ready", "1 when decisions can be made.", float(not view.not_ready()))
         yield _gauge("armed", "1 while the fine-grained program is attached.", stats.get("armed"))
+        yield _gauge(
+            "memory_return_bound_seconds",
+            "How long memory of a pod that went is waited for before the next pod is evicted.",
+            stats.get("return_bound_ns") / 1e9,
+        )
         yield _gauge("unseen_bytes_bound", "Bytes that can move unseen right now.", stats.get("bound_bytes"))
         yield _gauge(
             "unseen_seconds_bound",

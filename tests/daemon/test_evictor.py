@@ -17,6 +17,7 @@ import live
 
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction, Victim
 from monitor.daemon.evictor import Evictor
+from monitor.daemon.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 
@@ -33,13 +34,14 @@ class Bench:
         self.epoll = select.epoll()
         self.victim = Victim("uid", cgroup, cgroupfs.detect().version)
         self.victim.refresh()
-        self.entry = SimpleNamespace(uid="uid", index=0, usage=self.held)
+        self.entry = SimpleNamespace(uid="uid", index=0, usage=self.held, cgroup_id=1, cgroup=cgroup)
         nothing: Any = lambda *_: None  # noqa: E731
-        gauge: Any = SimpleNamespace(reread=nothing, table=SimpleNamespace(working_set=lambda _: self.held))
+        gauge: Any = SimpleNamespace(reread=nothing, watches=[], table=SimpleNamespace(working_set=lambda _: self.held))
         registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
-        stats: Any = SimpleNamespace(add=nothing, observe_us=nothing)
+        stats: Any = SimpleNamespace(add=nothing, observe_us=nothing, set=nothing)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
-        self.evictor = Evictor(gauge, registry, trigger, stats, self.epoll, self.told.append)
+        self.patience = Patience(gauge, registry, stats, self.told.append)
+        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.told.append)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(cast(Any, self.entry), 0)
@@ -78,7 +80,11 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
             ended += bench.endings(live.TIMEOUT_S)
         assert eviction.next_look_ns == 0
         assert bench.evictor.follow(1, 0), "they are gone"
+        assert bench.messages() == [], "what they held is not back yet"
+        held, bench.held = bench.held, 0
+        bench.patience.look(2)
         assert bench.messages() == ["evicted"]
+        assert (bench.told[-1]["gone_ns"], bench.told[-1]["back_ns"], bench.told[-1]["freed"]) == (1, 2, held)
 
 
 def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
@@ -103,6 +109,7 @@ def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path
         while ended < 2:
             ended += bench.endings(live.TIMEOUT_S)
         assert bench.epoll.poll(0) == []
+        bench.held = 0
         bench.evictor.follow_stuck(time.monotonic_ns())
         assert not bench.evictor.holds("uid")
         assert bench.messages()[2:] == ["evicted"]

@@ -230,11 +230,10 @@ def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> N
 
 def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> None:
     """Nobody is left in the pod to read it, and active it would count as working set: the next pod would go for it."""
-    if cgroupfs.detect().version == 1:
-        pytest.skip("memory.reclaim is of cgroup v2")
     pod = node.add_pod("left")
-    if not (pod.cgroup / "memory.reclaim").exists():
+    if cgroupfs.detect().version == 2 and not (pod.cgroup / "memory.reclaim").exists():
         pytest.skip("memory.reclaim came with Linux 5.19")
+    usage = pod.cgroup / ("memory.current" if cgroupfs.detect().version == 2 else "memory.usage_in_bytes")
     place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
     with place as files, live.daemon(node, "--enforce", *hard(80)) as daemon:
         with live.Puppet(pod.containers["c0"]) as puppet:
@@ -243,7 +242,7 @@ def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> Non
             evicted(daemon, pod)
         told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/left")
         assert told["bytes"] > 20 * MIB
-        assert int((pod.cgroup / "memory.current").read_text()) < 4 * MIB
+        assert int(usage.read_text()) < 4 * MIB
         assert live.metric(daemon, "given_back_bytes_total") == told["bytes"]
 
 
@@ -253,7 +252,8 @@ def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode)
         pytest.skip("reading twice activates nothing under the multi-gen LRU")
     pod = node.add_pod("left")
     place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
-    reclaim = pod.cgroup / "memory.reclaim"  # covered, or outrace takes it back
+    name = "memory.reclaim" if cgroupfs.detect().version == 2 else "memory.force_empty"
+    reclaim = pod.cgroup / name  # covered, or outrace takes it back
     kept = live.elsewhere(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
     with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=kept) as daemon:
         with live.Puppet(pod.containers["c0"]) as puppet:

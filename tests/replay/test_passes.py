@@ -25,6 +25,7 @@ from monitor.daemon.slow import SlowSignals
 from monitor.daemon.stats import SharedStats
 from monitor.kernel.domains import Reading
 from monitor.policy.eras import ERAS, era
+from monitor.policy.patience import Coming
 from monitor.replay import Replayed, replay, with_changes
 from monitor.report.recording import Reader, Writer
 
@@ -99,7 +100,9 @@ class World:
         self.trigger = types.SimpleNamespace(
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared
         )
-        parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, STATS, self.tell)
+        self.coming: dict[str, Coming] = {}
+        patience = types.SimpleNamespace(active=False, look=lambda now_ns: self.coming)
+        parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, patience, STATS, self.tell)
         self.decider = Decider(*cast(Any, parts), self.journal)
         self.decider.may_act = True
 
@@ -145,6 +148,11 @@ class World:
     def press(self, available: int) -> None:
         self.wait(SECOND)
         self.run(available, True)
+
+    def leave(self, signals: int, *numbers: int) -> None:
+        """Somebody else died, or what was coming is back."""
+        names = ("memory.available", "allocatableMemory.available")
+        self.coming = {name: Coming(*numbers) for i, name in enumerate(names) if signals >> i & 1}
 
     def disks(self, available: int, order: list[int], over: list[int]) -> None:
         stamp = self.now_ns
@@ -208,6 +216,16 @@ steps = {
     "drop": st.tuples(pods),
     "run": st.tuples(st.integers(-10, 300), st.booleans()),
     "press": st.tuples(st.integers(1, 90)),
+    "leave": st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 100 * MIB),
+        st.sampled_from([0, 10_000_000, 200_000_000]),
+        st.integers(-MIB, 20 * MIB),
+        st.sampled_from([0, 300_000, 10_000_000]),
+        st.integers(-MIB, MIB),
+        st.sampled_from([0, 300_000]),
+        st.just(512 << 10),
+    ),
     "disks": st.tuples(st.integers(0, 20), st.lists(pods, unique=True), st.lists(pods, unique=True, max_size=2)),
     "end": st.tuples(pods, st.booleans()),
     "pull": st.tuples(st.booleans()),
