@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from monitor.actions.spared import with_ancestors
 from monitor.kernel.cgroupfs import empty, pids_below
-from monitor.kernel.procfs import wants_cpu
+from monitor.kernel.procfs import is_kernel_thread, wants_cpu
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes. A pod may have more: descriptors of those that had their SIGKILL are given up for those that had not.
@@ -29,8 +30,8 @@ _SPARE_FDS = 32
 #: Signals are sent for this long, then the rings are read, then it goes on: 4,096 SIGKILLs take 20 ms, under load 180.
 _SEND_NS = 5_000_000
 _AT_ONCE = 64  # signals between two looks at the clock
-#: Never signalled, whatever a manifest says: outrace itself and who started it. The hot process adds the side.
-SPARED = {os.getpid(), os.getppid()}
+#: Never signalled, whatever a manifest says. The hot process adds the side.
+SPARED = with_ancestors()
 #: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a
 #: system call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited
 #: for.)
@@ -63,6 +64,7 @@ class Victim:
         #: Whether there is more to do at once: processes without a descriptor, or without their signal.
         self.unfinished = False
         self.found = 0  # processes that the last look had not known
+        self.spared: set[int] = set()  # in the pod, but never signalled
         self._told: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
         self._let_go: set[int] = set()  # had their SIGKILL, and their descriptor was needed for another
         self._limit = MAX_PIDFDS  # lower where the process may not have so many
@@ -76,7 +78,12 @@ class Victim:
 
     def refresh(self, forget: bool = True) -> None:
         """Open a pidfd for every process now in the pod's cgroups, as far as they go; ``forget`` those that left."""
-        pids = pids_below(self.cgroup) - SPARED
+        pids = pids_below(self.cgroup)
+        self.spared = pids & SPARED.pids()
+        pids -= self.spared
+        if self.spared and self._kill_fd >= 0:
+            os.close(self._kill_fd)  # cgroup.kill would take them too
+            self._kill_fd = -1
         if forget:
             for pid in self.pidfds.keys() - pids:
                 self._forget(pid)
@@ -90,6 +97,8 @@ class Victim:
             if len(self.pidfds) >= self._limit or len(fresh) >= _OPEN:
                 self.unfinished = pid in untold  # signalled first are those before it; then their places are free
                 break
+            if is_kernel_thread(pid):
+                continue
             try:
                 self.pidfds[pid] = os.pidfd_open(pid)
                 fresh.add(pid)

@@ -53,7 +53,9 @@ class Trigger:
             self._prepared.pop(uid).close()
         if self._word[_FIRED] and not self._record_is_lost(now):
             return  # pulled a moment ago; the record that says so is still to be read
-        if self._in_kernel and may_arm and (self._uid != entry.uid or not self._word[_ARMED]):
+        if self._prepared[entry.uid].spared:
+            self._word[_ARMED] = 0  # the kernel would signal whoever of the pod charges
+        elif self._in_kernel and may_arm and (self._uid != entry.uid or not self._word[_ARMED]):
             self._word[_ARMED] = 0
             self._word[_POD] = entry.cgroup_id
             self._uid = entry.uid

@@ -22,6 +22,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 _GONE = (errno.ENOENT, errno.ESRCH)
 #: More than any file read here holds: /proc/PID/cgroup has a path (4096 at most) for each of about 15 controllers.
 _MOST = 65536
+#: In the flags of /proc/PID/stat (include/linux/sched.h).
+_PF_KTHREAD = 0x00200000
 
 
 class Process:
@@ -116,6 +118,19 @@ class Process:
                 raise PermissionError(*error.args) from None
             raise MonitorError(f"cannot write {value} to /proc/{self.pid}/oom_score_adj: {error.strerror}") from error
         return True
+
+
+def is_kernel_thread(pid: int) -> bool:
+    """Whether it is a thread of the kernel's. They are all of session 0, as few others are: those cost no more than a
+    system call.
+    """
+    try:
+        if os.getsid(pid):
+            return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _PF_KTHREAD)
+    except OSError:
+        return False  # gone
 
 
 def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:

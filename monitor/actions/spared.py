@@ -1,0 +1,57 @@
+"""Who is never signalled, whatever a manifest says: outrace itself, who started it, and process 1."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from monitor.kernel.procfs import Process
+
+#: Above the process there are a shell, sudo, a supervisor; a chain that is longer holds a loop of pids used again.
+_MOST_ANCESTORS = 64
+
+
+class Spared:
+    """Processes held by pidfd: a number alone is somebody else's as soon as its process has ended, and a pod that
+    forked until it got that number would be spared.
+    """
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+        self._poll = select.poll()
+
+    def add(self, pid: int) -> None:
+        """Spare a process until it ends."""
+        self._drop_ended()
+        if pid in self._fds:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        self._fds[pid] = fd
+        self._poll.register(fd, select.POLLIN)
+
+    def pids(self) -> set[int]:
+        """Process 1, this process, and those added that have not ended."""
+        self._drop_ended()
+        return {1, os.getpid(), *self._fds}
+
+    def _drop_ended(self) -> None:
+        for fd, _ in self._poll.poll(0):
+            self._poll.unregister(fd)
+            os.close(fd)
+            self._fds = {pid: kept for pid, kept in self._fds.items() if kept != fd}
+
+
+def with_ancestors() -> Spared:
+    """This process and all that it comes from."""
+    spared = Spared()
+    pid: int | None = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        if not pid or pid == 1:
+            break
+        spared.add(pid)
+        with Process(pid) as process:
+            pid = process.parent()
+    return spared

@@ -1,0 +1,138 @@
+"""Who is in the cgroup of an evicted pod by somebody's mistake: process 1, the monitor and its kin, the kernel's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.actions import evict
+from monitor.actions.evict import SPARED, Eviction, Victim, pids_below
+from monitor.actions.spared import Spared
+from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import is_kernel_thread
+
+pytestmark = pytest.mark.kernel
+VERSION = cgroupfs.detect().version
+
+#: Evicts the cgroup that it runs in itself, with its parent and a child of its own.
+SUICIDE = """
+import os, subprocess, sys, time
+from pathlib import Path
+from monitor.actions.evict import Eviction, Victim
+pod = Path(sys.argv[1])
+child = subprocess.Popen(["sleep", "1000"])
+victim = Victim("uid", pod, int(sys.argv[2]))
+victim.refresh()
+assert victim.spared >= {os.getpid(), os.getppid()}, (victim.spared, os.getpid(), os.getppid())
+eviction = Eviction(victim, 0, 0)
+deadline = time.monotonic() + 60
+while child.poll() is None and time.monotonic() < deadline:
+    eviction.step(time.monotonic_ns())
+print(child.returncode, flush=True)
+"""
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("spared") as path:
+        yield path
+
+
+def test_the_monitor_and_its_parent_survive_the_eviction_of_their_own_cgroup(pod: Path) -> None:
+    """`cgroup.kill` took them all; by pidfd the parent's parent was among the victims."""
+    run = f'echo $$ > {pod}/cgroup.procs; ("$@"; echo parent) ; echo grandparent'
+    done = subprocess.run(
+        ["sh", "-c", run, "sh", sys.executable, "-c", SUICIDE, str(pod), str(VERSION)],
+        env=live.environment(),
+        capture_output=True,
+        text=True,
+        timeout=live.TIMEOUT_S,
+        check=False,
+    )
+    assert done.stdout.split() == [str(-signal.SIGKILL), "parent", "grandparent"], done.stderr
+
+
+def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody moves process 1 or this session into a cgroup for a test: that they are in it is only said."""
+    with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
+        SPARED.add(side.pid)
+        listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
+        monkeypatch.setattr(evict, "pids_below", lambda _path: set(listed))
+        victim = Victim("uid", pod, VERSION)
+        try:
+            victim.refresh()
+            assert set(victim.pidfds) == {puppet.pid}
+            assert victim.spared == listed - {puppet.pid}
+            victim.kill()
+        finally:
+            victim.close()
+        assert puppet.wait() == -signal.SIGKILL
+        side.do("pass")
+
+
+@contextmanager
+def kernel_thread(pod: Path) -> Iterator[int]:
+    """A thread of the kernel that may be moved, in the cgroup until the block ends."""
+    procs = "cgroup.procs"
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not is_kernel_thread(int(entry.name)):
+            continue
+        try:
+            (pod / procs).write_text(entry.name)
+        except OSError:
+            continue  # bound to its CPU, or to its cgroup
+        try:
+            yield int(entry.name)
+        finally:
+            (cgroupfs.detect().root / procs).write_text(entry.name)
+        return
+    pytest.skip("no thread of the kernel may be moved into a cgroup here")
+
+
+def test_a_thread_of_the_kernel_is_not_signalled(pod: Path) -> None:
+    assert is_kernel_thread(2)
+    assert not is_kernel_thread(1)
+    assert not is_kernel_thread(os.getpid())
+    with kernel_thread(pod) as thread, live.Puppet(pod) as puppet:
+        assert pids_below(pod) == {thread, puppet.pid}
+        victim = Victim("uid", pod, VERSION)
+        try:
+            victim.refresh()
+            assert set(victim.pidfds) == {puppet.pid}
+        finally:
+            victim.close()
+
+
+def test_a_number_that_is_used_again_spares_nobody() -> None:
+    """A pod that forks until it has the pid of a side that ended was never killed."""
+    spared = Spared()
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        spared.add(process.pid)
+        assert process.pid in spared.pids()
+        process.kill()
+    assert spared.pids() == {1, os.getpid()}
+    spared.add(process.pid)  # nobody's now
+    assert spared.pids() == {1, os.getpid()}
+
+
+def test_an_eviction_of_others_goes_on_beside_them(pod: Path) -> None:
+    with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
+        SPARED.add(side.pid)
+        victim = Victim("uid", pod, VERSION)
+        victim.refresh()
+        eviction = Eviction(victim, 0, 0)
+        assert puppet.wait() == -signal.SIGKILL
+        for _ in range(20):
+            assert not eviction.step(0)  # not empty, and it never signals who is left
+        side.do("pass")
+        victim.close()
