@@ -106,12 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         # Flushed here, where a closed pipe can be handled, rather than while the interpreter shuts down.
         sys.stdout.flush()
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _refused(_usage(error), error.exit_code)
     except MonitorError as error:
-        click.echo(f"outrace: error: {error}", err=True)
-        return error.exit_code
+        return _refused(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
@@ -119,6 +120,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with the command line, and where it says what may be written."""
+    context = getattr(error, "ctx", None)
+    path = f"`{context.command_path} --help`" if context is not None else "--help"
+    remedy = f"; see {path}" if isinstance(error, click.UsageError) else ""
+    return error.format_message().rstrip(".") + remedy
+
+
+def _refused(problem: str, code: int) -> int:
+    """One line, also of what was given over several; the exit code."""
+    click.echo(f"outrace: error: {' '.join(problem.split())}", err=True)
+    return code
 
 
 if __name__ == "__main__":

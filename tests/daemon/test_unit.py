@@ -1,13 +1,16 @@
-"""The unit in deploy/systemd under a real systemd, with the privileges and the sandbox that it gives and no others."""
+"""The unit in deploy/systemd: what it says; and under a real systemd, with its privileges and sandbox, what it does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +19,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.kernel import loader
+from monitor.errors import EXIT_CANNOT, EXIT_USAGE
+from monitor.kernel import cgroupfs, loader
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -38,12 +42,13 @@ class Service:
         command = [sys.executable, "-P", "-m", "monitor.cli.main", "run", "--state-dir", self.state]
         command += ["--pods", f"manifests:{node.manifests}", "--node-cgroup", relative, "--listen", f"127.0.0.1:{port}"]
         command += ["--eviction-hard", "memory.available<32Mi", "--enforce"]
+        self.command = " ".join(map(str, command))
         changed = [
             "[Service]",
             "EnvironmentFile=",
             f"Environment=PYTHONPATH={loader.package_path()}",
             f"StateDirectory=\nStateDirectory={self.name}",
-            f"ExecStart=\nExecStart={' '.join(map(str, command))}",
+            f"ExecStart=\nExecStart={self.command}",
             "WatchdogSec=10",
         ]
         self._settings = "\n".join(changed) + "\n"
@@ -53,6 +58,26 @@ class Service:
         (UNITS / f"{self.name}.service.d").mkdir()
         (UNITS / f"{self.name}.service.d" / "test.conf").write_text(self._settings)
         self.systemctl("daemon-reload")
+
+    def set(self, line: str) -> None:
+        """Another line for [Service]."""
+        (UNITS / f"{self.name}.service.d" / "more.conf").write_text(f"[Service]\n{line}\n")
+        self.systemctl("daemon-reload")
+
+    def pids(self) -> list[int]:
+        """Of all processes of the unit."""
+        group = self.shows("ControlGroup")
+        root = Path("/sys/fs/cgroup") if cgroupfs.detect().version == 2 else Path("/sys/fs/cgroup/systemd")
+        return [int(line) for line in Path(f"{root}{group}", "cgroup.procs").read_text().split()]
+
+    def opened(self) -> set[str]:
+        """What its processes have open."""
+        found = set()
+        for pid in self.pids():
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    found.add(os.readlink(fd))
+        return found
 
     def systemctl(self, verb: str, *options: str) -> str:
         command = ["systemctl", verb, *options, *(() if verb == "daemon-reload" else (self.name,))]
@@ -83,6 +108,55 @@ class Service:
         shutil.rmtree(self.state, ignore_errors=True)
 
 
+def said(name: str) -> list[str]:
+    """Every value that the unit gives to a setting."""
+    return [line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith(f"{name}=")]
+
+
+# Without systemd: what the file says.
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not there: the package systemd has it")
+    copy = tmp_path / "outrace.service"
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE))
+    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False, timeout=60)
+    about = [line for line in done.stderr.splitlines() if "outrace" in line]
+    assert (done.returncode, about) == (0, [])
+
+
+def test_what_trying_again_does_not_mend_is_not_tried_again() -> None:
+    assert said("Restart") == ["always"]
+    assert set(said("RestartPreventExitStatus")[0].split()) == {str(EXIT_USAGE), str(EXIT_CANNOT)}
+
+
+def test_nothing_closes_the_kernels_log() -> None:
+    """ProtectClock= allows the clock's device, and with it forbids all that are not named; so would DeviceAllow=."""
+    for closes in (
+        "ProtectClock",
+        "ProtectKernelLogs",
+        "PrivateDevices",
+        "DevicePolicy",
+        "DeviceAllow",
+        "RootDirectory",
+    ):
+        assert said(closes) == []
+    assert "CAP_SYSLOG" in said("CapabilityBoundingSet")[0]
+    assert "CAP_SYS_TIME" not in said("CapabilityBoundingSet")[0]  # which is what ProtectClock= is about
+
+
+def test_the_kubelet_does_not_wait_for_it() -> None:
+    assert said("Before") == []
+    assert said("Wants") == said("Requires") == []
+
+
+def test_its_memory_is_kept_although_no_slice_keeps_any() -> None:
+    assert said("Slice") == ["-.slice"]
+    assert said("MemoryMin") == ["64M"]
+    assert (said("OOMPolicy"), said("OOMScoreAdjust")) == (["continue"], ["-999"])
+
+
+# Under systemd.
 @pytest.fixture
 def service() -> Iterator[Service]:
     if not UNITS.is_dir():
@@ -127,3 +201,56 @@ def test_it_starts_evicts_and_is_started_again_when_it_dies_or_hangs(service: Se
 
     service.systemctl("stop")
     assert (service.shows("ActiveState"), service.shows("Result")) == ("inactive", "success")
+
+
+def test_a_wrong_option_is_said_once_and_not_tried_again(service: Service) -> None:
+    service.set(f"ExecStart=\nExecStart={service.command} --eviction-hrad memory.available<1Mi")
+    started = subprocess.run(["systemctl", "start", service.name], capture_output=True, check=False, timeout=300)
+    assert started.returncode != 0
+    time.sleep(5)  # five times RestartSec
+    assert (service.shows("ActiveState"), service.shows("NRestarts")) == ("failed", "0")
+    assert service.shows("ExecMainStatus") == str(EXIT_USAGE)
+    assert service.journal().count("No such option") == 1
+
+
+def test_it_reads_the_kernels_log_and_has_its_memory(service: Service) -> None:
+    service.systemctl("start")
+    live.until(lambda: "/dev/kmsg" in service.opened(), "the side to open the kernel's log")
+    assert "cannot be read" not in service.journal()
+    group = service.shows("ControlGroup")
+    assert group == f"/{service.name}.service"
+    if cgroupfs.detect().version == 2:
+        assert int(Path(f"/sys/fs/cgroup{group}/memory.min").read_text()) == 64 * MIB
+
+
+def test_an_oom_kill_inside_the_unit_does_not_stop_it(service: Service) -> None:
+    if cgroupfs.detect().version != 2:
+        pytest.skip("cgroup v1: systemd does not hear of OOM kills there")
+    service.systemctl("start")
+    first = service.pid
+    subprocess.run(["systemctl", "set-property", "--runtime", service.name, "MemoryMax=256M"], check=True, timeout=60)
+    group = Path(f"/sys/fs/cgroup/{service.name}.service")
+    script = (
+        f"echo 1000 >/proc/self/oom_score_adj; echo $$ >{group}/cgroup.procs; exec {sys.executable} -c 'bytes(1<<30)'"
+    )
+    hog = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=120)
+    assert hog.returncode == -signal.SIGKILL
+    live.until(lambda: "oom_kill 1" in (group / "memory.events").read_text(), "the OOM kill")
+    time.sleep(2)  # systemd hears of it by inotify, and acts at once if at all
+    assert (service.shows("ActiveState"), service.shows("NRestarts"), service.pid) == ("active", "0", first)
+
+
+def test_a_kubelet_starts_while_it_is_still_starting(service: Service) -> None:
+    kubelet = UNITS / "kubelet.service"
+    if kubelet.exists() or Path("/lib/systemd/system/kubelet.service").exists():
+        pytest.skip("there is a kubelet here")
+    kubelet.write_text("[Service]\nExecStart=/bin/sleep 600\n")
+    service.set("ExecStartPre=/bin/sleep 60")
+    try:
+        subprocess.run(["systemctl", "start", "--no-block", service.name], check=True, timeout=60)
+        live.until(lambda: service.shows("ActiveState") == "activating", "it to be starting")
+        subprocess.run(["systemctl", "start", "kubelet"], check=True, timeout=50)
+        assert service.shows("ActiveState") == "activating"
+    finally:
+        subprocess.run(["systemctl", "stop", "kubelet"], check=False)
+        kubelet.unlink()

@@ -1,0 +1,104 @@
+"""Whatever is written as an option or into a file: a configuration, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monitor.cli.main import main
+from monitor.daemon.settings import KUBELET_KEYS, OWN_KEYS, SETTINGS, build
+from monitor.errors import ConfigError
+
+#: What is on the way between right and wrong: the words of the grammar, numbers without an end, several lines.
+_words = st.sampled_from(
+    [
+        *(
+            "memory.available",
+            "nodefs.inodesFree",
+            "pid.available",
+            "<",
+            "=",
+            ",",
+            "%",
+            "1",
+            "-1",
+            "0",
+            "9" * 30,
+            "1e9",
+        ),
+        *("100Mi", "1Ei", "8Ei", "5%", "-5%", "1.5", "NaN", "inf", "1h", "30s", "-1s", "9999999h", "\n", "\0", " ", ""),
+        *("manifests:", "/", "/tmp", "http://", "localhost", ":", "65536", "[::1]", "@", "pods", "none", "\udcff", "'"),
+    ]
+)
+_texts = st.lists(_words, max_size=5).map("".join) | st.text(max_size=20)
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _line(error: ConfigError) -> None:
+    assert error.exit_code == 2
+    assert str(error).strip()
+
+
+@given(st.dictionaries(st.sampled_from([setting.option for setting in SETTINGS]), _texts, min_size=1, max_size=3))
+def test_any_options(flags: dict[str, str]) -> None:
+    try:
+        build(flags)
+    except ConfigError as error:
+        _line(error)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(OWN_KEYS) | _texts, _values, max_size=3))
+def test_any_own_file(tmp_path: Path, content: dict[str, Any]) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(content))
+    try:
+        build({}, str(path))
+    except ConfigError as error:
+        _line(error)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(KUBELET_KEYS) | _texts, _values, max_size=3))
+def test_any_kubelet_configuration(tmp_path: Path, content: dict[str, Any]) -> None:
+    path = tmp_path / "kubelet.json"
+    kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    path.write_text(json.dumps(kind | content))
+    try:
+        build({}, None, str(path))
+    except ConfigError as error:
+        _line(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "--no-such"), "No such option '--no-such'; see `outrace run --help`"),
+        (("run", "--eviction-hard"), "Option '--eviction-hard' requires an argument; see --help"),
+        (("run", "--enforce=true"), "does not take a value; see --help"),
+        (("run", "extra"), "unexpected extra argument (extra); see `outrace run --help`"),
+        (("run", "--eviction-max-pod-grace-period", "x"), "'x' is not a valid integer; see"),
+        (("run", "--eviction-hard", "memory.available<1\nx"), "--eviction-hard: memory.available: 1 x: "),
+        (("run", "--step", "\udcff"), "--step: "),
+        (("nope",), "No such command 'nope'; see `outrace --help`"),
+        (("bench", "nope"), "No such command 'nope'; see `outrace bench --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_ends_with_2(
+    arguments: tuple[str, ...], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("outrace: error: ")
+    assert says in err
+    assert err.count("\n") == 1
