@@ -104,3 +104,27 @@ static __always_inline int is_below(u64 css, u64 cgroup_id) {
   }
   return 0;
 }
+
+// A budget for records of one domain: one for every `each` ns, and `burst` of them at once. What a pod makes faster than that is counted
+// instead of told, so it can neither fill a ring that others need nor keep its reader from them. CPUs that race here let one more
+// through now and then.
+static __always_inline int afford(u64 *due, u64 *over, u64 now, u64 each, u64 burst) {
+  u64 at = *due;
+  if ((s64)(at - now) > (s64)(each * burst)) {
+    lock_xadd(over, 1);
+    return 0;
+  }
+  *due = ((s64)(at - now) < 0 ? now : at) + each;
+  return 1;
+}
+
+static __always_inline struct domain *domain_at(u32 number) {
+  u32 at = number - 1;
+  return number ? domains.lookup(&at) : 0;
+}
+
+// The pod that a task is in, as index + 1; 0 if it is in none.
+static __always_inline u32 pod_of(u64 task) {
+  u64 id = 0;
+  return nearest_domain(task_css(task), DOMAIN_POD, &id);
+}

@@ -16,6 +16,15 @@ struct killed {
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
 
+// SIGKILLs that processes of one pod send: 100 a second are told, and 256 at once. For whoever is in no pod (a runtime that stops
+// one, outrace itself) it is the victims' pod that is counted for, and 4096 at once.
+#define KILL_NS 10000000ULL
+#define KILL_BURST 256
+#define KILL_BURST_FROM_OUTSIDE 4096
+#define SIGNAL_DELIVERED 0  // TRACE_SIGNAL_DELIVERED
+#define RECLAIM_NS 100000000ULL
+#define RECLAIM_BURST 16
+
 static __always_inline void send_kill(struct oom_event *e, u32 emitted) {
   count(kills.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
 }
@@ -85,14 +94,32 @@ static __always_inline void note_cache(struct oom_event *e) {
   e->oom_active = d->active_file;
 }
 
+// Whether a SIGKILL that a process sent is within the budget of who sent it.
+static __always_inline int may_tell(struct oom_event *e) {
+  u32 from = pod_of(bpf_get_current_task());
+  struct domain *d = domain_at(from ? from : e->domain);
+  if (!d) return 1;
+  return afford(&d->kill_due, &d->kill_over, e->ts_ns, KILL_NS, from ? KILL_BURST : KILL_BURST_FROM_OUTSIDE);
+}
+
 // signal_generate comes 2-3 us before mark_victim when the OOM killer kills; before a mark without a kill (a task that was
 // already exiting) there is none. SIGKILLs sent to watched pods by others are reported too: they only look like OOM kills.
+//
+// A process is killed once: what the kernel drops (to a zombie, to one that is dying already) is no kill. One process sent 28,000 such
+// signals a second to its dead child, more records than the hot process can read. Whom the kernel itself kills (si_code 128) is told at
+// its first signal whatever became of that, and without a budget.
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if ((int)ctx->args[0] != 9) return 0;
   u64 info = ctx->args[1], task = ctx->args[2];
   s32 code = 0;
   if (info == 1) code = 128;  // SEND_SIG_PRIV: the kernel itself
   else if (info) READ(code, info, OFF_SIGINFO_CODE);
+  int delivered = (int)ctx->args[4] == SIGNAL_DELIVERED;
+  if (!delivered && code != 128) return 0;
+  u32 tgid = 0;
+  READ(tgid, task, OFF_TASK_TGID);
+  struct killed *known = killed.lookup(&tgid);
+  if (known && known->si_code == code && !(delivered && known->gone)) return 0;  // gone and yet killed: its pid is used again
   struct oom_event e = {};
   e.kind = OOM_KILL;
   e.si_code = code;
@@ -100,8 +127,8 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!e.domain && code != 128) return 0;
   fill_invoker(&e);
   e.ts_ns = bpf_ktime_get_ns();
+  if (code != 128 && !may_tell(&e)) return 0;
   struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, 0};
-  u32 tgid = e.victim_tgid;
   killed.update(&tgid, &k);
   send_kill(&e, COUNT_EMIT_KILL);
   return 0;
@@ -180,6 +207,8 @@ static __always_inline void note_reclaim(struct oom_event *e) {
   int told = last && e->ts_ns - *last < RECLAIM_QUIET_NS;
   reclaimed_at.update(&id, &e->ts_ns);
   if (told) return;
+  struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // it may have any number of cgroups
+  if (d && !afford(&d->reclaim_due, &d->reclaim_over, e->ts_ns, RECLAIM_NS, RECLAIM_BURST)) return;
   e->kind = OOM_RECLAIM;
   fill_invoker(e);
   note_cache(e);

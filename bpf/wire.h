@@ -39,7 +39,13 @@ struct domain {
   u64 shadow_sweep;              // the sweep that the shadow sums belong to
   u64 dipped;                    // bit per ceiling: was below for a moment, too soon after its crossing to be cleared
   u64 css;                       // its cgroup_subsys_state, good only while its cgroup id is still this one's
-  u64 reserved2[8];
+
+  // Records that its processes may cause, each kind by a budget of its own (afford() in memcg.h): when the next one is
+  // due at a steady pace, and how many were not told because they came faster.
+  u64 step_due, step_over;
+  u64 kill_due, kill_over;
+  u64 proc_due, proc_over;
+  u64 reclaim_due, reclaim_over;
 };
 
 enum event_kind { EVENT_CROSS = 1, EVENT_STEP = 2, EVENT_SIGNAL = 3 };

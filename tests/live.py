@@ -256,6 +256,7 @@ class Watching:
         self.ooms: list[OomEvent] = []
         self.rings = {
             "events": Ring(self.pins, "events", lambda data: self.events.append(Event(data))),
+            "steps": Ring(self.pins, "steps", lambda data: self.events.append(Event(data))),
             "ooms": Ring(self.pins, "ooms", lambda data: self.ooms.append(OomEvent.decode(data))),
             "kills": Ring(self.pins, "kills", lambda data: self.ooms.append(OomEvent.decode(data))),
             "reclaims": Ring(self.pins, "reclaims", lambda data: self.ooms.append(OomEvent.decode(data))),

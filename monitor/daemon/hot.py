@@ -287,7 +287,8 @@ class Hot:
             due = min(due, self.publish_ns + PUBLISH_NS)
         if not self.side.pid:
             due = min(due, self.side.next_start_ns)
-        return due
+        left_ns = self.records.due_ns()
+        return due if left_ns is None else min(due, left_ns)
 
     def start(self) -> None:
         """Everything before the loop: the side, signals, rings, thresholds, protection."""
@@ -346,6 +347,7 @@ class Hot:
             for fd in self.sleep.until(self.deadline(time.monotonic_ns())):
                 self.dispatch(fd)
             now = time.monotonic_ns()
+            self.records.go_on(now)
             self.stats.add("loops")
             self.service.alive(now)
             if decider.moved:

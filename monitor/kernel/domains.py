@@ -28,6 +28,8 @@ MACHINE, POD, CGROUP = 1, 2, 4
 _FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 6, 7, 8, 9
 # ... and what BPF writes.
 _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 13, 14, 17, 18, 19, 20, 22
+#: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
+OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
 
 _SWEEP_MORE, _SWEEP_DONE = 0, 1
@@ -112,6 +114,11 @@ class DomainTable:
     def crossed(self, index: int) -> int:
         """Bit per ceiling that the working set is above, as BPF last saw it."""
         return self._words[index * WORDS + _CROSSED]
+
+    def over(self, cgroup_id: int) -> dict[str, int]:
+        """Records by kind (`OVER`) that were not told of a cgroup's processes since it is watched; {} if it is not."""
+        at = self.index(cgroup_id)
+        return {} if at is None else {name: self._words[at * WORDS + word] for name, word in OVER.items()}
 
     # writing: the hot process
 

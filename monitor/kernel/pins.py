@@ -58,6 +58,7 @@ MAPS = (
     "domain_of",
     "domains",
     "events",
+    "steps",
     "ooms",
     "kills",
     "reclaims",
@@ -67,6 +68,11 @@ MAPS = (
     "crossings",
     "sweeps",
 )
+
+#: More records than any ring of ours holds (11,000 steps).
+ALL = 1 << 14
+#: What the callback of a ring answers when the budget is spent.
+_ENOUGH = -errno.EAGAIN
 
 _RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -259,12 +265,14 @@ class Ring:
     """A pinned ring buffer: put ``fileno()`` in an epoll and call ``consume()`` when it is readable.
 
     ``callback`` gets each record as bytes. An exception in it must not travel through C: it is kept and raised by
-    consume() after the ring was drained.
+    consume() afterwards.
     """
 
     def __init__(self, pins: Pins, name: str, callback: Callable[[bytes], None]) -> None:
         self._fd = pins.fd(f"map_{name}")
         self._error: BaseException | None = None
+        self._left = 0  # records that consume() may still hand on; 0 while it is not running
+        self.more = False  # whether the last consume() ended with its budget: there may be more
         string_at = ctypes.string_at
 
         def on_record(_ctx: int | None, data: int, size: int) -> int:
@@ -272,7 +280,8 @@ class Ring:
                 callback(string_at(data, size))
             except BaseException as error:  # noqa: BLE001  # see above: raised by consume()
                 self._error = error
-            return 0
+            self._left -= 1
+            return 0 if self._left > 0 else _ENOUGH
 
         self._callback = _RING_CALLBACK(on_record)
         self._lib = libbpf()
@@ -283,13 +292,28 @@ class Ring:
     def fileno(self) -> int:
         return self._fd
 
-    def consume(self) -> int:
-        """Hand every waiting record to the callback; how many there were."""
-        n: int = self._lib.ring_buffer__consume(self._ring)
+    def consume(self, most: int = ALL) -> int:
+        """Hand at most ``most`` waiting records to the callback; how many there were. If that was the budget, `more`.
+
+        ring_buffer__consume() alone ends when the ring is empty, so never for whoever reads slower than others write.
+        A callback that returns an error ends it after its record on every libbpf (ring_buffer__consume_n came with
+        1.5). An epoll goes on to report the ring as readable; but where it was read without having been reported,
+        nobody promises that it will be: ask `more`. From inside the callback nothing is read.
+        """
+        if self._left > 0 or most <= 0:
+            return 0
+        self._left = most
+        try:
+            status: int = self._lib.ring_buffer__consume(self._ring)
+        finally:
+            taken, self._left = most - self._left, 0
+        self.more = status == _ENOUGH
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        return n
+        if status < 0 and not self.more:
+            raise MonitorError(f"a ring cannot be read: {os.strerror(-status)}", "report this")
+        return taken
 
     def close(self) -> None:
         if self._ring:

@@ -11,7 +11,8 @@ inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if
 tables (page tables and nothing in them: a page of each 2 MiB of address space is read, which maps the zero page);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
 forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
-after the other; ignore_term=1; cpu=N to stay on one CPU; nice=N; parent=PID.
+after the other, each moved to murders_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N;
+parent=PID.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ DEFAULTS = {
     "path": "",
     "forks": "0",
     "murders": "0",
+    "murders_in": "",
     "ignore_term": "0",
     "cpu": "",
     "nice": "0",
@@ -169,13 +171,16 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
         time.sleep(memory.size / MIB / rate if rate else 0.0)
 
 
-def _murder(count: int) -> None:
-    """``count`` children that live only until their SIGKILL."""
+def _murder(count: int, cgroup: str) -> None:
+    """``count`` children that live only until their SIGKILL, in ``cgroup`` if one is named."""
     for _ in range(count):
         child = os.fork()
         if child == 0:
             while True:
                 signal.pause()
+        if cgroup:
+            with open(os.path.join(cgroup, "cgroup.procs"), "w") as procs:
+                procs.write(str(child))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -221,7 +226,7 @@ def main(arguments: list[str]) -> int:
         while True:
             command = _command(None)
             if command == "go":
-                _murder(int(options["murders"]))
+                _murder(int(options["murders"]), options["murders_in"])
                 _breed(memory, forks, rate)
                 for cycle in range(0 if forks else cycles):
                     if cycle:

@@ -103,9 +103,9 @@ class Stage:
         self.hogs.append(hog)
         return hog
 
-    def stranger(self, mib: int) -> Hog:
+    def stranger(self, mib: int, **options: str | int) -> Hog:
         """As `hog`, but in a cgroup of the node that belongs to no pod."""
-        hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib)
+        hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options)
         self.node.children.append(hog)
         self.hogs.append(hog)
         return hog

@@ -166,8 +166,8 @@ def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
     assert mark.invoker_pid == invoker.pid
 
 
-KILL_800 = """
-for _ in range(800):
+KILL_300 = """
+for _ in range(300):
     pid = os.fork()
     if not pid:
         signal.pause()
@@ -177,11 +177,12 @@ for _ in range(800):
 
 
 def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
-    """Nobody reads while 800 processes die in a watched pod; then what fits is there, and the rest is counted."""
-    with live.Watching(attach=False) as watch, live.cgroup("many") as pod:
-        watch.add(pod, flags=POD)
-        with live.Puppet(pod) as puppet:
-            puppet.do(f"exec({KILL_800!r})")
+    """Nobody reads while 1200 processes die in 4 pods; then what fits is there, and the rest is counted."""
+    with live.Watching(attach=False) as watch, live.cgroup("many") as node:
+        for name in "abcd":  # one alone has a budget: test_budgets
+            watch.add(pod := cgroupfs.make(node / name), flags=POD)
+            with live.Puppet(pod) as puppet:
+                puppet.do(f"exec({KILL_300!r})")
 
         def agreed() -> dict[str, int] | None:
             watch.consume()
@@ -191,7 +192,7 @@ def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
 
         counted = live.until(agreed, "as many records read as were emitted")
         for kind in ("kill", "exit"):
-            assert counted[f"emitted_{kind}"] + counted[f"lost_{kind}"] >= 800
+            assert counted[f"emitted_{kind}"] + counted[f"lost_{kind}"] >= 4 * 256
             assert counted[f"lost_{kind}"] > 0
 
 

@@ -98,7 +98,7 @@ def test_an_error_in_a_callback_is_raised_when_the_ring_is_drained() -> None:
         watch.add(pod, step=MIB)
         watch.sweeper.run()
         watch.consume()
-        ring = Ring(watch.pins, "events", fails)
+        ring = Ring(watch.pins, "steps", fails)
         try:
             puppet.do("anon(8)")
             assert select.select([ring], [], [], live.TIMEOUT_S)[0] == [ring]

@@ -1,0 +1,205 @@
+"""A process that makes as many events as it can, to keep the monitor from seeing anything else. Run as a file:
+`python3 -S -E blinder.py kind=KIND cgroup=DIR parent=PID`.
+
+It joins the cgroup, prints `ready`, works until stdin is closed, and then prints `did N`: how many of what it makes.
+Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 live ones), forks (fork and exit), execs
+(fork and exec), threads, line (takes 8 MiB and gives them back: with others, up and down past a threshold), reclaim
+(page cache at a limit of its own: limit a cgroup of its own first), cgroups (made and removed in DIR), names (of every
+kind that a terminal, a log or a parser could choke on, borne by children that are killed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: What is run as a file.
+PATH = Path(__file__)
+MIB = 1 << 20
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+#: Between two looks at stdin.
+_ROUND = 200
+_GROUP = 20
+#: Whatever happens, it ends.
+_MOST_S = 900
+_LINE = 8 * MIB
+_CACHE = 64 * MIB
+#: 15 bytes at most.
+NAMES = (
+    b"a\nlevel=error\n",
+    b"\x1b[2J\x1b[31mred",
+    b"\xff\xfe\xc0\x80bad",
+    b'") total-vm:1kB',
+    b"x,pid=1,uid=0",
+    b'"}{"msg":"x',
+    b"\r\t\x07\x7f\xc2\x9b",
+    b"\xe2\x80\xae\xe2\x80\x8b",
+)
+
+#: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
+libc = ctypes.PyDLL(None)
+
+
+def die_with_parent() -> None:
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def forked() -> int:
+    """fork(2). Where the machine has no more process ids this process ends: -1 is no child, and to signal that number
+    would be to signal everybody.
+    """
+    pid: int = libc.fork()
+    if pid < 0:
+        os._exit(1)
+    return pid
+
+
+def kill(pid: int) -> None:
+    """SIGKILL to a child of ours."""
+    assert pid > 1
+    os.kill(pid, signal.SIGKILL)
+
+
+def fork(owner: int, name: bytes = b"") -> int:
+    """A child that waits for its end; with a ``name``."""
+    pid = forked()
+    if pid:
+        return pid
+    die_with_parent()
+    if os.getppid() == owner:
+        if name:
+            libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+        while True:
+            libc.pause()
+    os._exit(0)
+
+
+def zombie() -> Iterator[int]:
+    child = fork(os.getpid())
+    kill(child)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    while True:
+        for _ in range(_ROUND):
+            kill(child)
+        yield _ROUND
+
+
+def children() -> Iterator[int]:
+    owner = os.getpid()
+    while True:
+        group = [fork(owner) for _ in range(_GROUP)]
+        for pid in group:
+            os.setpgid(pid, group[0])
+        assert group[0] > 1
+        os.killpg(group[0], signal.SIGKILL)
+        for pid in group:
+            os.waitpid(pid, 0)
+        yield _GROUP
+
+
+def forks() -> Iterator[int]:
+    while True:
+        for _ in range(_ROUND // 10):
+            pid = forked()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        yield _ROUND // 10
+
+
+def execs() -> Iterator[int]:
+    while True:
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        yield 1
+
+
+def threads() -> Iterator[int]:
+    handle = ctypes.c_ulong()
+    run = ctypes.cast(libc.getpid, ctypes.c_void_p)  # what a thread does before it ends
+    while True:
+        for _ in range(_ROUND):
+            if libc.pthread_create(ctypes.byref(handle), None, run, None) == 0:
+                libc.pthread_join(handle, None)
+        yield _ROUND
+
+
+def line() -> Iterator[int]:
+    block = mmap.mmap(-1, _LINE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    while True:
+        ctypes.memset(address, 1, _LINE)
+        block.madvise(mmap.MADV_DONTNEED)
+        yield 2
+
+
+def reclaim() -> Iterator[int]:
+    fd = os.open("/var/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.ftruncate(fd, _CACHE)  # all holes: page cache without a disk
+    while True:
+        for at in range(0, _CACHE, MIB):
+            os.pread(fd, MIB, at)
+        yield _CACHE // MIB
+
+
+def cgroups() -> Iterator[int]:
+    path = os.path.join(options["cgroup"], f"made-{os.getpid()}")
+    while True:
+        os.mkdir(path)
+        os.rmdir(path)
+        yield 2
+
+
+def names() -> Iterator[int]:
+    owner = os.getpid()
+    while True:
+        for name in NAMES:
+            for _ in range(_ROUND):
+                libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+            pid = fork(owner, name)
+            kill(pid)
+            os.waitpid(pid, 0)
+            yield _ROUND + 1
+
+
+KINDS: dict[str, Callable[[], Iterator[int]]] = {
+    "zombie": zombie,
+    "children": children,
+    "forks": forks,
+    "execs": execs,
+    "threads": threads,
+    "line": line,
+    "reclaim": reclaim,
+    "cgroups": cgroups,
+    "names": names,
+}
+options: dict[str, str] = {}
+
+
+def main(arguments: list[str]) -> int:
+    options.update(dict(argument.split("=", 1) for argument in arguments))
+    die_with_parent()
+    if options["parent"] != str(os.getppid()):
+        return 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.alarm(_MOST_S)
+    with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
+        procs.write("0")
+    os.write(1, b"ready\n")
+    did = 0
+    for n in KINDS[options["kind"]]():
+        did += n
+        if select.select([0], [], [], 0)[0]:
+            break
+    os.write(1, f"did {did}\n".encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

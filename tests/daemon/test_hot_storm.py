@@ -1,0 +1,69 @@
+"""Whoever makes as many events as it can does not keep the hot process from what it is for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab import blinder
+from monitor.lab.node import MIB, Child, LabNode, LabPod
+from tests import live
+from tests.daemon.hot_node import evicted, hard, hot_node
+
+pytestmark = pytest.mark.kernel
+PROCESSES = 4
+#: Of a container that has to reclaim all the time.
+LIMIT = 16 * MIB
+
+
+@contextmanager
+def storm(node: LabNode, kind: str) -> Iterator[LabPod]:
+    """Four processes of one pod that do nothing else."""
+    pod = node.add_pod("storm")
+    if kind == "reclaim":
+        cgroupfs.set_limit(pod.containers["c0"], LIMIT)
+    made: list[Child] = []
+    try:
+        for _ in range(PROCESSES):
+            made.append(node.start(pod, blinder.PATH, f"kind={kind}"))
+            made[-1].expect("ready")
+        yield pod
+    finally:
+        for child in made:
+            assert child.process.poll() is None, "the storm was over"
+            child.close()
+            node.children.remove(child)
+
+
+@pytest.mark.parametrize("kind", blinder.KINDS)
+def test_a_hog_is_evicted_in_the_midst_of_it(kind: str) -> None:
+    with hot_node() as node, live.daemon(node, "--enforce", *hard(24)) as daemon:
+        pod = node.add_pod("hog")
+        with storm(node, kind):
+            for _ in range(2):
+                since = len(daemon.log)
+                hog = node.start_hog(pod, mib=112, rate=400)
+                hog.go()
+                evicted(daemon, pod, since)
+                assert hog.wait() == -signal.SIGKILL
+            assert daemon.get("/healthz")[0] == 200
+        assert daemon.metrics()['outrace_events_lost_total{where="ring_cross"}'] == 0
+        live.ended(daemon)
+
+
+@pytest.mark.parametrize("kind", ["zombie", "children", "forks"])
+def test_a_daemon_that_starts_in_the_midst_of_it_is_ready(kind: str) -> None:
+    with hot_node() as node:
+        pod = node.add_pod("hog")
+        with storm(node, kind):
+            for _ in range(2):
+                with live.daemon(node, "--enforce", *hard(24)) as daemon:  # which is ready, or raises
+                    hog = node.start_hog(pod, mib=112, rate=400)
+                    hog.go()
+                    evicted(daemon, pod)
+                    daemon.process.kill()  # the next one finds the rings as they are
+                    daemon.process.wait()

@@ -1,0 +1,167 @@
+"""What processes of a pod can make the programs write, and how long reading it may take: both have an end."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import POD
+from monitor.kernel.pins import PROCS, Ring
+from monitor.kernel.wire import PAGE, ProcEvent
+
+pytestmark = pytest.mark.kernel
+MIB = live.MIB
+#: bpf/oom.c, bpf/procs.c, bpf/pressure.c: what may come at once, and how many a second afterwards.
+KILLS, KILLS_PER_S = 256, 100
+PROCESSES, PROCESSES_PER_S = 1000, 500
+STEPS, STEPS_PER_S = 256, 5000
+
+#: ``n`` children that are killed one after the other by who made them; a child of `os.fork` raises where none is to be
+#: had, so no -1 is ever signalled.
+_MURDERS = """
+def murder(n):
+    for _ in range(n):
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+""".replace("\n", "\\n").replace("'", '"')
+
+
+def murders(puppet: live.Puppet, n: int) -> float:
+    """Have a puppet murder ``n`` children; how many seconds that took, at least."""
+    puppet.do(f"exec('''{_MURDERS}''')")
+    puppet.do(f"began = time.monotonic(); murder({n}); took = time.monotonic() - began")
+    puppet.tell("print(took, flush=True)")
+    took = float(puppet.answer())
+    assert puppet.answer() == "done"
+    return took
+
+
+def test_signals_to_the_dead_are_no_records() -> None:
+    """28,000 a second of them held the hot process in one read of the ring for ever."""
+    with live.Watching(attach=False) as watch, live.cgroup("zombie") as pod, live.Puppet(pod) as puppet:
+        watch.add(pod, flags=POD)
+        puppet.do("child = os.fork() or os._exit(0)")
+        puppet.do("os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)")
+        puppet.do("for _ in range(20000): os.kill(child, 9)")
+        assert watch.counted()["emitted_kill"] == 0
+        # Neither are those to one that was killed already, and has not got a CPU to die on yet.
+        puppet.do("child = os.fork() or signal.pause()")
+        puppet.do("for _ in range(1000): os.kill(child, 9)")
+        puppet.do("os.waitpid(child, 0)")
+        counted = watch.counted()
+        assert (counted["emitted_kill"], counted["emitted_exit"]) == (1, 1)
+
+
+def test_a_pod_may_have_so_many_kills_told() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("murders") as node:
+        storm, other = cgroupfs.make(node / "storm"), cgroupfs.make(node / "other")
+        for path in (storm, other):
+            watch.add(path, flags=POD)
+        with live.Puppet(storm) as puppet, live.Puppet(other) as bystander:
+            took = murders(puppet, 600)
+            murders(bystander, 3)
+        watch.consume()
+        told = [event for event in watch.ooms if event.kind == "kill"]
+        ids = {path: cgroupfs.cgroup_id(path) for path in (storm, other)}
+        ours = [event for event in told if event.victim_cgroup == ids[storm]]
+        assert len(ours) <= KILLS + 2 + KILLS_PER_S * (took + 1)
+        assert watch.table.over(ids[storm])["kills"] == 600 + 1 - len(ours)  # the puppet is killed at its end
+        # With each record of a kill comes one of the end, and with none none.
+        ends = [event.victim_pid for event in watch.ooms if event.kind == "exit"]
+        assert sorted(ends) == sorted(event.victim_pid for event in told)
+        # What another pod does is not on that account.
+        assert len([event for event in told if event.victim_cgroup == ids[other]]) == 3 + 1  # and the puppet itself
+        assert watch.table.over(ids[other])["kills"] == 0
+
+
+def test_what_the_kernel_kills_has_no_budget() -> None:
+    with live.Watching(attach=False) as watch, live.cgroup("both", 48 * MIB) as pod:
+        watch.add(pod, flags=POD)
+        with live.Puppet(pod) as puppet, live.Puppet(pod) as victim:
+            murders(puppet, 600)
+            victim.tell("anon(96)")
+            victim.wait()
+            watch.oom(lambda e: e.kind == "exit" and e.victim_pid == victim.pid)
+            kinds = sorted(e.kind for e in watch.ooms if e.victim_pid == victim.pid)
+        assert kinds == ["exit", "kill", "mark"]
+        assert next(e for e in watch.ooms if e.kind == "mark" and e.victim_pid == victim.pid).exiting is False
+
+
+def test_a_pod_may_have_so_many_new_processes_told() -> None:
+    seen: list[ProcEvent] = []
+    with live.Watching(attach=False) as watch, live.cgroup("forks") as node:
+        storm, other = cgroupfs.make(node / "storm"), cgroupfs.make(node / "other")
+        for path in (storm, other):
+            watch.add(path, flags=POD)
+        ids = {path: cgroupfs.cgroup_id(path) for path in (storm, other)}
+        ring = Ring(watch.pins, "procs", lambda data: seen.append(ProcEvent.decode(data)))
+        ring.consume()
+        seen.clear()
+        with live.Puppet(storm) as puppet, live.Puppet(other) as bystander:
+            links = [watch.pins.attach(name) for name in PROCS]
+            try:
+                took = murders(puppet, 3000)
+                murders(bystander, 2)
+            finally:
+                for link in links:
+                    os.close(link)
+        ring.consume()
+        ring.close()
+        told = [event for event in seen if event.cgroup_id == ids[storm]]
+        assert len(told) <= PROCESSES + 2 + PROCESSES_PER_S * (took + 1)
+        assert watch.table.over(ids[storm])["processes"] == 3000 - len(told)
+        assert len([event for event in seen if event.cgroup_id == ids[other]]) == 2
+
+
+def test_a_pod_may_have_so_many_steps_told() -> None:
+    with live.cgroup("steps") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
+        index = watch.add(pod, step=PAGE)
+        watch.sweeper.run()
+        puppet.do("began = time.monotonic()")
+        puppet.do("for _ in range(12): anon(16); kept.pop()")
+        puppet.tell("print(time.monotonic() - began, flush=True)")
+        took = float(puppet.answer())
+        watch.consume()
+        steps = [event for event in watch.events if event.domain == index]
+        over = watch.table.over(cgroupfs.cgroup_id(pod))["steps"]
+        assert len(steps) <= STEPS + 2 + STEPS_PER_S * (took + 1)
+        assert len(steps) + over > STEPS
+
+
+def test_a_read_ends_with_its_budget() -> None:
+    """And what is left is found again."""
+    seen: list[bytes] = []
+    with live.cgroup("budget") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
+        watch.add(pod, step=MIB)
+        watch.sweeper.run()
+        watch.consume()
+        ring = Ring(watch.pins, "steps", seen.append)
+        poll = select.epoll()
+        poll.register(ring, select.EPOLLIN)
+        try:
+            puppet.do("anon(16)")
+            assert poll.poll(live.TIMEOUT_S)
+            assert (ring.consume(3), ring.more, len(seen)) == (3, True, 3)
+            assert poll.poll(0)  # nothing was written since
+            assert (ring.consume(2), ring.more, len(seen)) == (2, True, 5)
+            rest = ring.consume()
+            assert rest >= 10
+            assert (ring.more, len(seen)) == (False, 5 + rest)
+            assert not poll.poll(0)
+            assert len(set(seen)) == len(seen)  # none twice
+            puppet.do("anon(2)")
+            assert poll.poll(live.TIMEOUT_S)  # and the next one is told of
+        finally:
+            ring.close()
+            poll.close()
