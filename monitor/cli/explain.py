@@ -63,7 +63,7 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
         raise ConfigError(f"--signal: {eras[0].name} does not know {signal}", f"it knows {', '.join(eras[0].signals)}")
     hierarchy = cgroupfs.detect()
     node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
-    source = open_source(config.pods, hierarchy, meminfo.mem_total(), node)
+    source = open_source(config.pods, hierarchy, meminfo.mem_total(), node, cgroup_root=config.cgroup_root)
     try:
         seen = look(config, source, signal)
     finally:

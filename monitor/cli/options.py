@@ -32,6 +32,7 @@ _OPTIONS = (
     click.option("--kubelet-config-dir", metavar="DIR", help="Its drop-ins, *.conf, as the kubelet's --config-dir."),
     click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity."),
     click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR."),
+    click.option("--cgroup-root", metavar="PATH", help="The kubelet's own option: kubepods is below it. [the root]"),
     click.option("--enforce/--no-enforce", default=None, help="Really evict. The default only observes and logs."),
     click.option(
         "--enforce-unknown-specs/--no-enforce-unknown-specs",

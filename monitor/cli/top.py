@@ -37,7 +37,9 @@ def top(once: bool, output: str, **flags: Any) -> None:
     up to 2 s); the frame says which. Limits and swap always come from the files, which are exact about them.
     """
     node = Node(_config(flags))
-    source = open_source(node.config.pods, node.hierarchy, node.mem_total, node.path)
+    source = open_source(
+        node.config.pods, node.hierarchy, node.mem_total, node.path, cgroup_root=node.config.cgroup_root
+    )
     try:
         if once:
             frame = node.frame(source)

@@ -13,8 +13,8 @@ from monitor.cli.top_limits import limit_fields, pod_fields
 from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
-from monitor.pods.cgroup_tree import find_kubepods, kubepods_of
+from monitor.kernel.cgroupfs import MemoryReading
+from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource, pod_message
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.thresholds import Threshold
@@ -55,7 +55,7 @@ class Node:
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
-            "kubepods": self._kubepods_fields(domains.get("kubepods")),
+            "kubepods": self._kubepods_fields(domains.get("kubepods"), source.pods),
             "thresholds": _distances(self.thresholds, domains),
             "pods": order,
             "evicted": evicted(Path(self.config.state_dir)),
@@ -63,10 +63,13 @@ class Node:
             "problems": list(source.problems),
         }
 
-    def _kubepods_fields(self, reading: MemoryReading | None) -> dict[str, Any] | None:
+    def _kubepods_fields(self, reading: MemoryReading | None, found: Mapping[str, FoundPod]) -> dict[str, Any] | None:
         if reading is None:
             return None
-        return {**asdict(reading), **limit_fields(self.hierarchy, kubepods_of(self.hierarchy, self.path))}
+        return {**asdict(reading), **limit_fields(self.hierarchy, self._kubepods(found))}
+
+    def _kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
+        return of_pods(self.hierarchy, self.path, found.values(), self.config.cgroup_root)
 
     def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""
@@ -90,7 +93,7 @@ class Node:
             domains = {"node": cgroupfs.read_node(self.hierarchy, self.capacity)}
         else:
             domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
-        kubepods = find_kubepods(Hierarchy(self.hierarchy.version, self.path))
+        kubepods = self._kubepods(found)
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
             capacity = self.capacity - self.config.reserved

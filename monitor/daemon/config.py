@@ -56,6 +56,8 @@ class RunConfig:
     node_cgroup: str | None = None
     #: Where pods come from: ``cgroups`` or ``manifests:DIR`` (DIR absolute).
     pods: str = "cgroups"
+    #: The kubelet's ``cgroupRoot``, below which its kubepods is believed to be; "" for the root.
+    cgroup_root: str = ""
     enforce: bool = False
     #: Evict pods although nobody told their specs (``pods`` is ``cgroups``): no priority is known then.
     enforce_unknown_specs: bool = False

@@ -135,7 +135,9 @@ class Hot:
                     self.log("error", "a pod is not watched", pod=message["name"], problem=str(error))
                 self.resent.add(message["uid"])
                 stale = True
-                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods(Path(message["cgroup"])):
+                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods(
+                    (Path(message["cgroup"]), message["uid"])
+                ):
                     self.watch_thresholds()
             elif kind == "pod-":
                 self.drop(message["uid"])

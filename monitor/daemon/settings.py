@@ -45,6 +45,7 @@ class Setting:
 SETTINGS = (
     Setting("node_cgroup", "node-cgroup", values.text),
     Setting("pods", "pods", values.pods),
+    Setting("cgroup_root", "cgroup-root", values.optional_text, "cgroupRoot"),
     Setting("enforce", "enforce", values.boolean),
     Setting("enforce_unknown_specs", "enforce-unknown-specs", values.boolean),
     Setting("trigger", "trigger", values.choice(*TRIGGERS)),

@@ -31,7 +31,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import hurry
-from monitor.pods.cgroup_tree import kubepods_of
+from monitor.pods.kubepods import of_pods
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
 from monitor.policy.admission import admit
 from monitor.policy.eras import era
@@ -100,7 +100,8 @@ class Side:
         self.view.disks = self.disks
         self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim)
         ours = (self.view.hot_pid, self.view.side_pid)
-        self.pods = PodWatch(open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours), self.wake)
+        source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
+        self.pods = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.pods.stalled_s
         self.feed: ProcessFeed | None = None
         self.races: Races | None = None
@@ -205,7 +206,8 @@ class Side:
 
     def _kubepods(self) -> Path | None:
         """The kubepods directory of the node that is watched."""
-        return kubepods_of(self.view.hierarchy, self.view.node_path)
+        view = self.view
+        return of_pods(view.hierarchy, view.node_path, view.pods.values(), self.config.cgroup_root)
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""

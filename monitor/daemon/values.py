@@ -59,6 +59,13 @@ def text(value: Any) -> str:
     return value
 
 
+def optional_text(value: Any) -> str:
+    """A text, which may be empty."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
 def path(value: Any) -> str:
     return os.path.abspath(text(value))
 

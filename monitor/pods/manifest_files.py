@@ -31,12 +31,6 @@ class Manifest:
     pod: Pod
     container_ids: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def tree_uids(self) -> tuple[str, ...]:
-        """The uids its directory in the kubepods tree may carry: a static pod's is the hash of its configuration."""
-        hashes = (self.pod.annotations.get(f"kubernetes.io/config.{key}") for key in ("mirror", "hash"))
-        return tuple(dict.fromkeys((self.pod.uid, *(h for h in hashes if h))))
-
 
 @dataclass(frozen=True)
 class Parsed:

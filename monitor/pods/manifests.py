@@ -19,6 +19,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree, manifest_files
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
+from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
 from monitor.pods.model import FoundPod, PodSource, Scan
 
@@ -44,7 +45,12 @@ class ManifestSource(PodSource):
     """Pods of the manifests in ``directory``; ConfigError if it is no directory."""
 
     def __init__(
-        self, directory: Path, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = ()
+        self,
+        directory: Path,
+        hierarchy: Hierarchy,
+        node: Path | None = None,
+        spared: Iterable[int] = (),
+        cgroup_root: str = "",
     ) -> None:
         if not directory.is_dir():
             what = "is not a directory" if directory.exists() else "does not exist"
@@ -55,6 +61,7 @@ class ManifestSource(PodSource):
         self.directory = directory
         self._files: dict[str, _File] = {}
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
+        self._cgroup_root = cgroup_root
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
@@ -83,8 +90,8 @@ class ManifestSource(PodSource):
             scan.unsettled = True
         self._searched = False
         self._ours = self._spared_cgroups()
-        if self._kubepods is not None and not cgroupfs.exists(self._kubepods):
-            self._kubepods = None
+        if self._kubepods is not None and not any(cgroup_tree.pods_in(self._kubepods)):
+            self._kubepods = None  # gone, or empty: it may be elsewhere by now
         owners = _Owners()
         seen: dict[str, str] = {}
         for manifest in self._manifests(scan):
@@ -170,12 +177,12 @@ class ManifestSource(PodSource):
         if text is None:
             kubepods = self._find_kubepods()
             if kubepods is not None:
-                for uid in manifest.tree_uids:
+                for uid in tree_uids(manifest.pod):
                     path = cgroup_tree.find_pod(kubepods, uid)
                     if path is not None:
                         return "metadata.uid", path
             raise _Waiting(
-                cgroup_tree.class_dirs(kubepods) if kubepods else cgroup_tree.search_dirs(self.node),
+                cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node),
                 f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
                 f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
             )
@@ -183,7 +190,7 @@ class ManifestSource(PodSource):
         path = self._annotated(POD_CGROUP, text, self.node)
         ident = cgroupfs.cgroup_id(path)
         if ident not in self._single:
-            if cgroup_tree.holds_pods(path, self.hierarchy):
+            if holds_pods(self.hierarchy, path):
                 raise ConfigError(f"{key}: cgroup {text!r} holds the pods of a kubelet", "name a cgroup of one pod")
             self._single.add(ident)
         return key, path
@@ -234,9 +241,13 @@ class ManifestSource(PodSource):
         return found
 
     def _find_kubepods(self) -> Path | None:
-        """kubepods, searched at most once in a scan while there is none."""
+        """kubepods: where the kubelet puts it, or where one of these pods is; searched at most once in a scan."""
         if self._kubepods is None and not self._searched:
-            self._kubepods = cgroup_tree.kubepods_of(self.hierarchy, self.node)
+            found = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
+            if found is None or not any(cgroup_tree.pods_in(found)):
+                known = (manifest.pod for file in self._files.values() for manifest in file.parsed.manifests)
+                found = search(self.hierarchy, self.node, (u for pod in known for u in tree_uids(pod))) or found
+            self._kubepods = found
             self._searched = True
         return self._kubepods
 

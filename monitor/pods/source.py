@@ -20,12 +20,18 @@ __all__ = ["Change", "FoundPod", "PodSource", "open_source", "pod_message"]
 
 
 def open_source(
-    spec: str, hierarchy: Hierarchy, mem_total: int, node: Path | None = None, spared: Iterable[int] = ()
+    spec: str,
+    hierarchy: Hierarchy,
+    mem_total: int,
+    node: Path | None = None,
+    spared: Iterable[int] = (),
+    cgroup_root: str = "",
 ) -> PodSource:
     """Open what ``--pods`` names. ConfigError for a bad ``spec``.
 
     ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
-    pod may hold a process of ``spared`` (pids), because it would be killed with the pod.
+    pod may hold a process of ``spared`` (pids), because it would be killed with the pod. ``cgroup_root`` is the
+    kubelet's.
     """
     try:
         kind, argument = check_spec(spec)
@@ -34,7 +40,7 @@ def open_source(
     if kind == "manifests":
         from monitor.pods.manifests import ManifestSource
 
-        return ManifestSource(Path(argument), hierarchy, node, spared)
-    from monitor.pods.cgroup_tree import TreeSource
+        return ManifestSource(Path(argument), hierarchy, node, spared, cgroup_root)
+    from monitor.pods.tree import TreeSource
 
-    return TreeSource(hierarchy, mem_total, node, spared)
+    return TreeSource(hierarchy, mem_total, node, spared, cgroup_root)

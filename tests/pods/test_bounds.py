@@ -31,12 +31,12 @@ def _cgroup(root: Path, name: str) -> Path:
     return path
 
 
-def _manifest(folder: Path, name: str, cgroup: str, **containers: str) -> None:
+def _manifest(folder: Path, name: str, cgroup: str, uid: str = "", **containers: str) -> None:
     notes = {"outrace/cgroup": cgroup, **{f"outrace/cgroup.{key}": value for key, value in containers.items()}}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": notes},
+        "metadata": {"name": name, "uid": uid or f"uid-{name}", "annotations": notes},
         "spec": {"containers": [{"name": "main"}]},
     }
     (folder / f"{name}.json").write_text(json.dumps(pod))
@@ -99,7 +99,7 @@ def test_a_cgroup_of_many_pods_is_no_pod(root: Path, folder: Path, name: str) ->
     pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
     _cgroup(root, pod)
     _manifest(folder, "a", name)
-    _manifest(folder, "b", pod)
+    _manifest(folder, "b", pod, uid="abc")
     change = _poll(f"manifests:{folder}", Hierarchy(2, root))
     problem = change.problems[0]
     assert [found.pod.name for found in change.updated] == ["b"]
@@ -109,7 +109,7 @@ def test_a_cgroup_of_many_pods_is_no_pod(root: Path, folder: Path, name: str) ->
 
 def test_a_cluster_inside_a_pod_belongs_to_the_pod(root: Path, folder: Path) -> None:
     _cgroup(root, "kubepods/podabc/ccc/kubelet/kubepods/podinner")
-    _manifest(folder, "a", "kubepods/podabc")
+    _manifest(folder, "a", "kubepods/podabc", uid="abc")
     change = _poll(f"manifests:{folder}", Hierarchy(2, root))
     assert ([found.pod.name for found in change.updated], change.problems) == (["a"], [])
 
@@ -162,8 +162,8 @@ def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder
     spec = "cgroups"
     if where != "tree":
         spec = f"manifests:{folder}"
-        _manifest(folder, "ours", names[where])
-        _manifest(folder, "other", f"{relative}/kubepods/besteffort/podother")
+        _manifest(folder, "ours", names[where], uid="ours")
+        _manifest(folder, "other", f"{relative}/kubepods/besteffort/podother", uid="other")
     both = _poll(spec, hierarchy, base)
     assert len(both.updated) == 2
     change = _poll(spec, hierarchy, base, (pid,))

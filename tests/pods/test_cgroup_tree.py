@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
-from monitor.pods.cgroup_tree import KubePath, TreeSource, parse
+from monitor.pods.cgroup_tree import KubePath, parse
 from monitor.pods.containers import request_from_adj
+from monitor.pods.kubepods import kubepods_of
 from monitor.pods.source import pod_message
+from monitor.pods.tree import TreeSource
 from monitor.policy.oom_score import oom_score_adj
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
@@ -163,7 +165,7 @@ def _recorded(root: Path) -> Path:
 def test_the_recorded_tree(root: Path) -> None:
     kubepods = _recorded(root)
     hierarchy = Hierarchy(1, root)
-    assert cgroup_tree.find_kubepods(hierarchy) == kubepods
+    assert kubepods_of(hierarchy, root) == kubepods
     pods = {p.uid: p for p in cgroup_tree.pods_in(kubepods)}
     assert {uid: p.qos for uid, p in pods.items()} == {
         "1c2e6a18241d3342ab39dcbb00ab6a02": "BestEffort",
@@ -182,7 +184,7 @@ def test_the_systemd_tree(root: Path) -> None:
     pod = burstable / f"kubelet-kubepods-burstable-pod{UID.replace('-', '_')}.slice"
     scope = _cgroup(pod / f"cri-containerd-{CID}.scope", memory_max="max")
     _cgroup(pod / f"crio-conmon-{CID}.scope")
-    assert cgroup_tree.find_kubepods(Hierarchy(2, root)) == base
+    assert kubepods_of(Hierarchy(2, root), root, "/kubelet") == base
     assert cgroup_tree.class_dirs(base) == [base, burstable]
     assert list(cgroup_tree.pods_in(base)) == [cgroup_tree.PodDir(UID, "Burstable", pod, {CID: scope})]
     assert cgroup_tree.find_pod(base, UID) == pod
@@ -191,7 +193,7 @@ def test_the_systemd_tree(root: Path) -> None:
 def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
     _cgroup(root / "kubepods/burstable")
     pod = _cgroup(root / "kubepods.slice/kubepods-podabc.slice")
-    assert cgroup_tree.find_kubepods(Hierarchy(2, root)) == pod.parent
+    assert kubepods_of(Hierarchy(2, root), root) == pod.parent
 
 
 def test_no_kubepods_is_told_and_waited_for(root: Path) -> None:

@@ -17,8 +17,8 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import containers
-from monitor.pods.cgroup_tree import TreeSource
 from monitor.pods.source import FoundPod, pod_message
+from monitor.pods.tree import TreeSource
 from monitor.policy.eras import ERAS, era
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object

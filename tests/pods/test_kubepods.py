@@ -1,0 +1,231 @@
+"""A directory named kubepods is the kubelet's only where root alone can have made it, and where it is to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.daemon.config import RunConfig
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.kubepods import holds_pods, kubepods_of, of_pods, places, whose
+from monitor.pods.owner import distrust
+from monitor.pods.source import Change, FoundPod, open_source
+from monitor.policy.pods import pod_from_object
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
+GI = 1 << 30
+NOBODY = 65534
+UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    path = cgroupfs.make(cgroupfs.detect().root / f"outrace-test-kubepods-{os.getpid()}")
+    yield path
+    cgroupfs.remove(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    return path
+
+
+def delegated(path: Path) -> Path:
+    """A cgroup of user 65534, as a user manager or rootless podman has one."""
+    os.chown(cgroupfs.make(path), NOBODY, NOBODY)
+    return path
+
+
+def as_user(*paths: Path) -> None:
+    """The user makes these directories himself."""
+    subprocess.run(["mkdir", "-p", *paths], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+
+
+def poll(node: Path, spec: str = "cgroups", cgroup_root: str = "") -> Change:
+    source = open_source(spec, cgroupfs.detect(), 16 * GI, node, cgroup_root=cgroup_root)
+    try:
+        return source.poll()
+    finally:
+        source.close()
+
+
+def manifest(folder: Path, name: str, uid: str, **annotations: str) -> None:
+    meta: dict[str, Any] = {"name": name, "uid": uid, "annotations": annotations}
+    (folder / f"{name}.json").write_text(
+        json.dumps({"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
+    )
+
+
+def uids(change: Change) -> list[str]:
+    return [found.pod.uid for found in change.updated]
+
+
+# ---- what a user makes is none
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("where", ["kubepods", "user.slice/user-65534.slice/kubepods"])
+def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
+    """Nearest to the root was enough: its processes became pods, and the kubelet's own were not looked for."""
+    hierarchy = cgroupfs.detect()
+    fake = node / where
+    if fake.parent == node:
+        delegated(fake)
+    else:
+        delegated(fake.parent)
+    as_user(fake / f"besteffort/pod{UID}/main")
+    change = poll(node)
+    assert change.updated == []
+    [problem] = change.problems
+    assert "no kubepods cgroup" in problem
+    assert (f"{fake} belongs to user {NOBODY}" in problem) == (fake.parent == node)
+    assert kubepods_of(hierarchy, node) is None
+    assert whose(hierarchy, fake / f"besteffort/pod{UID}") is None
+    found = FoundPod(pod_from_object({"metadata": {"name": "p", "uid": UID}}), fake / f"besteffort/pod{UID}", {})
+    assert of_pods(hierarchy, node, [found]) is None
+    # The kubelet's own is found beside it.
+    if fake.parent != node:
+        cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
+        assert uids(poll(node)) == [OTHER]
+
+
+@pytest.mark.live
+def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path, folder: Path) -> None:
+    """More than 4,096 directories were enough. Nobody's own are gone into now."""
+    home = delegated(node / "home")
+    as_user(*(home / f"d{i}" for i in range(4100)))
+    cgroupfs.make(node / f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice")
+    manifest(folder, "web", UID)
+    assert uids(poll(node, f"manifests:{folder}")) == [UID]
+    assert uids(poll(node, cgroup_root="/kubelet")) == [UID]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("wrong", ["owner", "mode", "above"])
+def test_others_may_not_write_in_it_nor_above(node: Path, wrong: str) -> None:
+    kubepods = node / "kubepods"
+    cgroupfs.make(kubepods / f"burstable/pod{UID}/main")
+    assert uids(poll(node)) == [UID]
+    changed = node if wrong == "above" else kubepods
+    if wrong == "owner":
+        os.chown(changed, NOBODY, -1)
+    else:
+        changed.chmod(0o775)
+    change = poll(node)
+    assert change.updated == []
+    assert f"({changed} " in change.problems[0]
+    assert "not believed to be the kubelet's" in change.problems[0]
+
+
+@pytest.mark.live
+def test_a_class_directory_of_another_is_passed_over(node: Path) -> None:
+    cgroupfs.make(node / f"kubepods/besteffort/pod{UID}/main")
+    cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
+    os.chown(node / "kubepods/besteffort", NOBODY, -1)
+    assert uids(poll(node)) == [OTHER]
+
+
+@pytest.mark.live
+def test_a_users_kubepods_does_not_protect_the_pod_it_is_made_in(node: Path, folder: Path) -> None:
+    """Its annotation was refused: who made one directory was never evicted."""
+    pod = delegated(node / "app")
+    manifest(folder, "app", "uid-app", **{"outrace/cgroup": str(pod.relative_to(cgroupfs.detect().root))})
+    assert uids(poll(node, f"manifests:{folder}")) == ["uid-app"]
+    as_user(pod / f"kubepods/pod{UID}")
+    change = poll(node, f"manifests:{folder}")
+    assert (uids(change), change.problems) == (["uid-app"], [])
+    assert not holds_pods(cgroupfs.detect(), pod)
+
+
+# ---- where the kubelet puts it
+
+
+def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
+    root = tmp_path
+    assert places(root, root) == [root / "kubepods", root / "kubepods.slice"]
+    assert root / "lab.slice/lab-k_8s.slice/lab-k_8s-kubepods.slice" in places(root, root, "/lab/k-8s")
+    assert root / "lab/k-8s/kubepods" in places(root, root, "/lab/k-8s")
+    # As a directory is called, too: docker/ID/kubelet.slice/kubelet-kubepods.slice.
+    assert root / "docker/x/kubelet.slice/kubelet-kubepods.slice" in places(root, root, "docker/x/kubelet.slice")
+    # Only below the node, or the node itself.
+    node = root / "lab" / "kubepods"
+    assert places(node, root)[0] == node
+    assert all(path.is_relative_to(node) for path in places(node, root, "/other"))
+
+
+def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path, folder: Path) -> None:
+    root = tmp_path / "cg"
+    pod = root / f"docker/abc/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
+    pod.mkdir(parents=True)
+    for path in (pod, *pod.parents):
+        (path / "cgroup.procs").touch()
+        if path == root:
+            break
+    hierarchy = Hierarchy(2, root)
+
+    def look(spec: str, cgroup_root: str = "") -> Change:
+        source = open_source(spec, hierarchy, 16 * GI, cgroup_root=cgroup_root)
+        try:
+            return source.poll()
+        finally:
+            source.close()
+
+    change = look("cgroups")
+    assert change.updated == []
+    assert f"{pod.parent} is not where the kubelet puts it by default" in change.problems[0]
+    assert "--cgroup-root" in change.problems[0]
+    assert uids(look("cgroups", "/docker/abc/kubelet.slice")) == [UID]
+    manifest(folder, "other", OTHER)
+    assert look(f"manifests:{folder}").updated == []
+    manifest(folder, "web", UID)
+    change = look(f"manifests:{folder}")
+    assert uids(change) == [UID]
+    assert of_pods(hierarchy, root, change.updated) == pod.parent
+
+
+def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
+    from monitor.daemon.settings import build
+
+    path = tmp_path / "kubelet.yaml"
+    head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+    path.write_text(f"{head}cgroupRoot: /kubelet\n")
+    assert build({}, None, str(path)).cgroup_root == "/kubelet"
+    path.write_text(f'{head}cgroupRoot: ""\n')
+    assert build({}, None, str(path)).cgroup_root == RunConfig().cgroup_root == ""
+    assert build({"cgroup-root": "/lab"}, None, str(path)).cgroup_root == "/lab"
+
+
+def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
+    assert "No such file" in distrust(tmp_path / "gone", tmp_path)
+    assert "is not below" in distrust(Path("/"), tmp_path)
+
+
+# ---- a static pod's hash
+
+
+@pytest.mark.parametrize("source", [None, "file"])
+def test_a_hash_of_a_static_pod_leads_to_its_cgroup_only_for_a_pod_that_is_never_evicted(
+    node: Path, folder: Path, source: str | None
+) -> None:
+    """Any pod whose annotations said so took another's cgroup for its own, with its own low priority."""
+    cgroupfs.make(node / f"kubepods/burstable/pod{'e2' * 16}/main")
+    notes = {"kubernetes.io/config.hash": "e2" * 16} | ({"kubernetes.io/config.source": source} if source else {})
+    manifest(folder, "a", OTHER, **notes)
+    [found] = poll(node, f"manifests:{folder}").updated or [None]
+    assert (found is not None) == (source == "file")
+
+
+def test_a_pods_uid_is_no_hash(node: Path, folder: Path) -> None:
+    cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main")
+    manifest(folder, "a", OTHER, **{"kubernetes.io/config.hash": UID, "kubernetes.io/config.source": "file"})
+    assert poll(node, f"manifests:{folder}").updated == []
