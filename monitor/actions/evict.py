@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from monitor.actions.spared import with_ancestors
 from monitor.kernel.cgroupfs import empty, pids_below
 from monitor.kernel.procfs import is_kernel_thread, wants_cpu
+from monitor.kernel.spared import with_ancestors
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes. A pod may have more: descriptors of those that had their SIGKILL are given up for those that had not.

@@ -22,6 +22,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 _GONE = (errno.ENOENT, errno.ESRCH)
 #: More than any file read here holds: /proc/PID/cgroup has a path (4096 at most) for each of about 15 controllers.
 _MOST = 65536
+#: Above a process there are a shell, sudo, a supervisor; a longer chain is a loop of pids that were used again.
+_MOST_ANCESTORS = 64
 #: In the flags of /proc/PID/stat (include/linux/sched.h).
 _PF_KTHREAD = 0x00200000
 
@@ -85,6 +87,22 @@ class Process:
         text = self._read("stat")
         return int(text.rpartition(")")[2].split()[1]) if text else None
 
+    def users(self) -> set[int]:
+        """Its real, effective, saved and file system user ids."""
+        lines = (self._read("status") or "").splitlines()
+        return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+
+    def namespace(self, kind: str) -> str | None:
+        """A namespace of it (``pid``, ``mnt``), to compare; None if it is gone or may not be asked."""
+        if self._fd is None:
+            return None
+        try:
+            return os.readlink(f"ns/{kind}", dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (*_GONE, errno.EACCES, errno.EPERM):
+                return None
+            raise
+
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
         """Its directory in the memory hierarchy, now."""
         for line in (self._read("cgroup") or "").splitlines():
@@ -118,6 +136,16 @@ class Process:
                 raise PermissionError(*error.args) from None
             raise MonitorError(f"cannot write {value} to /proc/{self.pid}/oom_score_adj: {error.strerror}") from error
         return True
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Pids of a process's parent, its parent and so on, without process 1."""
+    for _ in range(_MOST_ANCESTORS):
+        with Process(pid) as process:
+            pid = process.parent() or 1
+        if pid == 1:
+            return
+        yield pid
 
 
 def is_kernel_thread(pid: int) -> bool:

@@ -30,6 +30,8 @@ class Manifest:
     where: str
     pod: Pod
     container_ids: Mapping[str, str] = field(default_factory=dict)
+    #: What is wrong with it and of no consequence: nobody may take his pod out of the ranking by an annotation.
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def parse(name: str, data: bytes) -> Parsed:
                 found = _manifest(where, item)
                 if isinstance(found, Manifest):
                     manifests.append(found)
+                    problems.extend(found.problems)
                 else:
                     problems.append(found)
     except UnreadableError as e:
@@ -123,11 +126,12 @@ def _manifest(where: str, obj: Any) -> Manifest | str:
     for key, name, allowed in checked:
         if not allowed.fullmatch(name):
             return f"{where}: {key}: {shown(name)} is not one that Kubernetes allows; use a-z, 0-9, '-' and '.'"
-    for key in pod.annotations:
-        container = key.removeprefix(f"{POD_CGROUP}.")
-        if container != key and container not in containers:
-            return f"{where}: metadata.annotations[{shown(key)}]: the pod has no such container; name one that it has"
-    return Manifest(where, pod, _container_ids(obj.get("status")))
+    problems = tuple(
+        f"{where}: metadata.annotations[{shown(key)}]: the pod has no such container; name one that it has"
+        for key in pod.annotations
+        if key.startswith(f"{POD_CGROUP}.") and key.removeprefix(f"{POD_CGROUP}.") not in containers
+    )
+    return Manifest(where, pod, _container_ids(obj.get("status")), problems)
 
 
 def _container_ids(status: Any) -> dict[str, str]:

@@ -17,12 +17,13 @@ from pathlib import Path
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods import cgroup_tree, manifest_files
+from monitor.pods import cgroup_tree, claims, manifest_files
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
-from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids
+from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
-from monitor.pods.model import FoundPod, PodSource, Scan
+from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
 
+_KEY = f"metadata.annotations[{POD_CGROUP}]"
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.
 _RACY_NS = 20_000_000
 
@@ -65,7 +66,8 @@ class ManifestSource(PodSource):
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
-        self._ours: dict[Path, int] = {}  # cgroups of outrace's own processes, in this scan
+        self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, in this scan
+        self._cleared: dict[int, float] = {}  # cgroup id -> when none of the machine's own daemons was in it
 
     def _concerns(self, event: Event) -> bool:
         if event.directory != self.directory:
@@ -90,8 +92,8 @@ class ManifestSource(PodSource):
             scan.unsettled = True
         self._searched = False
         self._ours = self._spared_cgroups()
-        if self._kubepods is not None and not any(cgroup_tree.pods_in(self._kubepods)):
-            self._kubepods = None  # gone, or empty: it may be elsewhere by now
+        if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
+            self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
         owners = _Owners()
         seen: dict[str, str] = {}
         for manifest in self._manifests(scan):
@@ -123,7 +125,9 @@ class ManifestSource(PodSource):
                 )
                 continue
             scan.pods[uid] = found
-        self._single &= {found.cgroup_ids[0] for found in scan.pods.values()}
+        ids = {found.cgroup_ids[0] for found in scan.pods.values()}
+        self._single &= ids
+        self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
         return scan
 
     def _read_files(self) -> None:
@@ -161,39 +165,78 @@ class ManifestSource(PodSource):
 
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
-        key, cgroup = self._pod_cgroup(manifest)
-        pid = next((pid for path, pid in self._ours.items() if path.is_relative_to(cgroup)), None)
-        if pid is not None:
-            problem = f"{key}: cgroup {cgroup} holds outrace itself (process {pid}), which would be killed with the pod"
+        key, cgroup = self._pod_cgroup(manifest, scan)
+        who = next((who for path, who in self._ours.items() if path.is_relative_to(cgroup)), None)
+        if who is None and key == _KEY:
+            who = self._machines_own(cgroup) or None
+        if who is not None:
+            problem = f"{key}: cgroup {cgroup} holds {who}, which would be killed with the pod"
             raise ConfigError(problem, "name a cgroup without it, or remove the manifest")
         scan.watch[cgroup.parent] = CHILDREN
         containers = self._containers(manifest, cgroup, scan)
         ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))
         return FoundPod(manifest.pod, cgroup, containers, ids)
 
-    def _pod_cgroup(self, manifest: Manifest) -> tuple[str, Path]:
-        """The pod's directory, and the manifest's key that leads to it."""
+    def _pod_cgroup(self, manifest: Manifest, scan: Scan) -> tuple[str, Path]:
+        """The pod's directory, and the manifest's key that leads to it.
+
+        Where the kubelet has one for the pod's uid it is that: whoever wrote the pod wrote its annotations too.
+        """
         text = manifest.pod.annotations.get(POD_CGROUP)
+        kubepods = self._find_kubepods(search_all=text is None)
+        own = self._by_uid(manifest, kubepods)
+        if own is not None:
+            if text is not None and text.strip("/") != str(own.relative_to(self.hierarchy.root)):
+                scan.problems.append(
+                    f"{manifest.where}: {_KEY}: cgroup {text!r} is ignored, because the kubelet runs the pod in {own}; "
+                    "remove the annotation"
+                )
+            return "metadata.uid", own
+        above = cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node)
         if text is None:
-            kubepods = self._find_kubepods()
-            if kubepods is not None:
-                for uid in tree_uids(manifest.pod):
-                    path = cgroup_tree.find_pod(kubepods, uid)
-                    if path is not None:
-                        return "metadata.uid", path
             raise _Waiting(
-                cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node),
+                above,
                 f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
                 f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
             )
-        key = f"metadata.annotations[{POD_CGROUP}]"
+        if kubepods is not None:
+            scan.watch.update(dict.fromkeys(above, CHILDREN))
         path = self._annotated(POD_CGROUP, text, self.node)
+        self._check_claim(manifest, text, path)
+        return _KEY, path
+
+    def _by_uid(self, manifest: Manifest, kubepods: Path | None) -> Path | None:
+        uids = tree_uids(manifest.pod) if kubepods is not None else ()
+        return next((path for uid in uids if kubepods and (path := cgroup_tree.find_pod(kubepods, uid))), None)
+
+    def _check_claim(self, manifest: Manifest, text: str, path: Path) -> None:
+        """Raises ConfigError where the annotation names what is no pod's, or another's."""
+        why = claims.refused(self.hierarchy.root, path)
+        if why:
+            raise ConfigError(
+                f"{_KEY}: cgroup {text!r} {why}", "name a cgroup of the pod's own, or remove the manifest"
+            )
+        owner = whose(self.hierarchy, path)
+        if owner is not None and owner not in tree_uids(manifest.pod):
+            raise ConfigError(
+                f"{_KEY}: cgroup {text!r} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}",
+                "correct metadata.uid, or remove the annotation",
+            )
         ident = cgroupfs.cgroup_id(path)
         if ident not in self._single:
             if holds_pods(self.hierarchy, path):
-                raise ConfigError(f"{key}: cgroup {text!r} holds the pods of a kubelet", "name a cgroup of one pod")
+                raise ConfigError(f"{_KEY}: cgroup {text!r} holds the pods of a kubelet", "name a cgroup of one pod")
             self._single.add(ident)
-        return key, path
+
+    def _machines_own(self, path: Path) -> str:
+        """Who in an annotated cgroup the machine runs on; "" if nobody, which holds for a while."""
+        ident, now = cgroupfs.cgroup_id(path), time.monotonic()
+        if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
+            return ""
+        who = claims.holds(path)
+        if not who:
+            self._cleared[ident] = now
+        return who
 
     def _annotated(self, key: str, text: str, inside: Path) -> Path:
         """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""
@@ -227,10 +270,10 @@ class ManifestSource(PodSource):
             if key in pod.annotations:
                 try:
                     path = self._annotated(key, pod.annotations[key], inside=cgroup)
-                except _Waiting as e:
+                except (_Waiting, ConfigError) as e:
                     # The pod is complete without: its own cgroup is what is measured and killed.
                     scan.problems.append(f"{manifest.where}: {e}")
-                    scan.watch.update(e.watch)
+                    scan.watch.update(e.watch if isinstance(e, _Waiting) else {})
                     continue
                 found[container.name] = path
                 scan.watch[path.parent] = CHILDREN
@@ -240,15 +283,16 @@ class ManifestSource(PodSource):
             found[pod.containers[0].name] = cgroup
         return found
 
-    def _find_kubepods(self) -> Path | None:
-        """kubepods: where the kubelet puts it, or where one of these pods is; searched at most once in a scan."""
-        if self._kubepods is None and not self._searched:
-            found = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-            if found is None or not any(cgroup_tree.pods_in(found)):
-                known = (manifest.pod for file in self._files.values() for manifest in file.parsed.manifests)
-                found = search(self.hierarchy, self.node, (u for pod in known for u in tree_uids(pod))) or found
-            self._kubepods = found
+    def _find_kubepods(self, search_all: bool) -> Path | None:
+        """kubepods: where the kubelet puts it, or with ``search_all`` where one of these pods is; searched at most once
+        in a scan.
+        """
+        if search_all and not self._searched:
             self._searched = True
+            if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
+                known = (manifest.pod for file in self._files.values() for manifest in file.parsed.manifests)
+                uids = (uid for pod in known for uid in tree_uids(pod))
+                self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
         return self._kubepods
 
     def _nearest(self, path: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import Process
+from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.eras import CURRENT, Era
 from monitor.policy.pods import Pod
@@ -62,7 +62,8 @@ class PodSource(ABC):
     """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second.
 
     Pods lie below the cgroup ``node`` (None: the whole machine): what lies beside it cannot relieve it. None holds a
-    process of ``spared`` (pids of outrace's own): killing the pod would kill the monitor.
+    process of ``spared`` (pids of outrace's own), nor what those were started from: killing the pod would kill the
+    monitor.
     """
 
     def __init__(self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = ()) -> None:
@@ -132,14 +133,18 @@ class PodSource(ABC):
         """Whether an event is worth a scan."""
         return True
 
-    def _spared_cgroups(self) -> dict[Path, int]:
-        """Where the spared processes are now -> pid."""
-        found: dict[Path, int] = {}
+    def _spared_cgroups(self) -> dict[Path, str]:
+        """Where the spared processes, those they come from and process 1 are now -> who that is."""
+        who = {1: "process 1"}
         for pid in self._spared:
+            who |= {above: f"what outrace was started from (process {above})" for above in ancestors(pid)}
+        who |= {pid: f"outrace itself (process {pid})" for pid in self._spared}
+        found: dict[Path, str] = {}
+        for pid, name in who.items():
             with Process(pid) as process:
                 path = process.memory_cgroup(self.hierarchy)
             if path is not None:
-                found[path] = pid
+                found[path] = name
         return found
 
     def _difference(self, scan: Scan) -> Change:

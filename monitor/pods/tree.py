@@ -66,11 +66,11 @@ class TreeSource(PodSource):
         spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
             scan.watch[pod_dir.path] = CGROUP_FILES
-            pid = next((pid for path, pid in spared.items() if path.is_relative_to(pod_dir.path)), None)
-            if pid is not None:
+            who = next((who for path, who in spared.items() if path.is_relative_to(pod_dir.path)), None)
+            if who is not None:
                 scan.problems.append(
-                    f"pod {pod_dir.uid}: {pod_dir.path} holds outrace itself (process {pid}): the pod is not watched, "
-                    "and never evicted by outrace"
+                    f"pod {pod_dir.uid}: {pod_dir.path} holds {who}: the pod is not watched, and never evicted by "
+                    "outrace"
                 )
                 continue
             try:

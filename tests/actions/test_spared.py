@@ -17,9 +17,9 @@ import live
 
 from monitor.actions import evict
 from monitor.actions.evict import SPARED, Eviction, Victim, pids_below
-from monitor.actions.spared import Spared
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import is_kernel_thread
+from monitor.kernel.spared import Spared
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version

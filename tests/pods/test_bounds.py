@@ -81,7 +81,8 @@ def test_a_container_lies_below_its_pod(root: Path, folder: Path) -> None:
     _cgroup(root, "p")
     _manifest(folder, "p", "p", main="other/main")
     change = _poll(f"manifests:{folder}", Hierarchy(2, root))
-    assert change.updated == []
+    # Who may write the pod's annotations would take it out of the ranking by it: the pod is one all the same.
+    assert [(found.pod.name, found.containers) for found in change.updated] == [("p", {})]
     [problem] = change.problems
     assert "[outrace/cgroup.main]: cgroup 'other/main' is not below the pod's cgroup" in problem
 
@@ -168,11 +169,12 @@ def test_a_pod_with_outrace_in_it_is_refused(monitored: tuple[Path, int], folder
     assert len(both.updated) == 2
     change = _poll(spec, hierarchy, base, (pid,))
     assert [found.cgroup.name for found in change.updated] == ["podother"]
-    [problem] = change.problems
+    *ignored, problem = change.problems
+    assert len(ignored) == (where == "container")  # the kubelet runs the whole pod elsewhere than there
     assert "\n" not in problem
     assert f"holds outrace itself (process {pid})" in problem
     if where != "tree":
-        assert problem.startswith(f"{folder}/ours.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
+        assert problem.startswith(f"{folder}/ours.json: document 1: metadata.uid: cgroup ")
         assert problem.endswith("name a cgroup without it, or remove the manifest")
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from monitor.kernel.procfs import Process
-
-#: Above the process there are a shell, sudo, a supervisor; a chain that is longer holds a loop of pids used again.
-_MOST_ANCESTORS = 64
+from monitor.kernel.procfs import ancestors
 
 
 class Spared:
@@ -47,11 +44,6 @@ class Spared:
 def with_ancestors() -> Spared:
     """This process and all that it comes from."""
     spared = Spared()
-    pid: int | None = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
-        if not pid or pid == 1:
-            break
+    for pid in ancestors(os.getpid()):
         spared.add(pid)
-        with Process(pid) as process:
-            pid = process.parent()
     return spared

@@ -1,0 +1,106 @@
+"""What no annotation may name as a pod's cgroup: what the machine itself runs on.
+
+By path, where systemd puts it; and by who is there now. A process of a pod may call itself sshd and bring a program of
+that path along: what counts is that it is root's, in the machine's own pid namespace, and runs the machine's own file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import Process, is_kernel_thread
+from monitor.pods.owner import distrust, others
+
+#: Slices that hold others' units, and the cgroup of process 1.
+_OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")
+#: Units of systemd's own, and those that the node is reached and run by.
+_UNITS = re.compile(
+    r"(?:systemd-(?!nspawn@).*|dbus(?:-broker)?|sshd?(?:@.*)?|NetworkManager|kubelet|containerd|crio|cri-o|docker|cri-docker"
+    r"|k3s(?:-agent)?|rke2-.*|k0s.*|snap\.microk8s\..*|outrace.*)\.(?:service|socket|scope)"
+)
+#: Programs of the same.
+_PROGRAMS = re.compile(
+    r"systemd|dbus-(?:daemon|broker)|NetworkManager|sshd(?:-session)?|kubelet|kubelite|hyperkube"
+    r"|containerd|crio|dockerd|cri-dockerd|k3s(?:-server|-agent)?|rke2|k0s"
+)
+_DELETED = " (deleted)"  # the file was replaced, as an upgrade does, and the process runs on
+
+
+def refused(root: Path, path: Path) -> str:
+    """Why a cgroup of the hierarchy mounted at ``root`` is no pod's by its place; "" if it may be one."""
+    parts = path.relative_to(root).parts
+    if len(parts) == 1 and parts[0] in _OF_THE_SYSTEM:
+        return "is systemd's own"
+    unit = next((part for part in parts if not part.endswith(".slice")), "")
+    if unit == "init.scope" or _UNITS.fullmatch(unit):
+        return f"is of {unit}, which the machine runs on"
+    return ""
+
+
+def holds(path: Path) -> str:
+    """Who in a cgroup, or below it, the machine runs on; "" if nobody."""
+    for pid in cgroupfs.processes(path):
+        if pid == 1:
+            return "process 1"
+        name = daemon(pid)
+        if name:
+            return f"the machine's {name} (process {pid})"
+        if is_kernel_thread(pid):
+            return f"a thread of the kernel (process {pid})"
+    return ""
+
+
+def daemon(pid: int) -> str:
+    """The name of the machine's own daemon that a process is; "" if it is none."""
+    with Process(pid) as process:
+        exe = process.exe()
+        if exe is None or not _PROGRAMS.fullmatch(Path(exe.removesuffix(_DELETED)).name):
+            return ""
+        if process.users() != {0} or process.namespace("pid") != _own("pid"):
+            return ""
+        program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
+        if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
+            known = exe.endswith(_DELETED) or _is_roots_file(program)
+            return program.name if known and not _others_in(program.parent) else ""
+        # Another mount namespace: a unit's own (PrivateTmp=) has the machine's files, a container's has others.
+        return program.name if _is_same_file(pid, program) else ""
+
+
+def _others_in(directory: Path) -> str:
+    """Who else than root can have put a program into a directory of the machine."""
+    return distrust(_outside(directory), _outside(Path("/")))
+
+
+def _own(kind: str, pid: int | str = "self") -> str | None:
+    """A namespace of this process or of process 1; None where the latter may not be asked."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except OSError:
+        return None
+
+
+def _outside(path: Path) -> Path:
+    """A path of the machine's, also from within a container that shares its pid namespace."""
+    if _own("mnt", 1) in (None, _own("mnt")):
+        return path
+    return Path("/proc/1/root", *path.parts[1:])
+
+
+def _is_roots_file(program: Path) -> bool:
+    try:
+        return not others(program, os.stat(_outside(program)))
+    except OSError:
+        return False
+
+
+def _is_same_file(pid: int, program: Path) -> bool:
+    """Whether what the process runs is the machine's own file of this path, which root alone may change."""
+    try:
+        runs, ours = os.stat(f"/proc/{pid}/exe"), os.stat(_outside(program))
+    except OSError:
+        return False
+    same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
+    return same and not others(program, ours) and not _others_in(program.parent)

@@ -1,0 +1,323 @@
+"""What an annotation may not name: what the machine runs on, and another's pod. The other manifests stay in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import claims
+from monitor.pods.source import Change, open_source
+from tests.puppet import Puppet
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
+GI = 1 << 30
+NOBODY = 65534
+UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    path = cgroupfs.make(cgroupfs.detect().root / f"outrace-test-claims-{os.getpid()}")
+    yield path
+    cgroupfs.remove(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def programs() -> Iterator[Path]:
+    """A directory that is root's with all above it, unlike /tmp."""
+    path = Path(f"/run/outrace-test-claims-{os.getpid()}")
+    path.mkdir(mode=0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def manifest(folder: Path, name: str, uid: str = "", **annotations: str) -> None:
+    meta = {"name": name, "uid": uid or f"uid-{name}", "annotations": annotations}
+    pod = {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}}
+    (folder / f"{name}.json").write_text(json.dumps(pod))
+
+
+def at(path: Path | str) -> dict[str, str]:
+    """An annotation with this cgroup."""
+    if isinstance(path, Path):
+        path = str(path.relative_to(cgroupfs.detect().root))
+    return {"outrace/cgroup": path}
+
+
+def poll(folder: Path, node: Path | None = None, hierarchy: Hierarchy | None = None) -> Change:
+    source = open_source(f"manifests:{folder}", hierarchy or cgroupfs.detect(), 16 * GI, node)
+    try:
+        return source.poll()
+    finally:
+        source.close()
+
+
+def names(change: Change) -> list[str]:
+    return [found.pod.name for found in change.updated]
+
+
+def refused(folder: Path, change: Change, *says: str) -> None:
+    """All pods but ``bad`` are there, and one line says why it is not."""
+    assert names(change) == ["good"]
+    [problem] = change.problems
+    assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
+    assert "\n" not in problem
+    for text in says:
+        assert text in problem
+
+
+@contextmanager
+def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Iterator[int]:
+    """A process of this program in a cgroup."""
+    rename = f"printf '{comm}' > /proc/$$/comm; " if comm else ""
+    process = subprocess.Popen(
+        [program, "-c", f"{rename}echo; read line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        user=user,
+        group=user,
+        extra_groups=[],
+    )
+    with process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+            yield process.pid
+        finally:
+            process.kill()
+
+
+# ---- by path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "init.scope",
+        "init.scope/x",
+        "system.slice",
+        "user.slice",
+        "machine.slice",
+        "system.slice/ssh.service",
+        "system.slice/sshd.service",
+        "system.slice/system-sshd.slice/sshd@3-1.2.3.4:22-5.6.7.8:50000.service",
+        "system.slice/kubelet.service",
+        "runtime.slice/containerd.service",
+        "system.slice/crio.service",
+        "system.slice/docker.service",
+        "system.slice/systemd-journald.service",
+        "system.slice/system-systemd\\x2dudevd.slice/systemd-udevd.service/udev",
+        "system.slice/systemd-logind.service",
+        "system.slice/systemd-networkd.service",
+        "system.slice/dbus.service",
+        "system.slice/dbus.socket",
+        "system.slice/outrace.service",
+    ],
+)
+def test_what_the_machine_runs_on_is_refused_by_its_path(tmp_path: Path, folder: Path, path: str) -> None:
+    """All of these were killed with the pod that named them."""
+    root = tmp_path / "cg"
+    for name in (path, "good"):
+        (root / name).mkdir(parents=True)
+        (root / name / "cgroup.procs").touch()
+    manifest(folder, "good", **at("good"))
+    manifest(folder, "bad", **at(path))
+    refused(folder, poll(folder, hierarchy=Hierarchy(2, root)), "name a cgroup of the pod's own")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "system.slice/nginx.service",
+        "system.slice/docker-0123.scope",
+        "system.slice/cri-containerd-0123.scope",
+        "machine.slice/systemd-nspawn@box.service",
+        "app/ssh.service",  # a name of its own, in its own place
+        "kubelet",
+        "user.slice/user-1000.slice",
+    ],
+)
+def test_others_are_not(tmp_path: Path, folder: Path, path: str) -> None:
+    root = tmp_path / "cg"
+    (root / path).mkdir(parents=True)
+    (root / path / "cgroup.procs").touch()
+    manifest(folder, "good", **at(path))
+    change = poll(folder, hierarchy=Hierarchy(2, root))
+    assert (names(change), change.problems) == (["good"], [])
+
+
+# ---- by who is there
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["sshd", "kubelet", "containerd", "crio", "dockerd"])
+@pytest.mark.parametrize("where", ["itself", "below"])
+def test_a_cgroup_with_a_daemon_of_the_machines_is_refused(
+    node: Path, folder: Path, programs: Path, name: str, where: str
+) -> None:
+    shutil.copy("/bin/dash", programs / name)
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    manifest(folder, "bad", **at(cgroupfs.make(node / "bad")))
+    inner = node / "bad" if where == "itself" else cgroupfs.make(node / "bad/inner")
+    with running(programs / name, inner) as pid:
+        refused(folder, poll(folder, node), f"holds the machine's {name} (process {pid})", "name a cgroup without it")
+        (programs / name).unlink()  # as an upgrade does: it runs on
+        refused(folder, poll(folder, node), f"holds the machine's {name} (process {pid})")
+    assert names(poll(folder, node)) == ["bad", "good"]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("lack", ["comm", "user", "place", "owner"])
+def test_who_only_calls_himself_sshd_is_not_spared(
+    node: Path, folder: Path, programs: Path, tmp_path: Path, lack: str
+) -> None:
+    program = programs / ("sh" if lack == "comm" else "sshd")
+    if lack == "place":  # below /tmp, where everybody writes
+        program = tmp_path / "sshd"
+    shutil.copy("/bin/dash", program)
+    if lack == "owner":
+        os.chown(program, NOBODY, NOBODY)
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    with running(program, node / "good", NOBODY if lack == "user" else 0, "sshd"):
+        change = poll(folder, node)
+        assert (names(change), change.problems) == (["good"], [])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("flags", [("--pid", "--fork"), ("--mount",)], ids=lambda f: f[0])
+def test_a_containers_own_sshd_is_not_the_machines(
+    node: Path, folder: Path, programs: Path, flags: tuple[str, ...]
+) -> None:
+    """The same path in another root, or another pid namespace: what an image brings along."""
+    if subprocess.run(["unshare", *flags, "true"], check=False, capture_output=True).returncode:
+        pytest.skip(f"unshare {flags[0]} is not allowed here")
+    shutil.copy("/bin/dash", programs / "sshd")
+    good = cgroupfs.make(node / "good")
+    manifest(folder, "good", **at(good))
+    inside = f"mount --bind {programs}/other {programs}; " if flags[0] == "--mount" else ""
+    (programs / "other").mkdir()
+    shutil.copy("/bin/dash", programs / "other/sshd")
+    script = f"echo 0 > {good}/cgroup.procs; {inside}exec {programs}/sshd -c 'echo ready; read line'"
+    with subprocess.Popen(
+        ["unshare", *flags, "sh", "-ec", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+            [pid] = [p for p in cgroupfs.processes(good) if Path(f"/proc/{p}/comm").read_text() == "sshd\n"]
+            assert claims.daemon(pid) == ""
+            change = poll(folder, node)
+            assert (names(change), change.problems) == (["good"], [])
+        finally:
+            for pid in cgroupfs.processes(good):
+                os.kill(pid, 9)
+
+
+@pytest.mark.live
+def test_a_unit_with_a_mount_namespace_of_its_own_is_the_machines(node: Path, folder: Path, programs: Path) -> None:
+    """PrivateTmp= and the like: another namespace with the machine's files in it."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("unshare --mount is not allowed here")
+    shutil.copy("/bin/dash", programs / "kubelet")
+    bad = cgroupfs.make(node / "bad")
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    manifest(folder, "bad", **at(bad))
+    script = f"echo 0 > {bad}/cgroup.procs; exec {programs}/kubelet -c 'echo ready; read line'"
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-ec", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+            refused(folder, poll(folder, node), f"holds the machine's kubelet (process {process.pid})")
+        finally:
+            process.kill()
+
+
+@pytest.mark.live
+def test_what_outrace_was_started_from_is_refused(node: Path, folder: Path) -> None:
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    manifest(folder, "bad", **at(cgroupfs.make(node / "bad")))
+    with Puppet(node / "bad") as shell:
+        shell.do("kept.append(__import__('subprocess').Popen(['sleep', '1000']))")
+        [child] = [pid for pid in cgroupfs.processes(node / "bad") if pid != shell.pid]
+        (cgroupfs.detect().root / "cgroup.procs").write_text(str(child))
+        source = open_source(f"manifests:{folder}", cgroupfs.detect(), 16 * GI, node, (child,))
+        try:
+            refused(folder, source.poll(), f"holds what outrace was started from (process {shell.pid})")
+        finally:
+            source.close()
+            os.kill(child, 9)
+
+
+# ---- another's pod
+
+
+def test_the_pod_of_another_uid_is_refused(node: Path, folder: Path) -> None:
+    """The other was killed, with this one's priority."""
+    other = cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    for claimed in (other.parent, other):
+        manifest(folder, "bad", UID, **at(claimed))
+        refused(folder, poll(folder, node), f"is of the pod of uid {OTHER}, and this pod's is {UID}", "metadata.uid")
+
+
+def test_where_the_kubelet_runs_the_pod_its_annotation_is_ignored(node: Path, folder: Path) -> None:
+    """By an annotation nobody takes his pod out of the ranking, nor another's cgroup into it."""
+    own = cgroupfs.make(node / f"kubepods/burstable/pod{UID}")
+    cgroupfs.make(node / "empty")
+    root = cgroupfs.detect().root
+    for text in (str((node / "empty").relative_to(root)), "system.slice/kubelet.service", "../x", "absent", ""):
+        manifest(folder, "web", UID, **at(text))
+        change = poll(folder, node)
+        assert [found.cgroup for found in change.updated] == [own]
+        [problem] = change.problems
+        assert f"metadata.annotations[outrace/cgroup]: cgroup {text!r} is ignored" in problem
+        assert str(own) in problem
+    manifest(folder, "web", UID, **at(own))
+    assert poll(folder, node).problems == []
+
+
+def test_the_pod_comes_when_the_kubelet_makes_its_cgroup(node: Path, folder: Path) -> None:
+    cgroupfs.make(node / "kubepods/burstable")
+    manifest(folder, "web", UID, **at("absent"))
+    source = open_source(f"manifests:{folder}", cgroupfs.detect(), 16 * GI, node)
+    try:
+        assert source.poll().updated == []
+        own = cgroupfs.make(node / f"kubepods/burstable/pod{UID}")
+        [found] = source.poll().updated
+        assert found.cgroup == own
+    finally:
+        source.close()
+
+
+def test_no_annotation_of_a_container_takes_the_pod_out_of_the_ranking(node: Path, folder: Path) -> None:
+    good = at(cgroupfs.make(node / "good"))
+    for key, text in (
+        ("outrace/cgroup.nosuch", "x"),
+        ("outrace/cgroup.main", "elsewhere"),
+        ("outrace/cgroup.main", ".."),
+    ):
+        manifest(folder, "good", **good, **{key: text})
+        change = poll(folder, node)
+        assert names(change) == ["good"]
+        [problem] = change.problems
+        assert key in problem
