@@ -25,6 +25,9 @@ _SETTLE_NS = 1_000_000_000
 #: Processes waiting for that look; beyond it the oldest are not looked at (and counted), as the next fork brings more.
 _MAX_WAITING = 4096
 _EVERY_PROCESS = 0
+_EVERY_POD = ""
+#: Processes looked at in one turn of the main loop (some 60 us each), and of a pod that makes more than are told.
+_TURN, _SAMPLE = 128, 256
 #: Mismatches remembered per pod so as to tell each once.
 _MAX_TOLD = 1024
 
@@ -46,6 +49,7 @@ class _PodScores:
     scores: dict[str, int]  # container -> value; without those that cannot be known
     default: int | None  # for processes in no container's own cgroup
     told: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
+    looked_at: int = 0  # the last pid of a pod that makes more than are told
 
 
 class OomScores:
@@ -64,6 +68,7 @@ class OomScores:
         self.denied = 0
         self.skipped = 0
         self._denial_told = False
+        self._all_waits = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
         #: (due ns, pid or _EVERY_PROCESS, uid)
@@ -100,6 +105,25 @@ class OomScores:
         for pod in self._pods.values():
             self._audit(pod)
 
+    def audit_soon(self) -> None:
+        """News of processes was lost: look at every process of every pod, in a second, because there will be more."""
+        if not self._all_waits:
+            self._all_waits = True
+            self._wait(_EVERY_PROCESS, _EVERY_POD)
+
+    def look_around(self, uid: str) -> None:
+        """A pod has processes that nobody was told of: look at some of them, at others the next time."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return
+        pids = sorted(cgroupfs.processes(pod.found.cgroup))
+        later = [pid for pid in pids if pid > pod.looked_at] or pids
+        for pid in later[:_SAMPLE]:
+            self._check(pod, pid)
+            pod.looked_at = pid
+        if len(later) <= _SAMPLE:
+            pod.looked_at = 0
+
     def on_process(self, pid: int, cgroup_id: int) -> None:
         """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
         uid = self._by_cgroup.get(cgroup_id)
@@ -131,10 +155,16 @@ class OomScores:
         return max(0, self._waiting[0][0] - time.monotonic_ns()) if self._waiting else None
 
     def settle(self) -> None:
-        """Look at the processes whose time has come."""
+        """Look at the processes whose time has come; of many at some of them, and at the rest in the next turn."""
         now = time.monotonic_ns()
-        while self._waiting and self._waiting[0][0] <= now:
+        for _ in range(_TURN):
+            if not self._waiting or self._waiting[0][0] > now:
+                break
             _, pid, uid = self._waiting.popleft()
+            if uid == _EVERY_POD:
+                self._all_waits = False
+                self.audit_all()
+                continue
             pod = self._pods.get(uid)
             if pod is not None and pid == _EVERY_PROCESS:
                 self._audit(pod)

@@ -27,6 +27,7 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.report.log import Log
+from monitor.report.sparing import Sparing
 from monitor.report.view import View
 from monitor.report.worker import Worker
 
@@ -47,7 +48,8 @@ def _pass_over(_message: Mapping[str, Any]) -> None:
 class News:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up.
+    ``spare`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's local
+    storage, ``reclaim(actions)`` has the node cleaned up.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class News:
         log: Log,
         pod_stats: Callable[[str], PodStats | None],
         reclaim: Callable[[tuple[str, ...]], None],
+        spare: Sparing,
     ) -> None:
         self._pod_stats = pod_stats
         self._reclaim = reclaim
@@ -64,6 +67,7 @@ class News:
         self.view = view
         self.files = files
         self.log = log
+        self.spare = spare
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
@@ -105,7 +109,7 @@ class News:
 
     def _on_log(self, message: Mapping[str, Any]) -> None:
         fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
-        self.log(message["level"], message["msg"], **fields)
+        (self.spare if "pod" in fields else self.log)(message["level"], message["msg"], **fields)
 
     def _on_state(self, message: Mapping[str, Any]) -> None:
         before = self.view.state.get("conditions", [])
@@ -233,24 +237,28 @@ class News:
         uid = message["pod"] or self._owner(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
         pod = label(found.pod) if found is not None else message["pod_name"]
+        about = f"cgroup {message['victim_cgroup']}"
         if message["kind"] != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
             known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
             if message["kind"] == "exit":
-                self.log.info("a killed process is gone", pod=pod, **known)
+                self.spare("info", "a killed process is gone", pod=pod, about=about, **known)
             elif message["si_code"] == SI_KERNEL:
-                self.log.info("SIGKILL by the kernel", pod=pod, **known)
+                self.spare("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
             elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
                 sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
-                self.log.info("SIGKILL by a process: no OOM kill", pod=pod, **known, **sender)
+                said = "SIGKILL by a process: no OOM kill"
+                self.spare("info", said, pod=pod, about=about, **known, **sender)
             return
         fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name", "told")}
         scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
         if message["exiting"]:
-            self.log.info("OOM killer chose a process that was exiting anyway", pod=pod, scope=scope, **fields)
+            said = "OOM killer chose a process that was exiting anyway"
+            self.spare("info", said, pod=pod, about=about, scope=scope, **fields)
             return
         self.view.oom_kills[scope] += 1
-        self.log.warning("the kernel's OOM killer killed a process", pod=pod, scope=scope, **fields)
+        said = "the kernel's OOM killer killed a process"
+        self.spare("warning", said, pod=pod, about=about, scope=scope, **fields)
 
     def _count_elsewhere(self) -> None:
         self.view.kills_elsewhere += 1

@@ -24,6 +24,7 @@ from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.diskwatch import DiskWatch
 from monitor.daemon.news import News, label
+from monitor.daemon.overbudget import OverBudget
 from monitor.daemon.podwatch import PodWatch
 from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
@@ -36,6 +37,7 @@ from monitor.pods.source import Change, FoundPod, open_source, pod_message
 from monitor.policy.admission import admit
 from monitor.policy.eras import era
 from monitor.report.log import Log
+from monitor.report.sparing import Sparing
 from monitor.report.view import View
 from monitor.report.worker import Worker
 
@@ -94,11 +96,13 @@ class Side:
             thresholds=config.thresholds(),
         )
         self.era = era(config.policy)
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log, self.era)
+        self.spare = self.view.spare = Sparing(self.log)
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.spare, self.era)
         disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
-        self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim)
+        self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.spare)
+        self.over = OverBudget(self.view, self.spare, self.log, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
         self.pods = PodWatch(source, self.wake)
@@ -143,7 +147,9 @@ class Side:
                 self._read_channel()
             self.news.tell_elsewhere()
             if self.feed is not None and self.feed.fileno() in ready:
+                self.over.records_came()
                 self._guarded(self.feed.consume)
+            self._guarded(self.over.turn)
             if log_fd in ready and self.races is not None:
                 self.races.read_log()
                 if self.races.fileno() is None:
@@ -167,6 +173,9 @@ class Side:
         due_ns = self.scores.due_ns()
         if due_ns is not None:
             waits.append(due_ns / 1e6)
+        over_ns = self.over.due_ns()
+        if over_ns is not None:
+            waits.append(max(0, over_ns - time.monotonic_ns()) / 1e6)
         if self.races is not None:
             waits.append(self.races.due_s() * 1000)
         return min(waits, default=None)
@@ -178,6 +187,7 @@ class Side:
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
         self.disks.close(_CLOSE_S)
+        self.spare.tell(at_once=True)
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
@@ -199,6 +209,8 @@ class Side:
             if message is None:
                 self._ending = True
                 return
+            if message["t"] == "oom":
+                self.over.records_came()
             if self.news.hear(message) and self.races is not None:
                 self.races.hear(message)
 
@@ -303,6 +315,8 @@ class Side:
             self.log.warning(problem)
         for uid in change.removed:
             self.scores.remove_pod(uid)
+            if uid in before:
+                self.spare.forget(label(before[uid].pod))
             self.log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
         for found in change.updated:
             uid = found.pod.uid

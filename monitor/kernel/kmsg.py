@@ -15,7 +15,8 @@ from monitor.errors import MonitorError, remedy_of
 
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory)[^:]*: Killed process (\d+) \((.*)\)")
 _CONSTRAINT = re.compile(
-    r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*?,pid=(\d+),"
+    # To the very end, because a task is called as it likes: "x,pid=1,uid=0" is a name.
+    r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
 )
 #: A record of /dev/kmsg is at most this long (CONSOLE_EXT_LOG_MAX).
 _RECORD = 8192

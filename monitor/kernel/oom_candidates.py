@@ -9,6 +9,7 @@ from typing import NamedTuple
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process as Open
+from monitor.kernel.wire import printable
 from monitor.race.badness import Process
 
 PAGE = 4096
@@ -76,18 +77,19 @@ def groups(node: Path) -> list[str]:
 def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:
     """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own."""
     try:
-        with open(f"/proc/{pid}/status", errors="surrogateescape") as file:
-            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        # In bytes: to text a carriage return ends a line too, and a name may hold one.
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = dict(line.rstrip(b"\n").split(b":\t", 1) for line in file if b":\t" in line)
     except (FileNotFoundError, ProcessLookupError):
         return None
     with Open(pid) as process:
         adj = process.oom_score_adj()
-    if adj is None or "VmRSS" not in status:
+    if adj is None or b"VmRSS" not in status:
         return None
-    rss, swap, tables = (int(status[key].split()[0]) * 1024 for key in ("VmRSS", "VmSwap", "VmPTE"))
+    rss, swap, tables = (int(status[key].split()[0]) * 1024 for key in (b"VmRSS", b"VmSwap", b"VmPTE"))
     return Process(
         pid=pid,
-        comm=status["Name"],
+        comm=printable(status[b"Name"]),
         rss=rss,
         swap=swap,
         pgtables=tables,

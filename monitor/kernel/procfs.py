@@ -17,6 +17,7 @@ from typing import Self
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.wire import printable
 
 #: The process ended: its directory is gone, or it is there and answers nothing any more.
 _GONE = (errno.ENOENT, errno.ESRCH)
@@ -65,9 +66,9 @@ class Process:
             raise
 
     def comm(self) -> str | None:
-        """Its name, at most 15 bytes."""
+        """Its name, at most 15 bytes; `printable`."""
         text = self._read("comm")
-        return None if text is None else text.rstrip("\n")
+        return None if text is None else printable(text.removesuffix("\n").encode(errors="surrogateescape"))
 
     def exe(self) -> str | None:
         """The path of its program as its own mount namespace has it; None for a kernel thread, one that ends, and where
@@ -105,7 +106,10 @@ class Process:
 
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
         """Its directory in the memory hierarchy, now."""
-        for line in (self._read("cgroup") or "").splitlines():
+        # A newline is all that the kernel refuses in the name of a cgroup: splitlines() knows other ends of a line.
+        for line in (self._read("cgroup") or "").rstrip("\n").split("\n"):
+            if not line:
+                break
             _, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(",") if hierarchy.version == 1 else not controllers:
                 return hierarchy.root / path.lstrip("/")

@@ -152,4 +152,17 @@ class ProcEvent:
 
 
 def _comm(raw: bytes) -> str:
-    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return printable(raw.split(b"\0", 1)[0])
+
+
+def printable(name: bytes) -> str:
+    """A process's name, which it may make of any bytes: control characters, what is no UTF-8 and what turns text around
+    as the kernel's log writes such things, ``\\x1b``. So it can neither be taken for another line or field nor do
+    anything to a terminal.
+    """
+    text = name.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode() if ord(char) > 0x7F else f"\\x{ord(char):02x}"

@@ -29,6 +29,7 @@ from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.kernel.rungs import NAMES
 from monitor.policy.eras import era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
+from monitor.report.budget_metrics import budget_metrics
 from monitor.report.http import Response
 from monitor.report.limit_metrics import limit_metrics
 from monitor.report.race_metrics import race_metrics
@@ -62,6 +63,7 @@ _COUNTERS = {
     "side_starts": "Starts of the side process.",
     "arms": "Times the fine-grained program was attached.",
     "disarms": "Times the fine-grained program was detached.",
+    "rests": "Times that steps, kills and reclaim were let be for a while: they had had a fifth of the time.",
     "looks": "Cheap looks at headroom while the fine-grained program was detached.",
     "sweeps": "Complete sweeps of all memory cgroups.",
     "loops": "Turns of the hot event loop.",
@@ -116,6 +118,7 @@ class Metrics(Collector):
         yield from self._node()
         yield from self._pods()
         yield from limit_metrics(self.view)
+        yield from budget_metrics(self.view)
         yield from self._policy()
         yield from self._records()
         yield from self._latencies()

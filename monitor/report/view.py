@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from monitor.daemon.races import Races
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
+    from monitor.report.sparing import Sparing
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
 #: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
@@ -55,6 +56,7 @@ class View:
     pins: Pins | None = None
     disks: DiskWatch | None = None
     races: Races | None = None
+    spare: Sparing | None = None
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds

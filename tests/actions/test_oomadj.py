@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from monitor.actions import oomadj
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.actions.procfeed import new_process
 from monitor.errors import MonitorError
@@ -132,6 +134,57 @@ def test_audit_tells_each_difference_once_and_writes_nothing(cgroup: Path, sleep
     assert (log.lines[0][2]["is_now"], log.lines[0][2]["should_be"]) == (before, 1000)
     assert read(pid) == before
     assert (scores.mismatches, scores.written) == (1, 0)
+
+
+def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: Recorder) -> None:
+    scores = make_scores(False, log)
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    for _ in range(1000):
+        scores.on_process(os.getpid(), cgroupfs.cgroup_id(cgroup))
+    turns, last = 0, 0
+    while (due_ns := scores.due_ns()) is not None:
+        if due_ns:
+            time.sleep(due_ns / 1e9)
+        before = len(scores._waiting)
+        scores.settle()
+        last = before - len(scores._waiting)
+        assert last <= oomadj._TURN
+        turns += 1
+    assert turns > 1000 // oomadj._TURN
+
+
+def test_lost_news_of_processes_has_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+    """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
+    scores = make_scores(False, log)
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    while (due_ns := scores.due_ns()) is not None:
+        time.sleep(due_ns / 1e9)
+        scores.settle()
+    pid = sleeper(cgroup)
+    for _ in range(1000):
+        scores.audit_soon()
+    assert log.lines == []
+    assert len(scores._waiting) == 1
+    while (due_ns := scores.due_ns()) is not None:
+        time.sleep(due_ns / 1e9)
+        scores.settle()
+    assert [fields["pid"] for _, _, fields in log.lines] == [pid]
+
+
+def test_a_pod_with_more_processes_than_are_told_is_looked_at_in_parts(
+    cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oomadj, "_SAMPLE", 2)
+    scores = make_scores(True, log)
+    scores.set_pod(found(cgroup, {"main": cgroup}))
+    pids = sorted(sleeper(cgroup) for _ in range(5))
+    done = []
+    for _ in range(4):
+        scores.look_around("u")
+        done.append([pid for pid in pids if read(pid) == 1000])
+    assert [len(each) for each in done] == [2, 4, 5, 5]
+    assert done[0] == pids[:2]
+    scores.look_around("uid-nobody")
 
 
 def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.daemon import harness
-from tests.daemon.harness import DECISION, Node, eventually, metric
+from tests.daemon.harness import DECISION, OOM, Node, eventually, metric
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -121,6 +121,30 @@ def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
         assert lost > 0
     finally:
         os.close(read_end)
+
+
+@pytest.mark.parametrize("kind", ["kill", "exit", "mark"])
+def test_a_pod_fills_no_log(node: Node, kind: str) -> None:
+    """One had 26,151 lines in 12 s."""
+    node.pod("a")
+    node.pod("b")
+    hot = node.run()
+    hot.receive("synced")
+    oom = OOM | {"kind": kind, "si_code": 0, "invoker_pid": 7, "invoker_comm": "x", "victim_cgroup": 1}
+    for n in range(3000):
+        hot.send(**oom | {"pod": "uid-a", "pod_name": "default/a", "victim_pid": n})
+    hot.send(**oom | {"pod": "uid-b", "pod_name": "default/b", "victim_pid": 4711})
+    hot.wait_for_log("victim_pid=4711")
+    assert (metric(hot, "pod_over_budget_total", namespace="default", pod="a", what="log_lines") or 0) > 2900
+    assert metric(hot, "pod_over_budget_total", namespace="default", pod="b", what="log_lines") is None
+    assert hot.end() == 0
+    lines = [line for line in hot.log().splitlines() if "pod=default/a" in line and "victim_pid" in line]
+    assert 10 <= len(lines) <= 90
+    told = [line for line in hot.log().splitlines() if 'msg="more of the same"' in line and "pod=default/a" in line]
+    left_out = sum(int(line.partition(" lines=")[2].split()[0]) for line in told)
+    assert len(lines) + left_out == 3000
+    if kind == "mark":
+        assert "pod=default/b" in hot.log()
 
 
 def test_json_log(node: Node) -> None:

@@ -25,6 +25,7 @@ def test_the_lines_of_a_kill_in_a_memcg() -> None:
     found = parse(line)
     assert isinstance(found, Constraint)
     assert (found.constraint, found.oom_memcg) == ("CONSTRAINT_MEMCG", "/kubepods")
+    assert found.pid == 7209
     killed = parse(
         b"3,54375,13321083462,-;Memory cgroup out of memory: Killed process 7209 (a) b (c) total-vm:276796kB, "
         b"anon-rss:102016kB, file-rss:6312kB, shmem-rss:0kB, UID:0 pgtables:260kB oom_score_adj:0\n"
@@ -42,6 +43,20 @@ def test_the_lines_of_a_kill_of_the_machine() -> None:
     killed = parse(b"3,2,100,-;Out of memory: Killed process 12 (x) total-vm:1kB, anon-rss:1kB\n")
     assert isinstance(killed, Killed)
     assert not killed.in_memcg
+
+
+@pytest.mark.parametrize("name", [b"x,pid=1,uid=0", b"pid=1,uid=0", b",task=x,pid=1,", b") total-vm:1kB"])
+def test_a_task_that_is_called_like_the_rest_of_the_line(name: bytes) -> None:
+    assert len(name) <= 15
+    line = b"6,54374,133,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+    found = parse(line + b"oom_memcg=/a,task_memcg=/a/b,task=" + name + b",pid=7209,uid=1000\n")
+    assert isinstance(found, Constraint)
+    assert (found.oom_memcg, found.pid) == ("/a", 7209)
+    killed = parse(
+        b"3,1,2,-;Memory cgroup out of memory: Killed process 7209 (" + name + b") total-vm:276796kB, anon-rss:1kB\n"
+    )
+    assert isinstance(killed, Killed)
+    assert (killed.pid, killed.comm) == (7209, name.decode())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import live
 
 from monitor.kernel import cgroupfs, domains, loader, wire
 from monitor.kernel.pins import PROCS, Ring
+from monitor.lab import blinder
 
 HEADER = (loader.bpf_directory() / "wire.h").read_text()
 CODES = {"u64": "Q", "s64": "q", "u32": "I", "s32": "i"}
@@ -121,6 +122,19 @@ def test_the_enums_are_the_headers() -> None:
         if name != "COUNT_MAX"
     ]
     assert theirs == list(wire.COUNTS)
+
+
+@pytest.mark.parametrize("name", blinder.NAMES)
+def test_a_name_of_any_bytes_is_printable(name: bytes) -> None:
+    assert len(name) <= 15
+    shown = wire.printable(name)
+    assert shown.isprintable()
+    assert shown.encode()  # no half of a surrogate pair
+
+
+@pytest.mark.parametrize("name", ["python3", "a (comm) of 15!", "größe", "名前", "a\\b", ""])
+def test_an_ordinary_name_stays(name: str) -> None:
+    assert wire.printable(name.encode()) == name
 
 
 @pytest.mark.kernel
