@@ -247,6 +247,20 @@ class Decider:
             self._stats.add("eviction_waits_cut")
         self._waiting = waits
 
+    def died(self, entry: PodEntry, size: int) -> None:
+        """A process of a pod was killed by others, or is gone; it had ``size`` bytes, 0: not known. They come back."""
+        current = self._evictor.current
+        ours = (
+            entry.evicted or self._evictor.holds(entry.uid) or (current is not None and current.victim.uid == entry.uid)
+        )
+        if not ours and self._patience.killed(entry, size, time.monotonic_ns()):
+            self._trigger.stand_down()
+
+    def dropped(self, entry: PodEntry) -> None:
+        """A pod is about to be forgotten. If nobody is left of it, what it had comes back."""
+        if not self._evictor.holds(entry.uid) and self._patience.dropped(entry, time.monotonic_ns()):
+            self._trigger.stand_down()
+
     def follow_return(self) -> None:
         """Look what came back, and decide if somebody waits for that."""
         began_ns = time.thread_time_ns()

@@ -174,6 +174,9 @@ class Hot:
             self.dirty = True
 
     def drop(self, uid: str) -> None:
+        entry = self.registry.by_uid.get(uid)
+        if entry is not None:
+            self.decider.dropped(entry)
         self.registry.drop(uid)
         self.trigger.forget(uid)
         self.gauge.sweep_soon()

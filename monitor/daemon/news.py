@@ -17,6 +17,7 @@ from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.daemon.told import Told
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.pods.model import FoundPod
 from monitor.policy.eras import era
@@ -182,8 +183,8 @@ class News:
     def _on_left(self, message: Mapping[str, Any]) -> None:
         """Others killed a process of a pod: whether anybody lives on in it."""
         found = self.view.pods.get(message["pod"])
-        lives = found is not None and not cgroupfs.empty(found.cgroup)
-        self.view.send({"t": "lives", "id": message["id"], "lives": lives})
+        pids = cgroupfs.pids_below(found.cgroup) if found is not None else ()
+        self.view.send({"t": "lives", "id": message["id"], "lives": any(map(lives, pids))})
 
     def _on_giveback(self, message: Mapping[str, Any]) -> None:
         """A pod that went keeps some of its memory, and the next one may have to go for it."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from monitor.daemon.gauge import Gauge
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import Watch
+from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 from monitor.policy.patience import Coming
 
@@ -35,6 +37,8 @@ STAYS_NS = 50_000_000
 RECLAIM_NS = 500_000_000
 #: Who was killed by others may have company that lives on; the side says so within milliseconds.
 CONFIRM_NS = 50_000_000
+#: And of one pod not longer than that in this time.
+DOUBTS_NS = 1_000_000_000
 #: Looks: so far apart, while it last gave something back less than so long ago. (A look costs 30 us, a pass as much.)
 PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 5_000_000))
 _REST = 4  # times what a look cost is rested, at least
@@ -60,6 +64,9 @@ class Leaving:
     evicted: dict[str, Any] | None  # the message that waits for the final figure; None: others killed it
     unsure: bool  # whether somebody lives on in it is not known yet
     asked: bool = False  # the side was asked to have it reclaimed
+    size: int = 0  # of processes that the OOM killer took
+    kept: int = 0  # by those who live on
+    again: bool = False  # another process of it was killed since the side was asked who lives on
 
     @property
     def is_back(self) -> bool:
@@ -95,6 +102,8 @@ class Patience:
         self._leaving: list[Leaving] = []
         self._growth: dict[str, _Growth] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)
+        self._doubted_ns: dict[str, int] = {}  # pods in which somebody lived on -> so long they were waited for
+        self._doubts_ns = 0  # since when that is counted
         self._number = 0
         self._noise = 64 * PAGE * (os.cpu_count() or 1)
         self.next_look_ns = 0
@@ -107,12 +116,57 @@ class Patience:
 
     # what begins and ends a wait
 
-    def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: dict[str, Any] | None) -> None:
-        """The last process of a pod is gone, and it held ``held`` bytes, of which ``left`` are charged still.
+    def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: dict[str, Any]) -> None:
+        """The last process of an evicted pod is gone. It held ``held`` bytes, of which ``left`` are charged still.
 
-        ``evicted`` is told, with the final figure in ``freed``, as soon as that is known. None: others killed it, and
-        whether somebody lives on in it the side is asked.
+        ``evicted`` is told, with the final figure in ``freed``, as soon as that is known.
         """
+        self._begin(uid, held, left, gone_ns, evicted, unsure=False)
+
+    def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
+        """Others killed a process of a pod, or it is gone; whether anything may be coming back now.
+
+        ``size``: what the process had, where the kernel tells (of a victim of its OOM killer); 0: not known.
+
+        The side is asked whether somebody lives on in the pod. Until it answers the pod's memory counts, but of a pod
+        in which somebody lives on for no more than `CONFIRM_NS` in a second: one that kills its own children all the
+        time does not hold up its eviction.
+        """
+        for one in self._leaving:
+            if one.uid == entry.uid:
+                one.again = True
+                one.size += size
+                if one.evicted is None and not one.unsure:  # it was killed, and is only gone now
+                    one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
+                return False
+        if self._doubted_ns.get(entry.uid, 0) >= CONFIRM_NS:
+            return False
+        self._gauge.reread()
+        held = self._gauge.table.working_set(entry.index)
+        return self._begin(entry.uid, held, held, now_ns, None, unsure=True, size=size)
+
+    def dropped(self, entry: PodEntry, now_ns: int) -> bool:
+        """A pod is about to be forgotten, and its counters with it; whether anything of it is coming back."""
+        if entry.evicted or any(one.uid == entry.uid for one in self._leaving):
+            return False
+        self._gauge.reread()
+        held = self._gauge.table.working_set(entry.index)
+        with suppress(OSError):
+            if held >= NOTHING and cgroupfs.empty(entry.cgroup):
+                return self._begin(entry.uid, held, held, now_ns, None, unsure=False)
+        return False
+
+    def _begin(
+        self,
+        uid: str,
+        held: int,
+        left: int,
+        gone_ns: int,
+        evicted: dict[str, Any] | None,
+        *,
+        unsure: bool,
+        size: int = 0,
+    ) -> bool:
         entry = self._registry.by_uid.get(uid)
         self._number += 1
         leaving = Leaving(
@@ -124,27 +178,41 @@ class Patience:
             left=left,
             gone_ns=gone_ns,
             moved_ns=gone_ns,
-            until_ns=gone_ns + (CONFIRM_NS if evicted is None else self.bound_ns),
+            until_ns=gone_ns + (CONFIRM_NS if unsure else self.bound_ns),
             evicted=evicted,
-            unsure=evicted is None,
+            unsure=unsure,
+            size=size,
         )
         if leaving.is_back:
             if evicted is not None:
                 self._settle(leaving, gone_ns)
-            return
+            return False
         if not self._leaving:
             self._growth.clear()
         self.next_look_ns = 0
         self._leaving.append(leaving)
         if leaving.unsure:
             self._tell({"t": "left", "id": leaving.number, "pod": uid})
+        return True
 
     def answered(self, number: int, lives: bool) -> None:
         """The side has looked whether somebody lives on in a pod that others killed."""
         for leaving in self._leaving:
             if leaving.number == number and leaving.unsure:
+                if lives and leaving.size:  # the victim's part comes back, the others' does not
+                    leaving.kept = max(0, leaving.held - leaving.size)
+                    leaving.left = max(0, leaving.left - leaving.kept)
+                    leaving.held -= leaving.kept
+                elif lives:
+                    if leaving.again:
+                        leaving.again = False
+                        self._tell({"t": "left", "id": number, "pod": leaving.uid})
+                    else:
+                        leaving.until_ns = 0
+                    self.next_look_ns = 0
+                    continue
                 leaving.unsure = False
-                leaving.until_ns = 0 if lives else leaving.gone_ns + self.bound_ns
+                leaving.until_ns = max(leaving.until_ns, leaving.gone_ns + self.bound_ns)
                 self.next_look_ns = 0
 
     def reclaimed(self, number: int) -> None:
@@ -206,7 +274,7 @@ class Patience:
         if entry is None or entry.cgroup_id != leaving.cgroup_id:
             leaving.cgroup_id = 0
             return
-        left = self._gauge.table.working_set(entry.index)
+        left = max(0, self._gauge.table.working_set(entry.index) - leaving.kept)
         if left < leaving.left:
             leaving.left, leaving.moved_ns = left, now_ns
 
@@ -244,12 +312,17 @@ class Patience:
 
     def _settle(self, leaving: Leaving, now_ns: int) -> None:
         """Nothing more is expected of it."""
-        if leaving.is_back:
+        if leaving.unsure:
+            if now_ns - self._doubts_ns >= DOUBTS_NS:
+                self._doubted_ns.clear()
+                self._doubts_ns = now_ns
+            self._doubted_ns[leaving.uid] = self._doubted_ns.get(leaving.uid, 0) + now_ns - leaving.gone_ns
+        elif leaving.is_back:
             took = max(0, now_ns - leaving.gone_ns)
             self._stats.observe_us("memory_return_us", took // 1000)
-            if not leaving.asked:
+            if leaving.evicted is not None and not leaving.asked:
                 self._learn(took)
-        elif leaving.until_ns and not leaving.unsure:
+        else:
             self._stats.add("memory_kept")
         if leaving.evicted is not None:
             back_ns = now_ns if leaving.is_back else None

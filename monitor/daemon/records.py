@@ -263,4 +263,7 @@ class Records:
             self._stats.add("oom_exiting" if event.exiting else "oom_kills")
             message["order"] = self._registry.leaders()
             self.eventful = True
+        if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
+            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark tells it
+            self._decider.died(pod, size)
         self._tell(message)

@@ -37,7 +37,7 @@ class Trigger:
         ``may_arm`` False: the kernel is to signal nobody at a crossing.
         """
         if not may_arm:
-            self._word[_ARMED] = 0
+            self.stand_down()
         entry = self._registry.first()
         if entry is None:
             self._word[_ARMED] = 0
@@ -60,6 +60,10 @@ class Trigger:
             self._word[_POD] = entry.cgroup_id
             self._uid = entry.uid
             self._word[_ARMED] = now  # the generation: the time was never used before, also not by an earlier daemon
+
+    def stand_down(self) -> None:
+        """The kernel is to signal nobody, until the next `prepare`."""
+        self._word[_ARMED] = 0
 
     def _record_is_lost(self, now_ns: int) -> bool:
         """Whether a trigger was pulled long ago and nobody heard of it: its record found the ring full."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ _MOST = 65536
 #: Above a process there are a shell, sudo, a supervisor; a longer chain is a loop of pids that were used again.
 _MOST_ANCESTORS = 64
 #: In the flags of /proc/PID/stat (include/linux/sched.h).
-_PF_KTHREAD = 0x00200000
+_PF_KTHREAD, _PF_EXITING = 0x00200000, 0x00000004
 
 
 class Process:
@@ -163,6 +164,20 @@ def is_kernel_thread(pid: int) -> bool:
             return bool(int(file.read().rpartition(b")")[2].split()[6]) & _PF_KTHREAD)
     except OSError:
         return False  # gone
+
+
+def lives(pid: int) -> bool:
+    """Whether it neither ended nor is about to: it is not exiting, and no SIGKILL waits for it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+        if state in b"ZX" or int(fields[5]) & _PF_EXITING:
+            return False
+        with open(f"/proc/{pid}/status", "rb") as file:
+            pending = [line.split()[1] for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+    except OSError:
+        return False
+    return not any(int(mask, 16) & 1 << signal.SIGKILL - 1 for mask in pending)
 
 
 def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:

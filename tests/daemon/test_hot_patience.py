@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from monitor.kernel import cgroupfs
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import decided, evicted, hard
@@ -14,10 +18,15 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
-def node() -> Iterator[LabNode]:
+def losing() -> Iterator[LabNode]:
     with LabNode("test-patience", 256 * MIB) as made:
         yield made
-        assert made.oom_kills() == 0, "the OOM killer was first"
+
+
+@pytest.fixture
+def node(losing: LabNode) -> Iterator[LabNode]:
+    yield losing
+    assert losing.oom_kills() == 0, "the OOM killer was first"
 
 
 def test_page_tables_of_the_dead_are_waited_for(node: LabNode) -> None:
@@ -34,3 +43,103 @@ def test_page_tables_of_the_dead_are_waited_for(node: LabNode) -> None:
         assert decided(daemon) == ["tables"]
         assert calm.process.poll() is None
         assert end["freed"] > 100 * MIB, "what came back in the end"
+
+
+def passes(daemon: LabDaemon) -> None:
+    """Wait until the policy has been asked a few times more."""
+    begin = live.metric(daemon, "passes_total")
+    live.until(lambda: live.metric(daemon, "passes_total") >= begin + 3, "passes of the policy")
+
+
+def near(node: LabNode, line: int) -> None:
+    """Have a pod take so much that 1 to 2 MiB are left above ``line`` MiB."""
+    mib = (node.memory_bytes - node.usage()) // MIB - line - 1
+    live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), mib)
+
+
+@pytest.mark.parametrize("trigger", ["user", "kernel"])
+def test_page_tables_of_who_was_killed_by_others_are_waited_for(node: LabNode, trigger: str) -> None:
+    tables, innocent, late = node.add_pod("tables", "Guaranteed", request=200 * MIB), node.add_pod("innocent"), None
+    with live.daemon(node, "--enforce", "--trigger", trigger, *hard(50)) as daemon:
+        calm = live.filled(node, innocent, 24)
+        hog = live.filled(node, tables, 120, kind="tables")
+        late = node.start_hog(innocent, mib=6, rate=200)
+        near(node, 50)
+        hog.process.kill()
+        hog.wait()
+        late.go()
+        late.expect("grown")
+        passes(daemon)
+        live.until(lambda: node.usage() < 150 * MIB, "the page tables to be back")
+        live.ended(daemon)
+        assert decided(daemon) == []
+        assert calm.process.poll() is None
+
+
+def test_the_oom_killers_victim_leaves_others_alive_and_its_memory_comes_back(losing: LabNode) -> None:
+    """The kernel kills one process of a pod, which goes on; what that process had is known, and waited for.
+
+    (The kernel itself does not wait: it kills who allocated as well before the page tables are back.)
+    """
+    node = losing
+    limited = node.add_pod("limited", "Guaranteed", request=160 * MIB)
+    innocent = node.add_pod("innocent")
+    with live.daemon(node, "--enforce", *hard(50)) as daemon, live.Puppet(limited.containers["c0"]) as greedy:
+        survivor = live.filled(node, limited, 1)
+        calm = live.filled(node, innocent, 24)
+        hog = live.filled(node, limited, 120, kind="tables")
+        late = node.start_hog(innocent, mib=6, rate=200)
+        near(node, 50)
+        held = cgroupfs.read_cgroup(node.hierarchy, limited.cgroup).usage
+        cgroupfs.set_limit(limited.cgroup, held + MIB // 4)
+        for pid in (hog.pid, greedy.pid):
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+        greedy.tell("anon(16)")
+        assert hog.wait() == -9, "the OOM killer takes the largest"
+        late.go()
+        late.expect("grown")
+        live.until(lambda: node.usage() < 160 * MIB, "the page tables to be back")
+        passes(daemon)
+        live.ended(daemon)
+        assert decided(daemon) == []
+        assert calm.process.poll() is None
+        assert survivor.process.poll() is None
+
+
+MURDERS = """
+while True:
+    child = os.fork()
+    if not child:
+        signal.pause()
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+"""
+
+
+def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: LabNode) -> None:
+    pod = node.add_pod("murderer")
+    with live.daemon(node, "--enforce", *hard(64)) as daemon, live.Puppet(pod.containers["c0"]) as killer:
+        killer.do("anon(100)")
+        killer.tell(f"exec({MURDERS!r})")
+        live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), 96)
+        evicted(daemon, pod)
+        assert decided(daemon) == ["murderer"]
+
+
+def test_who_grows_meanwhile_is_evicted_in_time(node: LabNode) -> None:
+    """What the dead pod had stays (a tmpfs that outlives it), and a hog takes what is left as fast as it can."""
+    files, grower = node.add_pod("files"), node.add_pod("grower", priority=1)
+    calm = live.filled(node, node.add_pod("calm", priority=2), 8)
+    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/dev/shm")
+    with place as directory, live.daemon(node, "--enforce", *hard(64)) as daemon:
+        fast = node.start_hog(grower, mib=200)
+        hog = node.start_hog(files, kind="shmem", path=f"{directory}/file", mib=250)
+        hog.go()
+        assert hog.wait() == -9
+        fast.go()
+        assert fast.wait() == -9
+        evicted(daemon, grower)
+        assert decided(daemon)[:2] == ["files", "grower"]
+        _, end = evicted(daemon, files)
+        assert end["freed"] < 16 * MIB
+        assert calm.process.poll() is None
