@@ -258,6 +258,7 @@ class Chronicle:
                 working_set=message["working_set"],
                 request=message["request"],
                 min_reclaim=reclaim.min_reclaim if reclaim is not None else 0,
+                coming=message.get("coming", 0),
             )
         )
         if message["signalled_ns"] is not None:
@@ -270,7 +271,9 @@ class Chronicle:
     def _on_evicted(self, message: Mapping[str, Any]) -> None:
         found = self._view.pods.get(message["pod"])
         name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message["pod"]
-        self._feed(Gone(message["gone_ns"], message["pod"], name, message["freed"]))
+        self._feed(
+            Gone(message["gone_ns"], message["pod"], name, message["freed"], settled_ns=message.get("settled_ns"))
+        )
 
     def _on_clear(self, message: Mapping[str, Any]) -> None:
         self._crossed.discard((message["domain"], message["signal"], message["hard"]))

@@ -366,6 +366,7 @@ class Decider:
         signal, of_memory = facts["signal"], acting.of_memory(outcome)
         if of_memory:
             facts["usage"] = readings[facts["domain"]].usage
+            facts["coming"] = self._patience.left_in(signal)
         else:
             crossed_ns = 0  # the crossing was of memory, and over when it was looked at
             facts["usage"] = facts["capacity"] - facts["available"]

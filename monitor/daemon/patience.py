@@ -247,6 +247,10 @@ class Patience:
                 self._ask(leaving, now_ns)
         return {watch.signal: self._coming(watch, now_ns) for watch in watches} if self._leaving else {}
 
+    def left_in(self, signal: str) -> int:
+        """Bytes of the dead that are charged to a domain still, also where nobody counts on them any more."""
+        return sum(one.left for one in self._leaving if signal in one.domains and not one.unsure)
+
     def looked(self, now_ns: int, took_ns: int) -> None:
         """A look, and what followed from it, ended at ``now_ns`` and cost ``took_ns`` of a CPU."""
         age = now_ns - max((one.moved_ns for one in self._leaving), default=now_ns)
@@ -325,8 +329,7 @@ class Patience:
         else:
             self._stats.add("memory_kept")
         if leaving.evicted is not None:
-            back_ns = now_ns if leaving.is_back else None
-            self._tell({**leaving.evicted, "freed": max(0, leaving.held - leaving.left), "back_ns": back_ns})
+            self._tell({**leaving.evicted, "freed": max(0, leaving.held - leaving.left), "settled_ns": now_ns})
 
     def _learn(self, took_ns: int) -> None:
         """The bound is twice the slowest of late."""

@@ -142,7 +142,8 @@ class Decided(_Event):
     """A pod is to be evicted. `observed`: it would be, if outrace were told to act.
 
     `rank` is its place among the pods that may be evicted, `working_set` and `request` are the pod's; `usage` and
-    `available` are the domain's. `trigger`: "user" or "kernel" (signalled inside its own charge).
+    `available` are the domain's. `trigger`: "user" or "kernel" (signalled inside its own charge). `coming`: what pods
+    that were gone already had not given back then.
     """
 
     ts_ns: int
@@ -164,6 +165,7 @@ class Decided(_Event):
     working_set: int | None = None
     request: int | None = None
     min_reclaim: int = 0
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,8 @@ class Exit(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Gone(_Event):
-    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known).
+    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
+    `settled_ns`.
 
     `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
     """
@@ -264,6 +267,7 @@ class Gone(_Event):
     pod_name: str
     freed: int | None = None
     by: str = OUTRACE
+    settled_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

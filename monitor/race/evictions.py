@@ -40,7 +40,8 @@ Threshold = tuple[str, str, bool]
 class Eviction:
     """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
 
-    `again_ns`: when the same was last decided anew, while it went on.
+    `settled_ns`: when nothing more was expected of it. `again_ns`: when the same was last decided anew, while it went
+    on.
     """
 
     decision: Decided
@@ -48,6 +49,7 @@ class Eviction:
     killed_ns: int | None = None
     gone_ns: int | None = None
     freed: int | None = None
+    settled_ns: int | None = None
     again_ns: int | None = None
 
     @property
@@ -107,7 +109,7 @@ def _is_of(eviction: Eviction, pod: str, by: str) -> bool:
 
 def _advanced(e: Eviction, event: Signalled | Gone) -> Eviction:
     if isinstance(event, Gone):
-        return replace(e, gone_ns=event.ts_ns, freed=event.freed)
+        return replace(e, gone_ns=event.ts_ns, freed=event.freed, settled_ns=event.settled_ns)
     first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
     forced = event.ts_ns if event.signal == SIGKILL and e.killed_ns is None else e.killed_ns
     return replace(e, signalled_ns=first, killed_ns=forced)

@@ -78,7 +78,7 @@ def _top(path: str) -> str:
 
 def over_eviction(f: Facts) -> tuple[Eviction, int] | None:
     """The first eviction that was not needed, with the bytes by which: memory had come back before it, or pods that
-    were already dying held more than was short.
+    were already dying held more than was short, or those gone gave back more after it.
     """
     done = [e for e in f.evictions if not e.decision.observed]
     for k, eviction in enumerate(done):
@@ -89,9 +89,20 @@ def over_eviction(f: Facts) -> tuple[Eviction, int] | None:
             return eviction, max(0, -short if back is None else back - d.quantity)
         pending = [e for e in done[:k] if e.gone_ns is None or e.gone_ns > d.ts_ns]
         coming = sum([e.freed if e.freed is not None else e.decision.working_set or 0 for e in pending])
-        if pending and coming >= short:
+        coming += max(0, d.coming - sum([_kept(e) for e in done[:k] if _came_after(e, d)]))
+        if (pending or d.coming) and coming >= short:
             return eviction, coming - short
     return None
+
+
+def _came_after(e: Eviction, d: Decided) -> bool:
+    """Whether a pod was gone when another was decided on, and its memory perhaps not back."""
+    return e.gone_ns is not None and e.settled_ns is not None and e.gone_ns <= d.ts_ns < e.settled_ns
+
+
+def _kept(e: Eviction) -> int:
+    """What an evicted pod never gave back."""
+    return max(0, (e.decision.working_set or 0) - (e.freed or 0))
 
 
 def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:

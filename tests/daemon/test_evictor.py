@@ -84,7 +84,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         held, bench.held = bench.held, 0
         bench.patience.look(2)
         assert bench.messages() == ["evicted"]
-        assert (bench.told[-1]["gone_ns"], bench.told[-1]["back_ns"], bench.told[-1]["freed"]) == (1, 2, held)
+        assert (bench.told[-1]["gone_ns"], bench.told[-1]["settled_ns"], bench.told[-1]["freed"]) == (1, 2, held)
 
 
 def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:

@@ -98,8 +98,9 @@ def signalled(t: float, name: str = "hog", signal: int = SIGKILL, by: str = "out
     return Signalled(ms(t), f"uid-{name}", f"shop/{name}", signal, by)
 
 
-def gone(t: float, name: str = "hog", freed_mi: float | None = 500, by: str = "outrace") -> Gone:
-    return Gone(ms(t), f"uid-{name}", f"shop/{name}", None if freed_mi is None else round(freed_mi * MI), by)
+def gone(t: float, name: str = "hog", freed_mi: float | None = 500, by: str = "outrace", **more: Any) -> Gone:
+    freed = None if freed_mi is None else round(freed_mi * MI)
+    return Gone(ms(t), f"uid-{name}", f"shop/{name}", freed, by, **more)
 
 
 def mark(t: float, name: str | None = "hog", pid: int = 4242, **more: Any) -> Mark:

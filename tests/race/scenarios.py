@@ -253,6 +253,38 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         "eviction_won",
         {"over_eviction"},
     ),
+    "a second pod before the first one had given back what it had, which was enough": (
+        (
+            *START,
+            crossing(),
+            decided(0.1),
+            signalled(0.15),
+            gone(24, settled_ns=ms(50)),
+            decided(24.5, "cart", available_mi=15.8, coming=499 * MI, working_set=40 * MI),
+            signalled(24.6, "cart"),
+            gone(25, "cart", 40, settled_ns=ms(25)),
+            clear(40, 400),
+            End(ms(9000)),
+        ),
+        "eviction_won",
+        {"over_eviction"},
+    ),
+    "a second pod, because the first one kept what it had": (
+        (
+            *START,
+            crossing(),
+            decided(0.1),
+            signalled(0.15),
+            gone(24, freed_mi=3, settled_ns=ms(600)),
+            decided(250, "cart", available_mi=15.8, coming=497 * MI, working_set=400 * MI),
+            signalled(250, "cart"),
+            gone(290, "cart", 400, settled_ns=ms(290)),
+            clear(291, 400),
+            End(ms(9000)),
+        ),
+        "eviction_won",
+        set(),
+    ),
     "a second pod before the first one was gone": (
         (
             *START,

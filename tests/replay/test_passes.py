@@ -101,7 +101,7 @@ class World:
             disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared
         )
         self.coming: dict[str, Coming] = {}
-        patience = types.SimpleNamespace(active=False, look=lambda now_ns: self.coming)
+        patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
         parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, patience, STATS, self.tell)
         self.decider = Decider(*cast(Any, parts), self.journal)
         self.decider.may_act = True
