@@ -95,6 +95,14 @@ class OomScores:
         # Once more after a moment: the kernel reports new processes of this pod only once the hot process watches it.
         self._wait(_EVERY_PROCESS, uid)
 
+    def set_capacity(self, capacity: int) -> None:
+        """The node has ``capacity`` bytes from now on, and every Burstable container another value by that."""
+        if capacity == self.capacity:
+            return
+        self.capacity = capacity
+        for pod in list(self._pods.values()):
+            self.set_pod(pod.found)
+
     def remove_pod(self, uid: str) -> None:
         """Forget a pod."""
         if self._pods.pop(uid, None) is not None:

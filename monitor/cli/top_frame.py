@@ -35,15 +35,19 @@ class Node:
         self.hierarchy = cgroupfs.detect()
         self.mem_total = meminfo.mem_total()
         self.path = self.hierarchy.root
-        self.capacity = self.mem_total
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
-            self.capacity = cgroupfs.limit(self.path) or self.mem_total
+        self.capacity = self._capacity_now()
         self.thresholds = [t for t in config.thresholds() if t.signal.lower().endswith("memory.available")]
+
+    def _capacity_now(self) -> int:
+        own = None if self.config.node_cgroup is None else cgroupfs.limit(self.path)
+        return own or meminfo.mem_total()
 
     def frame(self, source: PodSource) -> dict[str, Any]:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
+        self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
         order = _ordered(pods)

@@ -170,6 +170,7 @@ class Decider:
         ``crossed_ns`` is the kernel's time of the crossing that led here (0: none did), with the domain that crossed
         and, where they are to be used, its numbers then.
         """
+        self._gauge.take_capacities()
         if self.moved and not self._order_stands():
             self.rank_moved()
         coming = self._patience.look(time.monotonic_ns())

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from monitor.daemon.config import RunConfig
 from monitor.daemon.source import Source
@@ -37,7 +38,12 @@ class Gauge:
     """The watched domains and what is available in them."""
 
     def __init__(
-        self, source: Source, config: RunConfig, thresholds: tuple[Threshold, ...], stats: SharedStats
+        self,
+        source: Source,
+        config: RunConfig,
+        thresholds: tuple[Threshold, ...],
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.table = source.table
         self.table.reset()
@@ -46,12 +52,16 @@ class Gauge:
         self._source = source
         self._sweeper = source.sweeper
         self._stats = stats
+        self._tell = tell
         self._config = config
         self._thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
         self.arming.rereads = self.arming.partial and self._node is None
-        self._total = meminfo.mem_total()
+        self._memory = meminfo.MemTotal()
+        self._total = self._memory.now()
         self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
+        #: Whether a capacity is another one than the kernel's ceilings were made for (`arm_thresholds` does that).
+        self.recapped = False
         self._cpus = os.cpu_count() or 1
         self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
@@ -92,27 +102,43 @@ class Gauge:
         return True
 
     def limits_changed(self) -> bool:
-        """Read the limits of the watched cgroups again; True if a capacity is another one now, or kubepods is gone.
+        """Look whether the watched cgroups are there, and read their capacities again.
+
+        True if a capacity is another one now, or kubepods is gone.
 
         Raises NodeGone when the node's own cgroup was removed.
         """
         changed = False
         for watch in list(self.watches):
-            if watch.path is None:
-                continue
-            try:
-                limit = cgroupfs.limit(watch.path)
-            except cgroupfs.CgroupGone:
+            if watch.path is not None and not cgroupfs.exists(watch.path):
                 self.lost(watch)
                 changed = True
-                continue
-            except MonitorError:
-                continue  # no descriptor to read it with: in a second there may be one
-            own = self._total if watch.name == "node" else max(0, self._capacity - self._config.reserved)
-            if (limit or own) != watch.capacity:
-                watch.set_capacity(limit or own)
-                changed = True
-        return changed
+        self.take_capacities()
+        return changed or self.recapped
+
+    def take_capacities(self) -> None:
+        """Take every capacity as it is now: memory is plugged and ballooned, limits are set. 2 us for each domain.
+
+        What is observed follows at once; `recapped` asks for new ceilings in the kernel.
+        """
+        self._total = self._memory.now()
+        for watch in self.watches:
+            try:
+                limit = watch.limit_now()
+            except OSError:
+                continue  # ENODEV: removed; `limits_changed` finds out
+            if watch.name == "node":
+                capacity = self._capacity = limit or self._total
+            else:
+                capacity = limit or max(0, self._capacity - self._config.reserved)
+            if capacity != watch.capacity:
+                self._log_capacity(watch, capacity)
+                watch.set_capacity(capacity)
+                self.recapped = True
+
+    def _log_capacity(self, watch: Watch, now: int) -> None:
+        fields = {"domain": watch.name, "before": watch.capacity, "now": now}
+        self._tell({"t": "log", "level": "info", "msg": "the capacity has changed; thresholds follow it", **fields})
 
     def lost(self, watch: Watch) -> None:
         """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""
@@ -127,6 +153,7 @@ class Gauge:
     def arm_thresholds(self) -> None:
         """Let the kernel compare from now on."""
         kernel_trigger = self._config.enforce and self._config.trigger == "kernel"
+        self.recapped = False
         for watch in self.watches:
             arm_thresholds(self.table, watch, kernel_trigger)
 
@@ -168,6 +195,7 @@ class Gauge:
         """Attach or detach the fine-grained programs by headroom; True if that changed."""
         began = time.thread_time_ns()
         self._stats.add("looks")
+        self.take_capacities()
         self.headroom = self._headroom(sweep)
         wait_ns = 0
         if self.arming.rereads:

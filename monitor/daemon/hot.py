@@ -58,7 +58,7 @@ class Hot:
         self.sleep = Sleep(self.epoll)
         self.source = open_source(config)
         eviction_config = config.eviction_config()
-        self.gauge = Gauge(self.source, config, eviction_config.thresholds, self.stats)
+        self.gauge = Gauge(self.source, config, eviction_config.thresholds, self.stats, self.tell)
         policy = era(config.policy)
         standing, self.journal = self._standing(policy)
         self.registry = Registry(self.gauge.table, config.step, standing)
@@ -225,7 +225,12 @@ class Hot:
 
     def look(self, now_ns: int) -> None:
         """Attach or detach the fine-grained programs by headroom."""
-        if not self.gauge.look(now_ns, self.sweep):
+        changed = self.gauge.look(now_ns, self.sweep)
+        if self.gauge.recapped:
+            self.gauge.arm_thresholds()
+            self.decider.run_pass()
+            self.dirty = True
+        if not changed:
             met = self.gauge.arming.rereads and self.gauge.headroom < 0
             if self.gauge.crossed or (met and not self.decider.pressed):
                 self.decider.run_pass()  # what a hook on charges cannot see
@@ -370,6 +375,9 @@ class Hot:
                 decider.follow_return()
             if decider.deadline_ns is not None and now >= decider.deadline_ns:
                 decider.run_pass()
+            if self.gauge.recapped:
+                self.gauge.arming.next_look_ns = now
+                self.look(now)
             if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:
                 self.look(now)
             if now >= self.housekeeping_ns:

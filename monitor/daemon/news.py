@@ -16,7 +16,7 @@ from monitor.daemon import channel
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.daemon.told import Told
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.pods.model import FoundPod
@@ -72,6 +72,7 @@ class News:
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
+        self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
         self._noted = Told(Path(view.config.state_dir))
         self._elsewhere = Elsewhere(self._count_elsewhere, log)
         self._evictions: dict[str, Eviction] = {}
@@ -115,6 +116,11 @@ class News:
     def _on_state(self, message: Mapping[str, Any]) -> None:
         before = self.view.state.get("conditions", [])
         self.view.state = message
+        node = message["observation"].get("node")
+        if node is not None and node["capacity"] != self.view.capacity:
+            self.view.capacity = node["capacity"]
+            self.view.mem_total = meminfo.mem_total()
+            self.on_capacity(self.view.capacity)
         if message["conditions"] != before:
             self.log.warning("node conditions changed", conditions=message["conditions"], before=before)
 

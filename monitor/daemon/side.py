@@ -102,6 +102,7 @@ class Side:
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
         self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.spare)
+        self.news.on_capacity = self.scores.set_capacity
         self.over = OverBudget(self.view, self.spare, self.log, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.daemon.source import Table
+from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, NO_CEILING, Reading, ceiling_pages
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
@@ -33,6 +34,7 @@ class Watch:
     hard_line: int  # the highest of the hard ones; 0 without any
     path: Path | None  # None: the whole machine
     usage_fd: int = -1
+    limit_fd: int = -1
 
     @property
     def machine(self) -> bool:
@@ -40,6 +42,13 @@ class Watch:
 
     def close(self) -> None:
         os.close(self.usage_fd)
+        os.close(self.limit_fd)
+
+    def limit_now(self) -> int | None:
+        """The cgroup's limit in bytes by one pread of a kept descriptor; None without one. Raises OSError."""
+        if self.limit_fd < 0:
+            return None
+        return cgroupfs.limit_of(os.pread(self.limit_fd, 32, 0))
 
     def set_capacity(self, capacity: int) -> None:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
@@ -76,12 +85,13 @@ def make_watch(
     """
     mine = tuple(t for t in thresholds if t.signal == signal)
     lines = _lines(mine, capacity)
-    usage_fd = -1
+    usage_fd = limit_fd = -1
     if cgroup is None:
         cgroup_id, flags = 1, MACHINE  # the root of the memory hierarchy has inode 1 on v1 and v2
     else:
         cgroup_id, flags = cgroup.stat().st_ino, 0
         usage_fd = os.open(cgroup / ("memory.current" if version == 2 else "memory.usage_in_bytes"), os.O_RDONLY)
+        limit_fd = os.open(cgroup / ("memory.max" if version == 2 else "memory.limit_in_bytes"), os.O_RDONLY)
     return Watch(
         name=name,
         signal=signal,
@@ -93,6 +103,7 @@ def make_watch(
         hard_line=_hard_line(mine, lines),
         path=cgroup,
         usage_fd=usage_fd,
+        limit_fd=limit_fd,
     )
 
 

@@ -163,10 +163,18 @@ def limit(path: Path) -> int | None:
             text = _read(path, name)
         except CgroupGone:
             continue
-        value = None if text.strip() == "max" else _number(path, name, text)
-        return None if value is None or value > MAX_LIMIT else value
+        return limit_of(text.encode()) if text.strip() == "max" else _limited(_number(path, name, text))
     _check_there(path)
     return None
+
+
+def limit_of(text: bytes) -> int | None:
+    """Bytes of what a limit file says; None for no limit. Raises ValueError."""
+    return None if text.startswith(b"max") else _limited(int(text))
+
+
+def _limited(value: int) -> int | None:
+    return None if value > MAX_LIMIT else value
 
 
 def descendants(path: Path) -> list[Path]:

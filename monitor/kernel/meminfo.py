@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from monitor.errors import CannotError
@@ -41,6 +42,31 @@ def read(path: str | Path = MEMINFO) -> dict[str, int]:
 def mem_total(path: str | Path = MEMINFO) -> int:
     """The machine's memory in bytes, which is what the kubelet calls its capacity."""
     return read(path)["MemTotal"]
+
+
+class MemTotal:
+    """The machine's memory as it is now: a balloon, memory that is plugged or a block taken offline change it.
+
+    Asked by sysinfo(2), in 2 us (the file takes 20), where that says the same as ``path``: in a container the file may
+    be another's (lxcfs). Raises CannotError as `mem_total` does.
+    """
+
+    def __init__(self, path: str | Path = MEMINFO) -> None:
+        self._path = path
+        self._by_call = _of_sysinfo() == mem_total(path)
+
+    def now(self) -> int:
+        """Bytes."""
+        return _of_sysinfo() if self._by_call else mem_total(self._path)
+
+
+_PHYS_PAGES = os.sysconf_names["SC_PHYS_PAGES"]
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _of_sysinfo() -> int:
+    """sysinfo.totalram, which MemTotal is printed from (fs/proc/meminfo.c, si_meminfo())."""
+    return os.sysconf(_PHYS_PAGES) * _PAGE_SIZE
 
 
 def multi_gen_lru(path: Path = Path("/sys/kernel/mm/lru_gen/enabled")) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -39,6 +41,10 @@ RUNGS = {
     "6.12": ("fentry", "kprobe"),
     "7.2": ("memcg-tracepoint", "fentry", "kprobe"),
 }
+#: A guest that prints this on its console is given so many MiB more, as a machine is that memory is plugged into.
+PLUG = "guest: plug "
+#: As many times, and as much altogether.
+PLUGS, PLUGGED_MIB = 4, 1024
 #: How much of the console of a guest that died or hung is shown.
 TAIL_LINES = 60
 
@@ -149,13 +155,40 @@ def acceleration(name: str) -> list[str]:
     return ["-accel", "tcg,thread=single", "-cpu", "max"]
 
 
-def machine(accel: str, memory_mib: int, cpus: int) -> list[str]:
-    """QEMU with nothing but a serial console. It dies with us, even when we are killed with SIGKILL."""
+def machine(accel: str, memory_mib: int, cpus: int, control: Path | None = None) -> list[str]:
+    """QEMU with nothing but a serial console. It dies with us, even when we are killed with SIGKILL.
+
+    ``control``: a socket to be made, by which memory can be plugged (`plug`).
+    """
+    memory = [str(memory_mib)]
+    if control is not None:
+        memory = [f"{memory_mib},slots={PLUGS},maxmem={memory_mib + PLUGGED_MIB}M"]
+        memory += ["-qmp", f"unix:{control},server=on,wait=off"]
     return [
         "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
         "-serial", "stdio", "-no-reboot", "-net", "none", "-machine", "q35", *acceleration(accel),
-        "-m", str(memory_mib), "-smp", str(cpus),
+        "-smp", str(cpus), "-m", *memory,
     ]  # fmt: skip
+
+
+def plug(control: Path, mib: int, number: int) -> None:
+    """Plug a module of memory into a guest. Raises OSError with QEMU's reason."""
+    name = f"plug{number}"
+    steps: tuple[tuple[str, dict[str, object]], ...] = (
+        ("qmp_capabilities", {}),
+        ("object-add", {"qom-type": "memory-backend-ram", "id": name, "size": mib * MIB}),
+        ("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": name}),
+    )
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PROBE_S)
+        sock.connect(str(control))
+        answers = sock.makefile()
+        answers.readline()  # its greeting
+        for execute, arguments in steps:
+            sock.sendall(json.dumps({"execute": execute, "arguments": arguments}).encode() + b"\n")
+            answer = next(found for found in map(json.loads, answers) if "event" not in found)
+            if "error" in answer:
+                raise OSError(f"{execute}: {answer['error']['desc']}")
 
 
 @cache
@@ -240,6 +273,8 @@ def boot(image: Image, command: str, options: Options, results: Path, show: Call
         tempfile.TemporaryDirectory(prefix="run-", dir=image.disk.parent) as place,
         open(results / "console.log", "w") as log,
     ):
+        control = Path(place, "qmp")
+        plugged = 0
         project, back = Path(place, "project.tar"), Path(place, "results.tar")
         pack(project, command)
         with open(back, "xb") as file:
@@ -262,8 +297,15 @@ def boot(image: Image, command: str, options: Options, results: Path, show: Call
             log.write(text + "\n")
             log.flush()
             show(text)
+            if text.startswith(PLUG):
+                nonlocal plugged
+                plugged += 1
+                try:
+                    plug(control, int(text.removeprefix(PLUG).split()[0]), plugged)
+                except (OSError, ValueError, StopIteration) as error:
+                    show(f"no memory is plugged: {error}")
 
-        run = ["env", f"TMPDIR={place}", *machine(accel, options.memory_mib, options.cpus), *nvme]
+        run = ["env", f"TMPDIR={place}", *machine(accel, options.memory_mib, options.cpus, control), *nvme]
         run += ["-kernel", str(image.vmlinuz), "-append", " ".join(words).strip()]
         why, seconds = watch(run, options.deadline_s, line)
         code = unpack(back, results)

@@ -128,6 +128,7 @@ def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available:
     gauge: Any = Gauge.__new__(Gauge)
     gauge.arming, gauge._met, gauge._look_ns = Armed(), 0, float(pace.TURN_NS)
     gauge._source = SimpleNamespace(is_exact=True)
+    gauge.take_capacities = lambda: None
     gauge._config, gauge._node = SimpleNamespace(max_fill_rate=rate), None
     gauge._cpus, gauge._huge_page = 2, 2 * MIB
     gauge._stats = SimpleNamespace(set=stats.__setitem__, add=lambda _: None)
@@ -156,7 +157,10 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
     asked = []
     hot: Any = Hot.__new__(Hot)
     arming = SimpleNamespace(rereads=True)
-    hot.gauge = SimpleNamespace(look=lambda *_: False, arming=arming, headroom=headroom, crossed=crossed)
+    recapped = False
+    hot.gauge = SimpleNamespace(
+        look=lambda *_: False, arming=arming, headroom=headroom, crossed=crossed, recapped=recapped
+    )
     hot.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
     hot.look(5)
     assert len(asked) == passes

@@ -1,0 +1,172 @@
+"""The capacity is what it is now: limits and the machine's memory change under a daemon that runs for months."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.actions.oomadj import OomScores
+from monitor.daemon.gauge import Gauge
+from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
+from monitor.kernel import cgroupfs, meminfo
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import LabNode
+from monitor.policy.thresholds import parse_thresholds
+from tests import live
+from tests.daemon.hot_node import hard, hot_node
+
+pytestmark = pytest.mark.kernel
+MIB, GIB = live.MIB, 1 << 30
+CHANGED = "the capacity has changed; thresholds follow it"
+BLOCKS = Path("/sys/devices/system/memory")
+
+
+def test_the_call_says_what_the_file_says() -> None:
+    memory = meminfo.MemTotal()
+    assert memory._by_call
+    assert memory.now() == meminfo.mem_total()
+
+
+def test_where_the_file_is_another_machines_it_is_read_again(tmp_path: Path) -> None:
+    """As in a container with lxcfs; and the file changes."""
+    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
+    memory = meminfo.MemTotal(tmp_path / "meminfo")
+    assert memory.now() == MIB
+    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\n")
+    assert memory.now() == 4 * MIB
+
+
+def test_every_line_follows_the_machines_memory() -> None:
+    """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
+    thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
+    told: list[dict[str, Any]] = []
+    with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:
+        gauge: Any = Gauge.__new__(Gauge)
+        gauge.table, gauge.recapped, gauge._tell = watch.table, False, told.append
+        gauge._config = SimpleNamespace(reserved=1 * GIB, enforce=False, trigger="user")
+        memory = [8 * GIB]
+        gauge._memory = SimpleNamespace(now=lambda: memory[0])
+        version = cgroupfs.detect().version
+        node = make_watch(watch.table, "node", NODE_SIGNAL, None, 8 * GIB, thresholds, version)
+        pods = make_watch(watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 7 * GIB, thresholds, version)
+        gauge.watches = [node, pods]
+        gauge._capacity = gauge._total = 8 * GIB
+        gauge.take_capacities()
+        assert (gauge.recapped, told) == (False, [])
+        for now in (16 * GIB, 4 * GIB):
+            memory[0] = now
+            gauge.take_capacities()
+            assert (node.capacity, node.lines) == (now, (now // 4,))
+            assert pods.capacity == now - GIB, "without a limit of its own"
+            assert pods.lines[0] == (now - GIB) // 2
+            assert gauge.recapped
+            gauge.arm_thresholds()
+            assert not gauge.recapped
+            assert -MIB < watch.table.room(node.index) - (now - now // 4 - watch.table.working_set(node.index)) < MIB
+            assert [record["now"] for record in told] == [now, now - GIB]
+            gauge.take_capacities()
+            assert len(told) == 2, "said once"
+            told.clear()
+        cgroupfs.set_limit(kubepods, 2 * GIB)
+        gauge.take_capacities()
+        assert (node.capacity, pods.capacity) == (4 * GIB, 2 * GIB)
+        pods.close()
+
+
+@contextmanager
+def stopped(daemon: LabDaemon) -> Iterator[None]:
+    """The hot process sees nothing meanwhile."""
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.once
+def test_nobody_dies_for_a_crossing_of_a_line_that_is_not_there_any_more() -> None:
+    """Memory was added between the crossing and the look at its record."""
+    with hot_node() as node:
+        pod = node.add_pod("pod")
+        with live.daemon(node, *hard(40), "--enforce") as daemon:
+            hog = live.filled(node, pod, 70)
+            live.until(lambda: live.metric(daemon, "armed") == 1, "it to watch closely")
+            with stopped(daemon):
+                more = live.filled(node, pod, 30)
+                cgroupfs.set_limit(node.cgroup, 256 * MIB)
+            record = live.message(daemon, CHANGED)
+            assert (record["before"], record["now"]) == (128 * MIB, 256 * MIB)
+            live.until(lambda: live.metric(daemon, 'memory_capacity_bytes{domain="node"}') == 256 * MIB, "the metric")
+            live.ended(daemon)
+            assert live.messages(daemon, "evicting") == []
+            assert len(live.messages(daemon, CHANGED)) == 1
+            assert hog.process.poll() is None
+            assert more.process.poll() is None
+
+
+def test_oom_scores_follow_the_capacity(tmp_path: Path) -> None:
+    """A Burstable container's value is a share of the node's memory."""
+    told: list[dict[str, Any]] = []
+    with hot_node() as node:
+        pod = node.add_pod("pod", "Burstable", request=64 * MIB)
+        from monitor.pods.source import open_source
+
+        source = open_source(f"manifests:{node.manifests}", cgroupfs.detect(), 1 * GIB)
+        source.poll()
+        (found,) = source.pods.values()
+        scores = OomScores(cgroupfs.detect(), 1 * GIB, False, lambda *_, **fields: told.append(fields))
+        scores.set_pod(found)
+        before = scores._pods[pod.uid].scores["c0"]
+        scores.set_capacity(2 * GIB)
+        assert (before, scores._pods[pod.uid].scores["c0"]) == (1000 - 62, 1000 - 31)
+
+
+def online_blocks() -> set[Path]:
+    return {block for block in BLOCKS.glob("memory[0-9]*") if (block / "state").read_text().strip() == "online"}
+
+
+@pytest.mark.expendable
+def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
+    """The host plugs a module when it reads the line on the console (scripts/vm/guest.py); a block is taken offline."""
+    (BLOCKS / "auto_online_blocks").write_text("online_movable")  # what the kernel keeps nothing in can be taken away
+    before, blocks = meminfo.mem_total(), online_blocks()
+    with LabNode("test-plug", 1 << 40) as node:
+        pod = node.add_pod("pod", "Burstable", request=64 * MIB)
+        live.filled(node, pod, 8)
+        with live.daemon(node, "--eviction-hard", "memory.available<10%", machine=True) as daemon:
+
+            def said(since: int) -> tuple[int, int]:
+                record = live.message(daemon, CHANGED, since, domain="node")
+                return record["before"], record["now"]
+
+            def shown() -> float:
+                return live.metric(daemon, 'memory_capacity_bytes{domain="node"}')
+
+            def line() -> float:
+                return live.metric(daemon, 'threshold_bytes{kind="hard",signal="memory.available"}')
+
+            assert shown() == before
+            Path("/dev/console").write_text("\nguest: plug 256\n")
+            live.until(lambda: meminfo.mem_total() > before, "the memory to be there")
+            live.until(lambda: shown() == meminfo.mem_total(), "the metric to follow")
+            plugged = meminfo.mem_total()
+            assert plugged >= before + 200 * MIB
+            assert line() == pytest.approx(plugged / 10, rel=1e-6)
+            mark = len(daemon.log)
+            assert said(0)[0] == before
+
+            for block in sorted(online_blocks() - blocks):
+                (block / "state").write_text("offline")
+            live.until(lambda: shown() == meminfo.mem_total(), "the metric to follow again")
+            assert meminfo.mem_total() <= plugged - 200 * MIB
+            assert said(mark)[1] == meminfo.mem_total()
+            live.ended(daemon)
+            assert live.messages(daemon, "evicting") == []
+            assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is said once"
