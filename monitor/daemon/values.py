@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from monitor.pods.owner import changed_by, mend
 from monitor.pods.spec import check_spec
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
@@ -162,6 +164,9 @@ def pods(value: Any) -> str:
         return kind
     if not os.path.isdir(directory):
         raise ValueError(f"{directory} is not a directory; make it, or name another one: --pods manifests:DIR")
+    problem = changed_by(Path(directory))
+    if problem:
+        raise ValueError(f"{problem}, who could have any pod killed; {mend(problem)}, or name another directory")
     return f"manifests:{os.path.abspath(directory)}"
 
 

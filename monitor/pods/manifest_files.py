@@ -10,6 +10,7 @@ from typing import Any
 
 from monitor import documents
 from monitor.documents import UnreadableError, decoded, one_line, shown
+from monitor.pods.owner import changed_by, mend
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
 
@@ -48,9 +49,14 @@ def is_manifest_name(name: str) -> bool:
 
 
 def read(path: Path) -> Parsed:
-    """Parse one file. Never waits for a writer, as opening a FIFO would; a network file system may still be slow."""
+    """Parse one file, which root alone may have written. Never waits for a writer, as opening a FIFO would; a network
+    file system may still be slow.
+    """
     try:
         data = documents.read_bytes(path)
+        problem = changed_by(path)
+        if problem:
+            return Parsed(problems=(f"{path}: {problem}, who could have any pod killed; {mend(problem)}",))
     except documents.NotAFileError as e:
         return Parsed(problems=(f"{path}: {e}; remove it",))
     except OSError as e:

@@ -22,6 +22,7 @@ from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
 from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
+from monitor.pods.owner import changed_by, mend
 
 _KEY = f"metadata.annotations[{POD_CGROUP}]"
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.
@@ -58,6 +59,12 @@ class ManifestSource(PodSource):
             raise ConfigError(
                 f"--pods manifests:{directory}: {directory} {what}", "create it, or name the directory of manifests"
             )
+        problem = changed_by(directory)
+        if problem:
+            raise ConfigError(
+                f"--pods manifests:{directory}: {problem}, who could have any pod killed",
+                f"{mend(problem)}, or name another directory",
+            )
         super().__init__(hierarchy, node, spared)
         self.directory = directory
         self._files: dict[str, _File] = {}
@@ -86,7 +93,15 @@ class ManifestSource(PodSource):
                 self._files[event.name].stamp = None
         scan = Scan(watch={self.directory: FILES})
         try:
-            self._read_files()
+            problem = changed_by(self.directory)
+            if problem:
+                scan.problems.append(
+                    f"{self.directory}: {problem}, who could have any pod killed: its last manifests stay in use; "
+                    f"{mend(problem)}"
+                )
+                scan.unsettled = True
+            else:
+                self._read_files()
         except OSError as e:
             scan.problems.append(f"{self.directory}: {e.strerror}; its last manifests stay in use until it is back")
             scan.unsettled = True

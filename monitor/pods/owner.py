@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+
+#: As many as the kernel follows (MAXSYMLINKS).
+_MOST_LINKS = 40
 
 
 def distrust(path: Path, root: Path) -> str:
@@ -29,3 +33,42 @@ def others(path: Path, status: os.stat_result) -> str:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others"
     return ""
+
+
+def mend(problem: str) -> str:
+    """What to do about what `others` or `changed_by` said."""
+    path, _, rest = problem.partition(" belongs to")
+    return f"chown root {path}" if rest else f"chmod go-w {problem.partition(' (mode ')[0]}"
+
+
+def changed_by(path: Path) -> str:
+    """Who else than root, or whoever asks, could change what this path leads to: by the file or directory itself, or by
+    any directory or symbolic link on the way. "" if nobody.
+
+    In a sticky directory others may make files, but not replace ours. A read-only mount is written to by nobody,
+    whatever the modes: the kubelet mounts a ConfigMap with 0777. Raises OSError.
+    """
+    rest = [part for part in os.path.abspath(path).split("/") if part][::-1]
+    at, links = "/", 0
+    while True:
+        status = os.lstat(at)
+        if stat.S_ISLNK(status.st_mode):
+            problem = "" if status.st_uid in (0, os.geteuid()) else f"{at} belongs to user {status.st_uid}"
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = os.readlink(at)
+            rest += [part for part in target.split("/") if part][::-1]
+            at = "/" if target.startswith("/") else os.path.dirname(at)
+        else:
+            problem = others(Path(at), status)
+            shared = rest and status.st_uid == 0 and status.st_mode & stat.S_ISVTX
+            if problem and status.st_uid in (0, os.geteuid()) and (shared or os.statvfs(at).f_flag & os.ST_RDONLY):
+                problem = ""
+            if not rest and not problem:
+                return ""
+        if problem:
+            return problem
+        if rest:
+            part = rest.pop()
+            at = os.path.normpath(os.path.join(at, part))

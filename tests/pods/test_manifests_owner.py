@@ -1,0 +1,261 @@
+"""Manifests say who is killed: they are read only where root alone can have written them, as the state directory is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.daemon.settings import build
+from monitor.errors import ConfigError
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.owner import changed_by
+from monitor.pods.source import Change, PodSource, open_source
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")
+GI = 1 << 30
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path, folder: Path) -> Iterator[PodSource]:
+    for name in ("a", "b"):
+        (tmp_path / "cg" / name).mkdir(parents=True)
+        (tmp_path / "cg" / name / "cgroup.procs").touch()
+        write(folder / f"{name}.json", name)
+    opened = open_source(f"manifests:{folder}", Hierarchy(2, tmp_path / "cg"), 16 * GI)
+    yield opened
+    opened.close()
+
+
+def write(path: Path, name: str, priority: int = 7) -> None:
+    meta = {"name": name, "uid": f"uid-{name}", "annotations": {"outrace/cgroup": name}}
+    pod = {"kind": "Pod", "metadata": meta, "spec": {"priority": priority, "containers": [{"name": "main"}]}}
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(pod))
+    temporary.rename(path)
+
+
+def names(change: Change) -> list[str]:
+    return [found.pod.name for found in change.updated]
+
+
+def user_writes(script: str, directory: Path) -> None:
+    """What user 65534 does in a directory."""
+    subprocess.run(
+        ["sh", "-ec", script], cwd=directory, user=NOBODY, group=NOBODY, extra_groups=[], check=True, timeout=60
+    )
+
+
+@contextmanager
+def entered(path: Path) -> Iterator[None]:
+    """pytest's directories, open to other users for a while."""
+    closed = [(p, p.stat().st_mode) for p in (path, *path.parents) if p.stat().st_uid == 0 and not p.stat().st_mode & 1]
+    for directory, mode in closed:
+        directory.chmod(mode | 0o111)
+    try:
+        yield
+    finally:
+        for directory, mode in closed:
+            directory.chmod(mode)
+
+
+def looked(source: PodSource) -> Change:
+    """What changed, as soon as it is looked again."""
+    deadline = time.monotonic() + 60
+    while (change := source.poll()) == Change():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return change
+
+
+# ---- the directory
+
+
+@pytest.mark.parametrize("wrong", ["owner", "group", "others", "above", "link"])
+def test_a_directory_that_others_may_write_in_is_refused(
+    tmp_path: Path, folder: Path, source: PodSource, wrong: str
+) -> None:
+    named = folder
+    if wrong == "owner":
+        os.chown(folder, NOBODY, -1)
+    elif wrong == "above":
+        tmp_path.chmod(0o777)
+    elif wrong == "link":
+        named = tmp_path / "link"
+        named.symlink_to(folder)
+        os.chown(named, NOBODY, -1, follow_symlinks=False)
+    else:
+        folder.chmod(0o775 if wrong == "group" else 0o757)
+    bad = {"above": tmp_path, "link": named}.get(wrong, folder)
+    problem = f"{bad} belongs to user {NOBODY}" if wrong in ("owner", "link") else f"{bad} (mode "
+    remedy = f"chown root {bad}" if wrong in ("owner", "link") else f"chmod go-w {bad}"
+    for refuse in (
+        lambda: build({"pods": f"manifests:{named}"}),
+        lambda: open_source(f"manifests:{named}", Hierarchy(2, tmp_path), 16 * GI),
+    ):
+        with pytest.raises(ConfigError) as error:
+            refuse()
+        assert error.value.exit_code == 2
+        assert problem in str(error.value)
+        assert remedy in str(error.value)
+    if named == folder:
+        assert source.poll().problems[0].startswith(f"{folder}: {problem}")
+
+
+def test_while_others_may_write_in_it_its_last_manifests_stay(folder: Path, source: PodSource) -> None:
+    assert names(source.poll()) == ["a", "b"]
+    folder.chmod(0o777)
+    with entered(folder):
+        user_writes("rm -f a.json; echo '{}' > new; mv -f new b.json", folder)
+    change = source.poll()
+    assert (change.updated, change.removed) == ([], [])
+    [problem] = change.problems
+    assert "can be written by others, who could have any pod killed: its last manifests stay in use" in problem
+    folder.chmod(0o755)
+    change = looked(source)
+    assert change.removed == ["uid-a"]
+    assert any(f"b.json belongs to user {NOBODY}" in problem for problem in change.problems)
+
+
+def test_a_directory_of_the_users_own_is_for_his_own_looks(tmp_path: Path) -> None:
+    """`outrace explain` as another user: whoever asks may trust himself."""
+    own = tmp_path / "own"
+    own.mkdir()
+    os.chown(own, NOBODY, NOBODY)
+    code = f"from pathlib import Path; from monitor.pods.owner import changed_by; print(changed_by(Path({str(own)!r})))"
+    with entered(tmp_path):
+        done = subprocess.run(
+            ["/usr/bin/env", "python3", "-c", code],
+            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if "Permission denied" in done.stderr or "No module" in done.stderr:
+        pytest.skip("the code cannot be read as another user here")
+    assert done.stdout == "\n", done.stderr
+
+
+# ---- its files
+
+
+def own(path: Path) -> None:
+    os.chown(path, NOBODY, -1)
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize("spoil", [own, open_to_all])
+def test_a_file_of_others_is_refused_and_the_rest_stays_in_force(
+    folder: Path, source: PodSource, spoil: Callable[[Path], None]
+) -> None:
+    spoil(folder / "a.json")
+    change = source.poll()
+    assert names(change) == ["b"]
+    [problem] = change.problems
+    assert problem.startswith(f"{folder}/a.json: {folder}/a.json ")
+    assert "who could have any pod killed; ch" in problem
+    assert problem.endswith(f"{folder}/a.json")
+
+
+def test_a_file_that_came_to_be_anothers_keeps_its_last_good_pods(folder: Path, source: PodSource) -> None:
+    assert names(source.poll()) == ["a", "b"]
+    write(folder / "a.json", "a", priority=-1000)
+    own(folder / "a.json")
+    change = source.poll()
+    assert (change.updated, change.removed) == ([], [])
+    assert "still used as it was: default/a" in change.problems[0]
+    assert source.pods["uid-a"].pod.priority == 7
+
+
+@pytest.mark.parametrize("wrong", ["", "target", "directory", "link on the way", "sticky link"])
+def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
+    tmp_path: Path, folder: Path, source: PodSource, wrong: str
+) -> None:
+    assert names(source.poll()) == ["a", "b"]
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    target = home / "c.json"
+    (tmp_path / "cg" / "c").mkdir()
+    (tmp_path / "cg/c/cgroup.procs").touch()
+    write(target, "c")
+    way = target
+    if wrong == "target":
+        own(target)
+    elif wrong == "directory":
+        own(home)
+    elif wrong == "link on the way":
+        # Root's own file at its end, and a link in between that the user points wherever he likes.
+        middle = tmp_path / "middle"
+        middle.mkdir()
+        (middle / "c.json").symlink_to(target)
+        own(middle)
+        way = middle / "c.json"
+    elif wrong == "sticky link":
+        sticky = tmp_path / "sticky"
+        sticky.mkdir()
+        sticky.chmod(0o1777)
+        with entered(sticky):
+            user_writes(f"ln -s {target} c.json", sticky)
+        way = sticky / "c.json"
+    (folder / "c.json").symlink_to(way)
+    change = source.poll()
+    assert names(change) == ([] if wrong else ["c"])
+    assert len(change.problems) == bool(wrong)
+    if wrong:
+        assert f"belongs to user {NOBODY}, who could have any pod killed" in change.problems[0]
+
+
+def test_a_sticky_directory_on_the_way_is_no_danger(tmp_path: Path) -> None:
+    """/tmp: nobody else can replace what is root's in it."""
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    (sticky / "pods").mkdir(mode=0o755)
+    assert changed_by(sticky / "pods") == ""
+    assert "can be written by others" in changed_by(sticky)  # but it is no directory of manifests itself
+
+
+def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
+    """The kubelet mounts it read-only with mode 0777, with a link to the directory of its version."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("unshare --mount is not allowed here")
+    volume = tmp_path / "volume"
+    (volume / "..2026_01").mkdir(parents=True)
+    (volume / "..2026_01/a.yaml").write_text("x")
+    (volume / "..data").symlink_to("..2026_01")
+    (volume / "a.yaml").symlink_to("..data/a.yaml")
+    volume.chmod(0o777)
+    code = (
+        "from pathlib import Path; from monitor.pods.owner import changed_by; "
+        f"print([changed_by(Path(p)) for p in ({str(volume)!r}, {str(volume / 'a.yaml')!r})])"
+    )
+    mount = f'mount --bind {volume} {volume}; mount -o remount,ro,bind {volume}; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", mount, "sh", "python3", "-c", code],
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['', '']\n", done.stderr
+    assert "(mode 777) can be written by others" in changed_by(volume)
