@@ -59,25 +59,36 @@ def state_dir(hook: str = loader.AUTO) -> Path:
 def _state_dir(_: str) -> Path:
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
+    _also_remove(directory)
+    _also_remove(loader.instance_directory(directory))
+    _shared.callback(loader.unload, loader.instance_directory(directory))
+    return directory
+
+
+@cache
+def _watcher() -> subprocess.Popen[bytes]:
+    """Removes what it is told of when this process has ended, also after kill -9."""
     watcher = subprocess.Popen(
         [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    assert watcher.stdin is not None
-    for path in (directory, loader.instance_directory(directory)):
-        watcher.stdin.write(f"dir {path}\n".encode())
-    watcher.stdin.flush()
 
-    def clean() -> None:
+    def end() -> None:
         assert watcher.stdin is not None
-        loader.unload(loader.instance_directory(directory))
         watcher.stdin.close()
         watcher.wait()
 
-    _shared.callback(clean)
-    return directory
+    atexit.register(end)
+    return watcher
+
+
+def _also_remove(directory: Path) -> None:
+    stdin = _watcher().stdin
+    assert stdin is not None
+    stdin.write(f"dir {directory}\n".encode())
+    stdin.flush()
 
 
 #: What removes the pins that all tests share: the session's end, or the interpreter's.
@@ -110,6 +121,7 @@ def lend_pins(state: Path) -> None:
     state.mkdir(mode=0o750, exist_ok=True)
     if (state_dir() / loader.REFUSED).exists():
         shutil.copy(state_dir() / loader.REFUSED, state)
+    _also_remove(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()
     shared = Pins.open(source)

@@ -25,6 +25,7 @@ from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
 from monitor.daemon.patience import Patience
+from monitor.daemon.pulse import Pulse
 from monitor.daemon.registry import Registry
 from monitor.daemon.service import Service
 from monitor.daemon.sleep import Sleep
@@ -54,6 +55,7 @@ class Hot:
         self.stats = SharedStats.inherit(STATS_FD)
         self.service = Service()
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
+        self.pulse = Pulse(self.stats, self.side.timer)
         self.epoll = select.epoll()
         self.sleep = Sleep(self.epoll)
         self.source = open_source(config)
@@ -295,8 +297,7 @@ class Hot:
             due = min(due, self.patience.next_look_ns)
         if self.dirty or self.records.eventful:
             due = min(due, self.publish_ns + PUBLISH_NS)
-        if not self.side.pid:
-            due = min(due, self.side.next_start_ns)
+        due = min(due, self.pulse.next_ns if self.side.pid else self.side.next_start_ns)
         left_ns = self.records.due_ns()
         return due if left_ns is None else min(due, left_ns)
 
@@ -315,6 +316,7 @@ class Hot:
         self.records.open(self.epoll)
         self.vigil = Vigil(self.gauge, self.decider, self.records.read_events, self.look)
         self.epoll.register(self.wake_fd, select.EPOLLIN)
+        self.epoll.register(self.side.timer.fileno(), select.EPOLLIN)
 
         self.watch_thresholds()
         self.look(time.monotonic_ns())
@@ -327,9 +329,12 @@ class Hot:
             self.log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def start_side(self) -> None:
+        """Raises OSError: it is tried again when the backoff is over."""
+        now = time.monotonic_ns()
         self.resent: set[str] = set()  # pods this side has told of
-        if not self.side.adopt(time.monotonic_ns()):
-            self.side.start(time.monotonic_ns())
+        self.pulse.begin(now)
+        if not self.side.adopt(now):
+            self.side.start(now)
         assert self.side.sock is not None
         self.stats.add("side_starts")
         SPARED.add(self.side.pid)
@@ -338,12 +343,32 @@ class Hot:
 
     def side_ended(self) -> None:
         """It is started again; the epoll forgets descriptors as they are closed."""
+        hung, killed = self.hung, self.side.is_killed
         status = self.side.reap()
+        self._without_side()
+        if not self.stopping:
+            why = f"{hung}: it was killed" if killed else f"ended (wait status {status})"
+            self.complaint = f"the side process {why} and was started again"
+
+    def _without_side(self) -> None:
         self.slow.forget()
         self.decider.run_pass()  # what the side told of counts no more
-        if not self.stopping:
-            self.complaint = f"the side process ended (wait status {status}) and was started again"
 
+    def look_at_side(self, now_ns: int) -> None:
+        """A side that hangs is killed, and one that does not even die is not waited for."""
+        if self.side.is_overdue(now_ns):
+            self.complaint = f"the side process {self.hung}: it was killed, does not end, and another was started"
+            self.side.leave()
+            self._without_side()
+            return
+        self.side.forget_read()
+        why = self.pulse.look(now_ns, self.side.pid)
+        if why and not self.side.is_killed:
+            self.hung = why
+            self.stats.add("side_hangs")
+            self.side.kill(now_ns)
+
+    hung = ""  # why the side was killed
     complaint = ""  # for the next side to log
 
     def stop(self, *_: Any) -> None:
@@ -385,6 +410,8 @@ class Hot:
             self.report(now)
             if not self.side.pid and now >= self.side.next_start_ns:
                 self.start_side()
+            elif self.side.pid and now >= self.pulse.next_ns:
+                self.look_at_side(now)
             self.vigil.keep()
 
     def dispatch(self, fd: int) -> None:
@@ -395,6 +422,10 @@ class Hot:
             self.hear()
         elif fd == self.side.pidfd:
             self.side_ended()
+        elif fd == self.side.timer.fileno():
+            self.pulse.missed()
+        elif self.side.left(fd):
+            pass  # killed long ago
         elif fd == self.wake_fd:
             os.read(fd, 64)
         elif self.evictor.ended(fd):

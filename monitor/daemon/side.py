@@ -16,19 +16,22 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.oomadj import OomScores
 from monitor.daemon import channel
-from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
+from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
 from monitor.daemon.diskwatch import DiskWatch
 from monitor.daemon.news import News, label
 from monitor.daemon.overbudget import OverBudget
 from monitor.daemon.podwatch import PodWatch
+from monitor.daemon.pulse import BEAT_NS, ENDING, TURNING, Beat
 from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.alarms import Timer
 from monitor.kernel.disks import find_disks
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import hurry
@@ -51,6 +54,8 @@ _RETELL_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
+#: What is worth hearing although it was told to a side that died: what happened, not what is.
+_OF_INCIDENTS = frozenset({"log", "cross", "clear", "decision", "killed", "evicted", "oom", "flight"})
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
 #: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
@@ -67,8 +72,12 @@ _SEND_TIMEOUT_S = 2
 class Side:
     """The state of the side process and its main loop."""
 
-    def __init__(self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket) -> None:
+    def __init__(
+        self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
+    ) -> None:
         self.config = config
+        self.pulse = Beat(stats, timer)
+        self.pulse.beat()
         self.sock = sock
         self.listener = listener
         self.lines = Worker("log", _LINES)
@@ -119,7 +128,7 @@ class Side:
         """Serve until the channel closes."""
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.pods.start()
-        self.pods.wait_known(_FIRST_LOOK_S)
+        self._wait_for_pods()
         first = self._learn()
         self._open_pins()
         self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
@@ -138,11 +147,13 @@ class Side:
         log_fd = self.races.fileno() if self.races is not None else None
         if log_fd is not None:
             poll.register(log_fd, select.POLLIN)
+        self._hear_left()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
+        self.pulse.enter(TURNING)
         while not self._ending:
             self._guarded(self.scores.settle)
-            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
+            ready = self._wait(poll)
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
@@ -168,8 +179,38 @@ class Side:
             if self.races is not None and self.races.due_s() <= 0:
                 self.races.turn()
 
-    def _timeout_ms(self) -> float | None:
-        """How long to wait for an event; None when there is nothing else to do."""
+    def _wait_for_pods(self) -> None:
+        """For the first look at them, but not for ever."""
+        deadline = time.monotonic() + _FIRST_LOOK_S
+        while time.monotonic() < deadline and not self.pods.wait_known(BEAT_NS / 2e9):
+            self.pulse.beat()
+
+    def _hear_left(self) -> None:
+        """What the hot process told a side that died before it read it: of incidents alone, the rest is not true any
+        more.
+        """
+        for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
+            with socket.socket(fileno=fd) as left:
+                for message in channel.leftover(left):
+                    self.pulse.beat()
+                    if message["t"] in _OF_INCIDENTS and self.news.hear(message) and self.races is not None:
+                        self.races.hear(message)
+
+    def _wait(self, poll: select.poll) -> set[int]:
+        """The descriptors that are ready; none when something is due without an event. A beat is no turn: that would
+        cost ten times as much.
+        """
+        due_ms = self._timeout_ms()
+        deadline = time.monotonic() + due_ms / 1000
+        while True:
+            ready = {fd for fd, _ in poll.poll(min(due_ms, BEAT_NS / 1e6))}
+            self.pulse.beat()
+            due_ms = (deadline - time.monotonic()) * 1000
+            if ready or due_ms <= 0:
+                return ready
+
+    def _timeout_ms(self) -> float:
+        """How long to wait for an event; infinite when there is nothing else to do."""
         waits = [_RETELL_S * 1000] if self._untold or not self.view.synced else []
         due_ns = self.scores.due_ns()
         if due_ns is not None:
@@ -179,7 +220,7 @@ class Side:
             waits.append(max(0, over_ns - time.monotonic_ns()) / 1e6)
         if self.races is not None:
             waits.append(self.races.due_s() * 1000)
-        return min(waits, default=None)
+        return max(0.0, min(waits, default=inf))
 
     def wake(self) -> None:
         """Make the loop turn, from another thread: there is news of the pods, or somebody wants to see it turn."""
@@ -187,6 +228,7 @@ class Side:
 
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
+        self.pulse.enter(ENDING)
         self.disks.close(_CLOSE_S)
         self.spare.tell(at_once=True)
         if self.races is not None:
@@ -207,6 +249,7 @@ class Side:
 
     def _read_channel(self) -> None:
         for message in channel.drain(self.sock, _BATCH):
+            self.pulse.beat()
             if message is None:
                 self._ending = True
                 return
@@ -338,6 +381,7 @@ class Side:
                         message=admission.message,
                     )
             self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
+            self.pulse.beat()
 
     def _tell_hot(self) -> None:
         """Send what the hot process does not know yet; what does not get through is tried again at the next look."""
@@ -379,7 +423,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")
     try:
-        side = Side(config, sock, stats, listener)
+        timer = Timer(int(os.environ[PULSE_FD]) if PULSE_FD in os.environ else None)
+        side = Side(config, sock, stats, listener, timer)
         signal.signal(signal.SIGTERM, lambda *_: side.stop())
         side.run()
     except MonitorError as error:

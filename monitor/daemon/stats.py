@@ -47,6 +47,10 @@ COUNTERS = (
     "channel_sent",
     "channel_dropped",  # messages for the side dropped because its socket was full or it was away
     "side_starts",
+    "side_hangs",  # sides that were killed because they hung
+    "side_beat_ns",  # the side's last turn (CLOCK_MONOTONIC), written by the side (monitor/daemon/pulse.py)
+    "side_start_cpu_ns",  # CPU time that its start took; written by the side
+    "side_stage",  # whether it starts, turns or ends; written by the side
     "arms",
     "disarms",
     "armed",  # 1 while the fine-grained program is attached
@@ -93,7 +97,7 @@ SIZE = 8 * (len(_NAMES) + len(HISTOGRAMS) * _HIST_WIDTH)
 
 
 class SharedStats:
-    """A page of unsigned 64-bit counters by name; one writer, any number of readers."""
+    """A page of unsigned 64-bit counters by name; one writer of each, any number of readers."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -32,13 +32,18 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """A timerfd: readable once after the time set. (os.timerfd_create came with Python 3.13.)"""
+    """A timerfd: readable once after the time set. (os.timerfd_create came with Python 3.13.)
+
+    ``fd``: one that there is already, as another process may have inherited it.
+    """
 
     events = select.EPOLLIN
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int | None = None) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if fd is None:
+            fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = fd
         if self._fd < 0:
             raise CannotError(f"no timerfd: {os.strerror(ctypes.get_errno())}", "raise RLIMIT_NOFILE")
         self._spec = _Itimerspec()

@@ -7,6 +7,7 @@ to end along with the node, `dir PATH` a directory to remove, `freezer PATH` a v
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -16,6 +17,8 @@ import time
 
 #: SIGKILLed processes of a full cgroup are gone in milliseconds; this is for a machine that is busy otherwise.
 PATIENCE_S = 20.0
+#: Where directories of pins are, which goes with the last of them (`monitor.kernel.pins.ROOT`, not imported here).
+_PINS = "/sys/fs/bpf/outrace/"
 
 
 def _members(directory: str) -> list[int]:
@@ -94,6 +97,9 @@ def clean(cgroup: str, pidfds: list[int], directories: list[str], freezers: list
     removed = [remove_tree(tree) for tree in (cgroup, *freezers)]  # all of them, whatever becomes of the first
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
+        if directory.startswith(_PINS):
+            with contextlib.suppress(OSError):  # the pins of others are there
+                os.rmdir(os.path.dirname(directory))
     return all(removed)
 
 

@@ -61,6 +61,7 @@ _COUNTERS = {
     "eviction_waits_cut": "Such waits that were cut short because other pods grew.",
     "step_downs": "Rungs of the hook ladder left while running.",
     "side_starts": "Starts of the side process.",
+    "side_hangs": "Side processes that were killed because they hung.",
     "arms": "Times the fine-grained program was attached.",
     "disarms": "Times the fine-grained program was detached.",
     "rests": "Times that steps, kills and reclaim were let be for a while: they had had a fifth of the time.",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -33,14 +36,83 @@ def test_a_stopped_side_delays_nothing(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, "--enforce", *hard(16)) as daemon:
         hog = node.start_hog(pod, mib=256)
-        os.kill(side_of(daemon), signal.SIGSTOP)
+        side = side_of(daemon)
+        os.kill(side, signal.SIGSTOP)
         try:
             hog.go()
             assert hog.wait() == -signal.SIGKILL
             assert node.oom_kills() == 0
         finally:
-            os.kill(side_of(daemon), signal.SIGCONT)
+            with suppress(ProcessLookupError):  # replaced already: `test_a_side_that_hangs_is_replaced`
+                os.kill(side, signal.SIGCONT)
         evicted(daemon, pod)
+        live.ended(daemon)
+
+
+@pytest.mark.once
+def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
+    """With all that it was told of an eviction meanwhile and did not read."""
+    pod = node.add_pod("hog")
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        side = side_of(daemon)
+        gone = os.pidfd_open(side)
+        hog = node.start_hog(pod, mib=256)
+        since = len(daemon.log)
+        os.kill(side, signal.SIGSTOP)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        assert node.oom_kills() == 0
+        live.ends(gone, fd=True)
+        evicted(daemon, pod, since)
+        said = live.message(daemon, "the side process is stopped: it was killed and was started again", since)
+        assert said["level"] == "warning"
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
+        assert side_of(daemon) != side
+        assert live.metric(daemon, "side_hangs_total") == 1
+        assert live.metric(daemon, "side_starts_total") == 2
+        assert live.message(daemon, "incident", since, final=True)["verdict"]
+        assert not {n: v for n, v in daemon.metrics().items() if n.startswith("outrace_events_lost_total") and v}
+        live.ended(daemon)
+    os.close(gone)
+
+
+@pytest.mark.once
+def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
+    pod = node.add_pod("hog")
+    with live.daemon(node, "--enforce", *hard(16)) as daemon, live.freezer() as frozen:
+        side = side_of(daemon)
+        live.freeze(frozen, side)
+        said = daemon.wait_for(lambda r: "does not end, and another was started" in str(r.get("msg")))
+        assert said is not None
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
+        assert live.alive(side)
+        hog = node.start_hog(pod, mib=256)
+        hog.go()
+        evicted(daemon, pod)
+    assert node.oom_kills() == 0
+
+
+@pytest.mark.once
+def test_a_side_that_is_short_of_cpu_is_left_alone(node: LabNode) -> None:
+    """On a CPU that others have: it is waited for, however long it takes."""
+    with live.daemon(node) as daemon:
+        side = side_of(daemon)
+        cpu = min(os.sched_getaffinity(side))
+        for thread in os.listdir(f"/proc/{side}/task"):
+            os.sched_setaffinity(int(thread), {cpu})
+            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+        spin = [sys.executable, "-S", "-E", "-c", "while True: pass"]
+        others = [subprocess.Popen(spin) for _ in range(4)]
+        try:
+            for other in others:
+                os.sched_setaffinity(other.pid, {cpu})
+            time.sleep(5)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        assert side_of(daemon) == side
+        assert live.metric(daemon, "side_hangs_total") == 0
         live.ended(daemon)
 
 

@@ -130,3 +130,100 @@ def test_a_handled_signal_of_ours_is_not_ignored_in_it(side: Side) -> None:
         ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
     assert not ignored >> (signal.SIGHUP - 1) & 1
     assert not ignored >> (signal.SIGTERM - 1) & 1
+
+
+def ended(side: Side) -> int:
+    assert select.select([side.pidfd], [], [], live.TIMEOUT_S)[0]
+    return side.reap()
+
+
+def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
+    """And what was sent while there was none."""
+    side.start(time.monotonic_ns())
+    hear(side, "synced")
+    os.kill(side.pid, signal.SIGSTOP)
+    assert side.sock is not None
+    assert channel.send(side.sock, {"t": "log", "level": "info", "msg": "to the first"})
+    os.kill(side.pid, signal.SIGKILL)
+    ended(side)
+    assert side.sock is not None
+    assert channel.send(side.sock, {"t": "log", "level": "info", "msg": "to nobody"})
+    read, write = os.pipe()
+    saved = os.dup(2)
+    try:
+        os.dup2(write, 2)
+        side.start(time.monotonic_ns())
+    finally:
+        os.dup2(saved, 2)
+        os.close(write)
+        os.close(saved)
+    with open(read) as lines:
+        said = ""
+        while "to nobody" not in said:
+            assert select.select([lines], [], [], live.TIMEOUT_S)[0]
+            said += os.read(read, 65536).decode()
+        assert said.index("to the first") < said.index("to nobody")
+        live.until(lambda: side.forget_read() or not side._left, "nothing to be kept any more")
+        side.stop()
+
+
+def test_one_that_dies_at_once_again_and_again_is_started_ever_more_seldom(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pauses = []
+    for _ in range(12):
+        side.start(now[0])
+        ended(side)
+        pauses.append((side.next_start_ns - now[0]) // 10**9)
+        now[0] = side.next_start_ns
+    assert pauses == [2, 2, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    # One that has lived is no loop.
+    side.start(now[0])
+    now[0] += supervise._STEADY_NS
+    ended(side)
+    assert side.next_start_ns < now[0]
+    side.start(now[0])
+    ended(side)
+    assert side.next_start_ns == now[0] + supervise._BACKOFF_NS
+
+
+def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
+    """SIGKILL reaches nobody in an endless system call, as on a dead file server: a frozen cgroup of v1 is one."""
+    with live.freezer() as frozen:
+        side.start(time.monotonic_ns())
+        hear(side, "synced")
+        first, pidfd = side.pid, side.pidfd
+        live.freeze(frozen, first)
+        side.kill(1)
+        assert not side.is_overdue(2)
+        assert side.is_overdue(2 + supervise._KILLED_NS)
+        side.leave()
+        assert (side.pid, side.pidfd) == (0, -1)
+        side.start(time.monotonic_ns())
+        hear(side, "synced")
+        assert side.pid != first
+        assert live.alive(first)
+        assert not side.left(side.pidfd)
+    assert select.select([pidfd], [], [], live.TIMEOUT_S)[0]  # thawed
+    assert side.left(pidfd)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(first, 0)
+
+
+def test_a_side_that_cannot_be_watched_is_not_left_alone(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[int] = []
+
+    def refused(pid: int) -> int:
+        spawned.append(pid)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    with pytest.raises(OSError, match="Too many open files"):
+        side.start(time.monotonic_ns())
+    assert (side.pid, side.pidfd) == (0, -1)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(spawned[0], 0)
+    monkeypatch.undo()
