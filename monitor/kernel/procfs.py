@@ -94,6 +94,11 @@ class Process:
         lines = (self._read("status") or "").splitlines()
         return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
 
+    def shares_pids(self) -> bool:
+        """Whether it is in the pid namespace of this /proc, and in none below it."""
+        lines = (self._read("status") or "").splitlines()
+        return any(line.startswith("NSpid:") and len(line.split()) == 2 for line in lines)
+
     def namespace(self, kind: str) -> str | None:
         """A namespace of it (``pid``, ``mnt``), to compare; None if it is gone or may not be asked."""
         if self._fd is None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process, is_kernel_thread
-from monitor.pods.owner import distrust, others
+from monitor.pods.owner import others
 
 #: Slices that hold others' units, and the cgroup of process 1.
 _OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")
@@ -57,21 +58,29 @@ def daemon(pid: int) -> str:
     """The name of the machine's own daemon that a process is; "" if it is none."""
     with Process(pid) as process:
         exe = process.exe()
-        if exe is None or not _PROGRAMS.fullmatch(Path(exe.removesuffix(_DELETED)).name):
+        name = (process.comm() or "") if exe is None else Path(exe.removesuffix(_DELETED)).name
+        if not _PROGRAMS.fullmatch(name) or process.users() != {0} or not process.shares_pids():
             return ""
-        if process.users() != {0} or process.namespace("pid") != _own("pid"):
-            return ""
+        if exe is None:
+            return name  # without CAP_SYS_PTRACE its file is not told; a guess kills nobody
         program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
         if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
             known = exe.endswith(_DELETED) or _is_roots_file(program)
-            return program.name if known and not _others_in(program.parent) else ""
+            return name if known and _is_roots_place(program.parent) else ""
         # Another mount namespace: a unit's own (PrivateTmp=) has the machine's files, a container's has others.
-        return program.name if _is_same_file(pid, program) else ""
+        return name if _is_same_file(pid, program) else ""
 
 
-def _others_in(directory: Path) -> str:
-    """Who else than root can have put a program into a directory of the machine."""
-    return distrust(_outside(directory), _outside(Path("/")))
+def _is_roots_place(directory: Path) -> bool:
+    """Whether root alone can have put a program there. (In a sticky one, as /nix/store is, others replace nothing.)"""
+    try:
+        for path in (directory, *directory.parents):
+            status = os.stat(_outside(path))
+            if status.st_uid not in (0, os.geteuid()) or (others(path, status) and not status.st_mode & stat.S_ISVTX):
+                return False
+    except OSError:
+        return False
+    return True
 
 
 def _own(kind: str, pid: int | str = "self") -> str | None:
@@ -103,4 +112,4 @@ def _is_same_file(pid: int, program: Path) -> bool:
     except OSError:
         return False
     same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and not others(program, ours) and not _others_in(program.parent)
+    return same and not others(program, ours) and _is_roots_place(program.parent)

@@ -7,6 +7,7 @@ oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,25 +69,26 @@ def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: floa
 
 
 def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
-    """Whether the cgroup is that of a pod's sandbox: what `may_be_sandbox` says, and the oom_score_adj that only a
-    privileged process can give.
+    """Whether the cgroup is that of a pod's sandbox: one process is alone in it, of a program called pause, started
+    from outside the pod (by the runtime's shim), with the oom_score_adj that only a privileged process can give.
     """
-    pids = cgroupfs.processes(path)
-    if len(pids) != 1:
-        return False
-    with Process(pids[0]) as process:
-        return process.oom_score_adj() == PAUSE_ADJ and may_be_sandbox(hierarchy, path)
+    return _pause(hierarchy, path, (PAUSE_ADJ,))
 
 
 def may_be_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
-    """Whether one process is alone in the cgroup, of a program called pause, started from outside the pod (by the
-    runtime's shim).
-    """
+    """The same, whatever its oom_score_adj is (a runtime that may not lower it leaves it as it was)."""
+    return _pause(hierarchy, path, range(-1000, 1001))
+
+
+def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
     pids = cgroupfs.processes(path)
     if len(pids) != 1:
         return False
     with Process(pids[0]) as process:
-        if Path(process.exe() or "").name != _PAUSE:
+        adj, exe = process.oom_score_adj(), process.exe()
+        # Without CAP_SYS_PTRACE the program is not told: then the name will do, with the score.
+        named = process.comm() == _PAUSE and adj == PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
+        if adj not in scores or not named:
             return False
         parent = process.parent()
     if not parent:

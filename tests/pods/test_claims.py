@@ -186,12 +186,12 @@ def test_a_cgroup_with_a_daemon_of_the_machines_is_refused(
 
 @pytest.mark.live
 @pytest.mark.parametrize("lack", ["comm", "user", "place", "owner"])
-def test_who_only_calls_himself_sshd_is_not_spared(
-    node: Path, folder: Path, programs: Path, tmp_path: Path, lack: str
-) -> None:
+def test_who_only_calls_himself_sshd_is_not_spared(node: Path, folder: Path, programs: Path, lack: str) -> None:
     program = programs / ("sh" if lack == "comm" else "sshd")
-    if lack == "place":  # below /tmp, where everybody writes
-        program = tmp_path / "sshd"
+    if lack == "place":  # where everybody writes
+        program = programs / "open/sshd"
+        program.parent.mkdir()
+        program.parent.chmod(0o777)
     shutil.copy("/bin/dash", program)
     if lack == "owner":
         os.chown(program, NOBODY, NOBODY)
@@ -250,6 +250,22 @@ def test_a_unit_with_a_mount_namespace_of_its_own_is_the_machines(node: Path, fo
             refused(folder, poll(folder, node), f"holds the machine's kubelet (process {process.pid})")
         finally:
             process.kill()
+
+
+@pytest.mark.live
+def test_without_the_capability_to_see_its_file_the_name_of_roots_process_will_do(
+    node: Path, folder: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without CAP_SYS_PTRACE (which root has here: that the file is not told is the fake)."""
+    shutil.copy("/bin/dash", programs / "sshd")
+    monkeypatch.setattr("monitor.kernel.procfs.Process.exe", lambda _self: None)
+    monkeypatch.setattr("monitor.kernel.procfs.Process.namespace", lambda _self, _kind: None)
+    manifest(folder, "good", **at(cgroupfs.make(node / "good")))
+    manifest(folder, "bad", **at(cgroupfs.make(node / "bad")))
+    with running(programs / "sshd", node / "bad") as pid:
+        refused(folder, poll(folder, node), f"holds the machine's sshd (process {pid})")
+    with running(programs / "sshd", node / "bad", NOBODY):
+        assert names(poll(folder, node)) == ["bad", "good"]
 
 
 @pytest.mark.live

@@ -6,7 +6,9 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from monitor.policy.ranking import memory_candidate, memory_order
 from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
+from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
@@ -41,8 +44,13 @@ def tree() -> Iterator[tuple[Hierarchy, Path]]:
         pytest.skip("not root: cannot make a cgroup")
     path = cgroupfs.make(hierarchy.root / f"outrace-test-unknown-{os.getpid()}")
     yield hierarchy, path
-    for pid in cgroupfs.processes(path):
-        os.kill(pid, 9)
+    deadline = time.monotonic() + TIMEOUT_S
+    while pids := cgroupfs.processes(path):
+        assert time.monotonic() < deadline
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        time.sleep(0.005)
     cgroupfs.remove(path)
 
 
