@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from monitor.daemon.clock import WallClock
@@ -326,6 +327,8 @@ class Chronicle:
             sender_comm=message["invoker_comm"],
             ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
         )
+        if kill.by_runtime and self._places.is_of_a_pod(message["invoker_cgroup"]):
+            kill = replace(kill, sender_in_pod=True)
         self._feed(kill)
         if kill.by_runtime and kill.pod is not None and self._crossed:
             self._stops.note(kill.pod, kill.pod_name or kill.pod)

@@ -103,6 +103,10 @@ class Places:
         self._strangers.add(cgroup_id)
         return False
 
+    def is_of_a_pod(self, cgroup_id: int) -> bool:
+        """Whether a cgroup is a pod's or within one. Looked for where it is not known, as one below a container's."""
+        return bool(cgroup_id) and self.locate(cgroup_id) and self.place(cgroup_id).pod is not None
+
     def _within(self, path: Path) -> Place:
         """What a cgroup is that nobody named: part of the pod it lies in, or of none."""
         for above in path.parents:

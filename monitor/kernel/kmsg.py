@@ -45,17 +45,26 @@ class Constraint(NamedTuple):
     text: str
 
 
+def is_kernels(record: bytes) -> bool:
+    """Whether the kernel wrote it: the low bits of the first field are the level, the rest the facility, of which 0 is
+    the kernel's alone. Anybody may write lines of another one into /dev/kmsg, and must not be believed.
+    """
+    first = record.partition(b",")[0]
+    return first.isdigit() and not int(first) >> 3
+
+
 def parse(record: bytes) -> Killed | Constraint | None:
     """One record of /dev/kmsg; None if it is not about an OOM kill."""
     head, semicolon, rest = record.decode(errors="replace").partition(";")
     fields = head.split(",")
     if not semicolon or len(fields) < 3 or not fields[2].isdigit():
         return None
-    # The low bits of the first field are the level, the rest the facility: 0 is the kernel. Anybody may write lines
-    # of another one into /dev/kmsg, and must not be believed.
-    if not fields[0].isdigit() or int(fields[0]) >> 3:
+    if not is_kernels(record):
         return None
     text, ts_ns = rest.split("\n", 1)[0], int(fields[2]) * 1000
+    # A cgroup is called as whoever made it likes, too: ",task_memcg=/another" within a name makes the line say two.
+    if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
+        return None
     found = _KILLED.match(text)
     if found:
         return Killed(ts_ns, int(found[2]), found[3], found[1].startswith("Memory"), text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Killed, parse
+from monitor.kernel.kmsg import Constraint, Killed, is_kernels, parse
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 
@@ -76,6 +76,8 @@ class OomLog:
             return self._killed(line)
         if isinstance(line, Constraint):
             self._constraint = line
+            return None
+        if not is_kernels(record):
             return None
         text = record.partition(b";")[2].split(b"\n", 1)[0].decode(errors="replace")
         if found := _INVOKED.match(text):

@@ -2,7 +2,8 @@
 
 On a Kubernetes node the places are the kubelet's: container logs below /var/log/pods, volumes below its root directory,
 the writable layer in the overlay a container's processes have as their root. On a plain VM annotations of the manifest
-name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``. What is named nowhere is not counted.
+name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``; of a pod that the kubelet runs they are
+ignored, or whoever wrote it could hide what it takes. What is named nowhere is not counted.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.disks import NOTHING, Disks, Usage, tree_usage
+from monitor.pods.cgroup_tree import parse
+from monitor.pods.kubepods import tree_uids
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
@@ -121,6 +125,16 @@ class _Look:
     complete: bool = True
     problems: list[str] = field(default_factory=list)
 
+    @cached_property
+    def is_kubelets(self) -> bool:
+        """Whether the kubelet runs the pod: then it says where its files are, not whoever wrote the pod."""
+        kube = parse(str(self.found.cgroup))
+        return kube is not None and kube.uid in tree_uids(self.found.pod)
+
+    @cached_property
+    def _notes(self) -> Mapping[str, str]:
+        return {} if self.is_kubelets else self.found.pod.annotations
+
     def stats(self) -> PodStats:
         pod = self.found.pod
         containers = {c.name: _Container() for c in (*pod.containers, *pod.init_containers)}
@@ -187,12 +201,14 @@ class _Look:
 
     def _check_notes(self, prefix: str, known: Collection[str], what: str) -> None:
         for key in self.found.pod.annotations:
-            if key.startswith(prefix) and key.removeprefix(prefix) not in known:
+            if key.startswith(prefix) and self.is_kubelets:
+                self._problem(f"metadata.annotations[{key}] is ignored: the kubelet runs the pod; remove it")
+            elif key.startswith(prefix) and key.removeprefix(prefix) not in known:
                 self._problem(f"metadata.annotations[{key}]: the pod has no such {what}; correct the name")
 
     def _annotated(self, prefix: str, name: str) -> Path | None:
         key = f"{prefix}{name}"
-        text = self.found.pod.annotations.get(key)
+        text = self._notes.get(key)
         if text is None:
             return None
         if not text.startswith("/") or not os.path.isdir(text):
@@ -235,7 +251,7 @@ class _Look:
     def _rootfs(self, container: str) -> Usage | None:
         path = self._annotated(ROOTFS_NOTE, container)
         if path is None:
-            if f"{ROOTFS_NOTE}{container}" in self.found.pod.annotations or container not in self.found.containers:
+            if f"{ROOTFS_NOTE}{container}" in self._notes or container not in self.found.containers:
                 return None
             try:
                 path = upper_directory(self.found.containers[container])
@@ -260,7 +276,7 @@ class _Look:
         base = self.roots.pods / pod.uid / "volumes"
         for plugin in _LOCAL_PLUGINS:
             for entry in self._entries(base / f"kubernetes.io~{plugin}"):
-                if f"{VOLUME_NOTE}{entry.name}" in pod.annotations or not entry.is_dir(follow_symlinks=False):
+                if f"{VOLUME_NOTE}{entry.name}" in self._notes or not entry.is_dir(follow_symlinks=False):
                     continue
                 known = named.get(entry.name)
                 # One in memory (medium: Memory) is a mount of its own. It is measured for its sizeLimit only.
@@ -288,8 +304,9 @@ _TRIES = 8
 def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
     """The upper directory of the overlay that the processes of a container have as their root; None without one.
 
-    The path is the container runtime's, valid where outrace sees the same files: on the node itself. Raises
-    MonitorError.
+    The path is the container runtime's, valid where outrace sees the same files: on the node itself. In a user
+    namespace of his own anybody mounts an overlay and names any path: that one counts only if it is mounted here too,
+    as the runtime's is. Raises MonitorError.
     """
     own = _root_mount(proc / "self" / "mountinfo")
     for pid in cgroupfs.processes(cgroup)[:_TRIES]:
@@ -300,6 +317,8 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
         # Processes outside any container have the root of this one, which may be an overlay itself.
         if kind != "overlay" or own is None or device == own[0]:
             return None
+        if not _is_the_runtimes(device, proc, pid):
+            continue
         for option in options.split(","):
             key, _, value = option.partition("=")
             if key == "upperdir":
@@ -307,6 +326,24 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
                 return path if path.is_absolute() and _is_directory(path) else None
         return None  # read-only: a container without a writable layer
     return None
+
+
+def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
+    """Whether who mounted this device was in no user namespace of his own."""
+
+    def users(who: str) -> str:
+        try:
+            return os.readlink(proc / who / "ns" / "user")
+        except OSError:
+            return ""
+
+    if users(str(pid)) == users("self"):
+        return True
+    try:
+        with open(proc / "self" / "mountinfo", errors="surrogateescape") as file:
+            return any(line.split(" ", 3)[2] == device for line in file)
+    except FileNotFoundError:
+        return False
 
 
 def _root_mount(path: Path) -> tuple[str, str, str] | None:

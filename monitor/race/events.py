@@ -181,7 +181,9 @@ class Signalled(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Kill(_Event):
-    """A SIGKILL was generated. `ours`: by outrace itself. The OOM killer's comes microseconds before its mark."""
+    """A SIGKILL was generated. `ours`: by outrace itself. `sender_in_pod`: by a process of a pod, which calls itself as
+    it likes. The OOM killer's comes microseconds before its mark.
+    """
 
     ts_ns: int
     victim_pid: int
@@ -193,6 +195,7 @@ class Kill(_Event):
     sender_pid: int
     sender_comm: str
     ours: bool = False
+    sender_in_pod: bool = False
 
     @property
     def foreign(self) -> bool:
@@ -202,7 +205,8 @@ class Kill(_Event):
     @property
     def by_runtime(self) -> bool:
         """Sent to a pod by what stops pods: an ordinary end, or under pressure perhaps an eviction by a kubelet."""
-        return self.foreign and (self.sender_comm in RUNTIMES or (self.sender_comm, self.sender_pid) == INIT)
+        called_so = self.sender_comm in RUNTIMES or (self.sender_comm, self.sender_pid) == INIT
+        return self.foreign and not self.sender_in_pod and called_so
 
     @property
     def by_user(self) -> bool:

@@ -19,7 +19,7 @@ from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
-from monitor.race.events import Clear, Crossing, Event, Mark
+from monitor.race.events import Clear, Crossing, Event, Kill, Mark
 from monitor.race.forecast import Forecast
 from monitor.race.outlook import Outlook
 from monitor.race.verdict import verdict
@@ -56,6 +56,7 @@ class Heard:
             pods=pods or {},
             thresholds=(),
             stats=SimpleNamespace(get=lambda _: 0),
+            hot_pid=0,
             side_pid=0,
             table=None,
             counted=dict,
@@ -162,6 +163,20 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     incident = verdict(found)
     assert (incident.domain, incident.flags) == ("kubepods", ("kubepods_limit",))
     assert f"the cgroup {path}, which holds pods, hit its limit of 1.0 MiB" in incident.summary
+
+
+@pytest.mark.parametrize("where", ["podx", "podx/c", "podx/c/below", "../system"])
+def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -> None:
+    pod = node / "kubepods/podx"
+    (pod / "c" / "below").mkdir(parents=True)
+    made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
+    found = FoundPod(made, pod, {"c": pod / "c"}, (cgroup_id(pod), cgroup_id(pod / "c")))
+    heard = Heard(node, pods={"u": found}, kubepods=pod.parent)
+    sender = node / "system" if where == "../system" else pod.parent / where
+    sent = {"kind": "kill", "si_code": 0, "invoker_comm": "runc", "invoker_cgroup": cgroup_id(sender)}
+    heard.chronicle.hear(marked(cgroup_id(pod), 0) | sent)
+    (kill,) = heard.of(Kill)
+    assert (kill.by_runtime, kill.by_user) == (where == "../system", where != "../system")
 
 
 def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node: Path) -> None:

@@ -106,3 +106,10 @@ def test_a_real_kill_is_found_and_older_ones_are_not() -> None:
     reasons = [line for line in lines if isinstance(line, Constraint) and line.pid == new]
     assert all((line.oom_memcg, line.task_memcg) == (relative, relative) for line in reasons)  # these are rate limited
     assert not [line for line in lines if line.pid == old]
+
+
+def test_a_cgroup_that_is_called_like_the_rest_of_the_line() -> None:
+    """Of two places none is believed: the kill would be told of a pod that has nothing to do with it."""
+    line = b"6,54374,133,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+    path = b"/pods/evil/x,task_memcg=/pods/other/c,task=y"
+    assert parse(line + b"oom_memcg=" + path + b",task_memcg=" + path + b",task=z,pid=7209,uid=0\n") is None

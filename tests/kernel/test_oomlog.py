@@ -70,6 +70,24 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
     assert time.monotonic_ns() - 1_000_000_000 < found["ts_ns"] <= time.monotonic_ns(), "read as soon as written"
 
 
+def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) -> None:
+    """Whoever may open /dev/kmsg: the invoker, the limit, the end of a report, the rest of a group."""
+    log = OomLog(tree, lambda _: None)
+    forged = (
+        b"12,1,760410198,-;mallory invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0\n",
+        b"12,1,760410198,-;CPU: 1 UID: 0 PID: 1 Comm: init Not tainted\n",
+        b"14,1,760410198,-;memory: usage 1kB, limit 1kB, failcnt 19\n",
+        b"12,1,760410198,-;Out of memory and no killable processes...\n",
+        b"12,1,760410198,-;Tasks in /a are going to be killed due to memory.oom.group set\n",
+    )
+    for line in LINES:
+        assert [log.feed(one) for one in (line, *forged)] == [None] * 6
+    found = log.feed(KILLED)
+    assert found is not None
+    assert (found["invoker_comm"], found["invoker_pid"], found["oom_limit"]) == ("python3", 6600, 16384 * KIB)
+    assert found["missing"] == ["reclaim"]
+
+
 def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None:
     found = OomLog(tree, lambda _: None).feed(KILLED)
     assert found is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -297,6 +298,44 @@ def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool)
             OVERLAY.format(device=device, rest=rest.format(upper=upper)) + "31 30 0:5 / /proc rw - proc proc rw\n"
         )
         assert upper_directory(parent, tmp_path) == (upper if found else None)
+
+
+def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_path: Path) -> None:
+    """Anybody mounts an overlay in one, and names any directory of the machine as its upper one."""
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    own = "1 0 8:1 / / rw - ext4 /dev/vda rw\n"
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "user").symlink_to("user:[1]")
+    with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
+        (tmp_path / str(puppet.pid) / "ns").mkdir(parents=True)
+        (tmp_path / str(puppet.pid) / "mountinfo").write_text(
+            OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w")
+        )
+        user = tmp_path / str(puppet.pid) / "ns" / "user"
+        for namespace, mounted, found in ((1, False, upper), (2, False, None), (2, True, upper)):
+            user.unlink(missing_ok=True)
+            user.symlink_to(f"user:[{namespace}]")
+            runtimes = "40 1 0:41 / /run/containerd/x/rootfs rw - overlay overlay rw\n" if mounted else ""
+            (tmp_path / "self" / "mountinfo").write_text(own + runtimes)
+            assert upper_directory(parent, tmp_path) == found
+
+
+def test_annotations_of_a_pod_that_the_kubelet_runs_hide_nothing(roots: Roots, disk: Path, tmp_path: Path) -> None:
+    """Whoever wrote the pod named an empty directory, or none: its writable layer and its volumes were not counted."""
+    uid = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+    put(roots.pods / uid / "volumes" / "kubernetes.io~empty-dir" / "cache" / "file", PAGE)
+    (disk / "empty").mkdir()
+    notes = {"outrace/volume.cache": str(disk / "empty"), "outrace/rootfs.c": "/nonexistent"}
+    spec = pod("a", {"name": "c"}, annotations=notes, volumes=[{"name": "cache", "emptyDir": {}}])
+    spec = dataclasses.replace(spec, uid=uid)
+    kubelets = FoundPod(spec, tmp_path / f"kubepods/besteffort/pod{uid}", {})
+    measured = measure(kubelets, roots)
+    assert measured.stats.volumes(["cache"], "usedBytes") >= PAGE
+    assert sum("is ignored: the kubelet runs the pod" in problem for problem in measured.problems) == 2
+    # Not so where it is somebody's own.
+    own = FoundPod(spec, tmp_path / "app", {})
+    assert measure(own, roots).stats.volumes(["cache"], "inodesUsed") == 1
 
 
 # --- how often -----------------------------------------------------------------------------------------------------

@@ -111,3 +111,10 @@ def test_the_pods_end_is_waited_for() -> None:
     found = one(*START, crossing(), stop(400), clear(401), left(9_000), END)
     assert found.end_ns == ms(9_000)
     assert verdict(found).by == "kubelet"
+
+
+@pytest.mark.parametrize("comm", [*sorted(RUNTIMES), "systemd"])
+def test_a_process_of_a_pod_is_no_runtime_whatever_it_calls_itself(comm: str) -> None:
+    """By its name alone a pod that killed another's processes was the kubelet, and nobody was told."""
+    found = judged(*START, stop(3, comm=comm, sender_pid=1, sender_in_pod=True), END)
+    assert (found.verdict, found.flags) == ("relieved", ("user_kill",))
