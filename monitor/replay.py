@@ -15,11 +15,12 @@ from typing import Any
 from monitor.daemon import choice
 from monitor.daemon.choice import Repeats
 from monitor.daemon.config import RunConfig
-from monitor.daemon.journal import outcome_json, state_json, state_of
+from monitor.daemon.journal import figures_of, outcome_json, state_json, state_of
 from monitor.daemon.judge import judge
 from monitor.errors import MonitorError
 from monitor.policy import acting
 from monitor.policy.eras import era
+from monitor.policy.eviction_brake import judge as judge_brake
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -152,13 +153,14 @@ class Passes:
         self._state, outcome = synchronize(self._config, self._state, observations, value["now_ns"], rank)
         self._found.passes += 1
         decision = None
-        # Recordings of earlier versions, which waited for nothing, have none of these.
+        # Recordings of earlier versions, which waited for nothing and held nobody, have none of these.
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
         waits = outcome.victim is not None and not value.get("forced") and choice.waits(outcome, observations, coming)
+        brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
         acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
-        if outcome.victim is not None and acts:
+        if outcome.victim is not None and acts and (brake.go or value["forced"]):
             crossed_ns = value["crossed_ns"] if acting.of_memory(outcome) else 0
-            facts = choice.facts(outcome, observations)
+            facts = choice.facts(outcome, observations, brake.reason)
             facts["given_s"] = acting.grace_s(outcome)
             decision = self._act(value, facts, outcome.victim, choice.subject(outcome), crossed_ns)
         if self._compare:

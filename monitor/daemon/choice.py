@@ -29,6 +29,7 @@ _KEYS = (
     "capacity",
     "grace_s",
     "given_s",
+    "braked",
     "message",
     "pod",
     "name",
@@ -40,8 +41,11 @@ _KEYS = (
 _DOMAINS = {MEMORY: "node", ALLOCATABLE_MEMORY: "kubepods"}
 
 
-def facts(outcome: Outcome, observations: Mapping[str, Observation]) -> dict[str, Any]:
-    """What a `decision` message says of the threshold that is acted on and its numbers."""
+def facts(outcome: Outcome, observations: Mapping[str, Observation], braked: str = "") -> dict[str, Any]:
+    """What a `decision` message says of the threshold that is acted on and its numbers.
+
+    ``braked``: why evictions are held, where growth demands this one (`monitor.policy.eviction_brake`).
+    """
     threshold = outcome.starved
     assert threshold is not None
     seen = observations[threshold.signal]
@@ -53,6 +57,7 @@ def facts(outcome: Outcome, observations: Mapping[str, Observation]) -> dict[str
         "available": seen.available,
         "capacity": seen.capacity,
         "grace_s": outcome.grace_s,
+        **({"braked": braked} if braked else {}),
     }
 
 

@@ -92,12 +92,14 @@ class Gauge:
         if path is None:
             return False
         try:
-            capacity = cgroupfs.limit(path) or max(0, self._capacity - self._config.reserved)
+            limit = cgroupfs.limit(path)
+            capacity = limit or max(0, self._capacity - self._config.reserved)
             watch = make_watch(
                 self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version, self._step
             )
         except (OSError, MonitorError):
             return False  # removed in between: the next pod tells
+        watch.limited = limit is not None
         self.watches.append(watch)
         return True
 
@@ -127,6 +129,7 @@ class Gauge:
                 limit = watch.limit_now()
             except OSError:
                 continue  # ENODEV: removed; `limits_changed` finds out
+            watch.limited = limit is not None
             if watch.name == "node":
                 capacity = self._capacity = limit or self._total
             else:
@@ -176,6 +179,18 @@ class Gauge:
     def reread(self) -> None:
         """Make the usage of every watched cgroup exact; a few microseconds."""
         self._sweeper.reread()
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the figures of every watched cgroup are exact while armed, its file lists too."""
+        return self._source.is_exact and not self.arming.partial
+
+    def recount(self) -> None:
+        """Make the figures of every watched cgroup those of this moment; costs a sweep where nothing keeps them so."""
+        if self.is_precise:
+            self._sweeper.reread()
+        else:
+            self._sweeper.run()
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""

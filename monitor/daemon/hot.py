@@ -208,6 +208,7 @@ class Hot:
                 "observation": {w.name: self.gauge.describe(w) for w in self.gauge.watches},
                 "pods": len(self.registry),
                 "spec_unknown": sum(entry.priority is None for entry in self.registry),
+                "braked": self.decider.braked,
                 "trigger": self.config.trigger,
                 "ready": self.ready,
                 **self._protected(),
@@ -389,6 +390,10 @@ class Hot:
                 decider.rank_moved()
                 decider.prepare()
                 self.dirty = True
+                if decider.braked is not None:
+                    decider.run_pass()  # what grows may be in a pod now
+            elif decider.stirred:
+                decider.prepare()
             if decider.reread_ns is not None and now >= decider.reread_ns:
                 decider.reread()
             if self.evictor.current is not None and decider.follow(now, self.side.pid):

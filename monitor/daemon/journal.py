@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from monitor.daemon import choice
 from monitor.daemon.choice import Repeats
 from monitor.policy import acting
+from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, Key
 from monitor.policy.standing import Standing
@@ -112,10 +113,12 @@ class Journal:
         coming: Mapping[str, Coming],
         forced: bool,
         waits: bool,
+        brake: Mapping[str, Figures],
+        braked: bool,
     ) -> None:
         """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
-        already, and whom it took was not known yet; and where it ``waits`` for what is ``coming`` back, unless it is
-        ``forced``: a signal had gone out.
+        already, and whom it took was not known yet; where it ``waits`` for what is ``coming`` back, and where evictions
+        are held (``braked``, from the figures in ``brake``), unless it is ``forced``: a signal had gone out.
         """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
@@ -130,10 +133,11 @@ class Journal:
                 "slow": self._slow,
                 "may_act": may_act,
                 "busy": busy,
-                "held": outcome.victim is not None and may_act and not busy and not waits and acted is None,
+                "held": outcome.victim is not None and may_act and not (busy or waits or braked) and acted is None,
                 "coming": {signal: list(seen) for signal, seen in coming.items()},
                 "forced": forced,
                 "waits": waits,
+                "brake": figures_json(brake),
                 "crossed_ns": crossed_ns,
                 **_acted(acted),
                 "hurried": busy and may_act and acting.hurries(outcome),
@@ -225,3 +229,16 @@ def state_of(data: Mapping[str, Any]) -> State:
         last=tuple(data["last"]),
         conditions=frozenset(data["conditions"]),
     )
+
+
+def figures_json(known: Mapping[str, Figures]) -> dict[str, list[Any]]:
+    """Figures as a recording keeps them."""
+    return {signal: [*f[:-1], None if f.growth is None else list(f.growth)] for signal, f in known.items()}
+
+
+def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
+    """The figures that `figures_json` wrote. Raises TypeError or ValueError for anything else."""
+    return {
+        signal: Figures(left, lasts_ns, first, pods, unknown, in_vain, None if growth is None else Growth(*growth))
+        for signal, (left, lasts_ns, first, pods, unknown, in_vain, growth) in data.items()
+    }

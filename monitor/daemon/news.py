@@ -13,6 +13,7 @@ from typing import Any
 
 from monitor.actions.status import Eviction, StatusStore
 from monitor.daemon import channel
+from monitor.daemon.brakenews import BrakeNews
 from monitor.daemon.elsewhere import Elsewhere, is_elsewhere
 from monitor.daemon.told import Told
 from monitor.errors import MonitorError
@@ -75,6 +76,7 @@ class News:
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
         self._noted = Told(Path(view.config.state_dir))
         self._elsewhere = Elsewhere(self._count_elsewhere, log)
+        self._brake = BrakeNews(view, log)
         self._evictions: dict[str, Eviction] = {}
         self._reap_told: set[int] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -84,6 +86,7 @@ class News:
             "evicted": self._on_evicted,
             "left": self._on_left,
             "giveback": self._on_giveback,
+            "braked": self._brake.hear,
             "reap": self._on_reap,
             "reclaim": self._on_reclaim,
             "oom": self._on_oom,

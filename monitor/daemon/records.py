@@ -195,7 +195,9 @@ class Records:
         if kind == STEP:
             if self._gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
                 self._flight.note((ts, cgroup_id, usage, inactive, active))
-                if index not in self.watches:
+                if index in self.watches:
+                    self._decider.stirred = True
+                else:
                     self._decider.step(index, max(0, usage - inactive) * PAGE)
             self._stats.add("records_step")
         elif kind in (CROSS, SIGNAL):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +16,8 @@ from monitor.policy.standing import Standing
 
 #: How many pods of the order an incident is told of (some 100 bytes each).
 _LEADERS = 64
+#: Bytes that candidates have, and how many of them have nobody knows how much.
+Held = tuple[int, int]
 #: A candidate as a tuple. (dataclasses.astuple copies deeply: 5 us each, 0.3 ms for all of these.)
 _fields = attrgetter(*(one.name for one in fields(Candidate)))
 
@@ -42,6 +44,7 @@ class PodEntry:
     floor: int = 0  # the least it had since it was evicted, or was last found to be empty
     ask_ns: int = 0  # whether somebody runs in it is not asked again before this
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
+    summed: Held = (0, 0)  # what of it is in `Registry.held`
 
     @property
     def title(self) -> str:
@@ -75,6 +78,8 @@ class Registry:
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
         self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
         self.changes = 0  # counts re-rankings; a cheap way to notice one
+        self.members = 0  # counts pods that came or went
+        self.held: Held = (0, 0)  # together, by what each had when it was ranked
 
     def __len__(self) -> int:
         return len(self.by_uid)
@@ -147,6 +152,7 @@ class Registry:
         )
         self.by_uid[entry.uid] = entry
         self.by_index[index] = entry
+        self.members += 1
         self._owners |= dict.fromkeys((cgroup_id, *(ident for ident, _ in wanted.values())), entry)
         return entry
 
@@ -167,6 +173,8 @@ class Registry:
         if entry is None:
             return None
         self._standing.remove(uid)
+        self._sum(entry, (0, 0))
+        self.members += 1
         self.grown.discard(uid)
         self.by_index.pop(entry.index, None)
         for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
@@ -234,8 +242,30 @@ class Registry:
         candidate = self._standing.first()
         return None if candidate is None else self.by_uid[candidate.uid]
 
+    @property
+    def candidate_uids(self) -> Container[str]:
+        """Who may be evicted, the critical ones too."""
+        return self._standing
+
+    def is_candidate(self, uid: str) -> bool:
+        return uid in self._standing
+
+    def usages(self) -> dict[str, int]:
+        """Uid -> working set by the table's figures of this moment, of all pods that may be or were evicted."""
+        has = self._table.working_set
+        return {e.uid: has(e.index) for e in self.by_uid.values() if e.counted and not e.critical}
+
+    def _sum(self, entry: PodEntry, now: Held) -> None:
+        before, entry.summed = entry.summed, now
+        held = self.held
+        self.held = (held[0] + now[0] - before[0], held[1] + now[1] - before[1])
+
     def _rank(self, entry: PodEntry) -> None:
         self.changes += 1
+        if entry.critical or entry.evicted or not entry.counted:
+            self._sum(entry, (0, 0))
+        else:
+            self._sum(entry, (entry.usage or 0, int(entry.usage is None)))
         if entry.evicted or not entry.counted:
             self._standing.remove(entry.uid)
         else:

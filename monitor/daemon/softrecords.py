@@ -277,6 +277,7 @@ class SoftRecords:
             row = (now_ns, entry.cgroup_id, usage // PAGE, entry.inactive // PAGE, entry.active // PAGE)
             self._flight.note(row)
             self._stats.add("records_step")
+            self._decider.stirred |= index in self._watches
             if index not in self._watches and entry.synced:
                 self._decider.step(index, entry.working_set)
         ended = time.monotonic_ns()

@@ -42,6 +42,9 @@ COUNTERS = (
     "decisions",  # pods chosen for eviction (observed or enforced)
     "evictions",  # pods really evicted
     "eviction_failures",
+    "braked_not_covered",  # times evictions were held, by reason (`monitor.policy.eviction_brake.REASONS`)
+    "braked_outgrown",
+    "braked_no_gain",
     "oom_kills",  # victims the kernel marked and killed
     "oom_exiting",  # victims marked while already exiting
     "channel_sent",
@@ -85,6 +88,7 @@ MESSAGES = (
     "log",
     "reap",
     "reclaim",
+    "braked",
     "other",
 )
 HISTOGRAMS = ("detection_us", "kill_us", "gone_us", "memory_return_us")

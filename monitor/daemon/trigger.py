@@ -97,6 +97,10 @@ class Trigger:
         self.was_prepared = True
         return victim
 
+    def rest(self) -> None:
+        """The kernel may signal nobody for now. What it has pulled already is still to be heard of."""
+        self._word[_ARMED] = 0
+
     @property
     def is_pulled(self) -> bool:
         """Whether the kernel pulled it and that was not heard of yet."""

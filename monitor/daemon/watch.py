@@ -35,6 +35,7 @@ class Watch:
     path: Path | None  # None: the whole machine
     usage_fd: int = -1
     limit_fd: int = -1
+    limited: bool = True  # used up when its capacity is; a kubepods without a limit of its own is not
 
     @property
     def machine(self) -> bool:

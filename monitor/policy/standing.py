@@ -24,6 +24,9 @@ class Standing:
         self._keys: list[Key] = []
         self._order: list[Candidate] = []
 
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._at
+
     def put(self, candidate: Candidate, qos: str) -> None:
         """Give a candidate its place, a new one if it has one already."""
         self.remove(candidate.uid)

@@ -28,6 +28,7 @@ from monitor import __version__
 from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.kernel.rungs import NAMES
 from monitor.policy.eras import era
+from monitor.policy.eviction_brake import REASONS
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
 from monitor.report.budget_metrics import budget_metrics
 from monitor.report.http import Response
@@ -226,6 +227,21 @@ class Metrics(Collector):
             "1 while the node condition holds.",
             ("condition",),
             (((name,), float(name in active)) for name in CONDITIONS),
+        )
+        braked = view.state.get("braked") or {}
+        yield _labelled(
+            GaugeMetricFamily,
+            "evictions_braked",
+            "1 while evictions for memory are held because they would not help.",
+            ("reason",),
+            (((reason,), float(braked.get("reason") == reason)) for reason in REASONS),
+        )
+        yield _labelled(
+            CounterMetricFamily,
+            "eviction_brakes",
+            "Times evictions began to be held, since the daemon started.",
+            ("reason",),
+            (((reason,), float(view.stats.get(f"braked_{reason}"))) for reason in REASONS),
         )
         yield _labelled(
             CounterMetricFamily,

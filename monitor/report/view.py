@@ -65,6 +65,7 @@ class View:
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    takers: Callable[[], tuple[str, ...]] = tuple  # who takes the memory that no eviction gives back
     kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used

@@ -283,18 +283,32 @@ def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
         assert hog.process.poll() is None
         assert decided(daemon) == []
         hog.free()
-        # Beside an ordinary pod, however small, that one goes, and then nobody.
+        # Nor does an ordinary pod go that is too small to help (tests/daemon/test_hot_brake.py).
         ordinary = node.add_pod("small")
         live.message(daemon, "pod found", uid=ordinary.uid)
         small = live.filled(node, ordinary, 4)
         hog.go()
-        evicted(daemon, ordinary)
-        assert small.wait() == -signal.SIGKILL
+        live.message(daemon, "evictions are held: they would not help")
         hog.expect("grown")
         passes(daemon)
-        assert hog.process.poll() is None
+        assert (hog.process.poll(), small.process.poll()) == (None, None)
         live.ended(daemon)
-        assert decided(daemon) == ["small"]
+        assert decided(daemon) == []
+
+
+def test_beside_a_critical_pod_an_ordinary_one_goes_and_then_nobody(node: LabNode) -> None:
+    pod, ordinary = node.add_pod("critical", priority=2_000_000_000), node.add_pod("ordinary")
+    with live.daemon(node, "--enforce", *hard(80)) as daemon:
+        hog = live.filled(node, pod, 40)
+        other = node.start_hog(ordinary, mib=24)
+        other.go()  # which crosses, and covers what is missing
+        evicted(daemon, ordinary)
+        assert other.wait() == -signal.SIGKILL
+        more = live.filled(node, pod, 24)
+        passes(daemon)
+        assert (hog.process.poll(), more.process.poll()) == (None, None)
+        live.ended(daemon)
+        assert decided(daemon) == ["ordinary"]
 
 
 def test_the_kernel_wins_are_told_too(losing: LabNode) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.daemon import choice, decide
+from monitor.daemon import brake, choice, decide
 from monitor.daemon.config import RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.journal import SNAPSHOT_NS, Journal, NotedStanding
@@ -85,20 +85,33 @@ class World:
                 index=-1,
                 capacity=CAPACITY,
                 thresholds=(mine := [t for t in rules.thresholds if t.signal == signal]),
+                lines=tuple(t.quantity(CAPACITY) for t in mine),
+                path=None,
+                limited=name == "node",
                 hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
                 observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
             )
             for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
         ]
         gauge = types.SimpleNamespace(
-            watches=self.watches, table=self.table, reading=lambda watch: Reading(self.working_set, 0, 0)
+            watches=self.watches,
+            table=self.table,
+            reading=lambda watch: Reading(self.working_set, 0, 0),
+            take_capacities=lambda: None,
+            arming=types.SimpleNamespace(armed=True),
+            is_precise=True,
+            recount=lambda: None,
         )
         self.fired: Any = None
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None)
         slow = SlowSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
-            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared
+            disarm=lambda: self.fired,
+            was_prepared=True,
+            is_pulled=False,
+            ready=self.prepared,
+            rest=lambda: None,
         )
         self.coming: dict[str, Coming] = {}
         patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
@@ -253,6 +266,8 @@ BEGIN: list[tuple[str, tuple[Any, ...]]] = [
     ("put", (1, 1, 10, "Burstable", False, 200)),
     ("run", (250, False)),
 ]
+#: The first of them takes what is short then, so that evicting it helps.
+GROWN: tuple[str, tuple[Any, ...]] = ("put", (0, 0, 0, "BestEffort", False, 270))
 
 
 def lived(config: RunConfig, script: list[tuple[str, tuple[Any, ...]]], directory: Path) -> World:
@@ -260,6 +275,7 @@ def lived(config: RunConfig, script: list[tuple[str, tuple[Any, ...]]], director
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "time", clock)
+        patch.setattr(brake, "time", clock)
         for name, arguments in script:
             getattr(world, name)(*arguments)
     return world
@@ -310,6 +326,7 @@ def _go_on(world: World) -> None:
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "time", clock)
+        patch.setattr(brake, "time", clock)
         world.run(500, False)
         world.journal.restart()
         world.run(500, False)
@@ -341,6 +358,7 @@ SCRIPT: list[tuple[str, tuple[Any, ...]]] = [
     ("wait", (SECOND,)),
     ("run", (150, False)),
     ("wait", (SECOND,)),
+    ("put", (1, 0, 0, "BestEffort", False, 160)),
     ("run", (90, True)),
 ]
 
@@ -359,7 +377,7 @@ def test_a_decision_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None
 
 def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> None:
     config = RunConfig(enforce=True, trigger="kernel")
-    world = lived(config, [*BEGIN, ("end", (0, True)), ("press", (50,))], tmp_path)
+    world = lived(config, [*BEGIN, GROWN, ("end", (0, True)), ("press", (50,))], tmp_path)
     assert [(m["pod"], m["trigger"]) for m in world.told] == [("uid-0", "kernel")]
     found = replayed(world.recording(tmp_path / "rec"))
     assert found.differences == []
@@ -368,7 +386,9 @@ def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> N
 
 def test_a_snapshot_knows_what_was_told_already(tmp_path: Path) -> None:
     world = lived(
-        RunConfig(), [*BEGIN, ("press", (50,)), ("forget", ()), ("wait", (SECOND,)), ("run", (40, False))], tmp_path
+        RunConfig(),
+        [*BEGIN, GROWN, ("press", (50,)), ("forget", ()), ("wait", (SECOND,)), ("run", (40, False))],
+        tmp_path,
     )
     assert len(world.told) == 1  # the second is the same, within 10 s
     found = replayed(world.recording(tmp_path / "rec"))

@@ -1,0 +1,190 @@
+"""Whether evicting the next pod gains anything while memory is short: the brake on evictions that do not help.
+
+The kubelet evicts for as long as a threshold is met, whoever it was that took the memory. A process outside all pods
+then costs every pod its life, however little it has, and is still there (five pods of 3.3 MiB, each far below its
+request, died in 67 ms). Here a pod is evicted only if that can help:
+
+1. What grows is in pods that may be evicted: evictions go on, always. It is measured over the last `GREW` bytes of
+   growth; a quarter of it is enough.
+2. Else they are held where all candidates together have less than what is missing (`NOT_COVERED`), where what grows
+   outside would use up what they have within `LASTS_NS` (`OUTGROWN`), or where the last ones gained nothing
+   (`NO_GAIN`).
+3. While they are held, one goes when what is left is about to be used up (within `RESERVE_NS` at the measured growth,
+   or less than a quarter of the threshold), and only if that buys something: all candidates together last `LASTS_NS`,
+   or the first covers what is missing for as long as it takes to die and none has been evicted in vain. Who cannot buy
+   time is left alone: the OOM killer goes by size, and most likely takes the process that grows.
+
+Unknown is not zero: a candidate whose use is not known may cover anything, and growth that was not measured yet holds
+nobody whom the numbers of this moment do not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import NamedTuple
+
+from monitor.policy.synchronize import Observation
+from monitor.policy.thresholds import Threshold
+
+NOT_COVERED = "not_covered"
+OUTGROWN = "outgrown"
+NO_GAIN = "no_gain"
+REASONS = (NOT_COVERED, OUTGROWN, NO_GAIN)
+
+#: Growth is measured over at least so much of it, where there was so much: a CPU charges 256 KiB ahead for a cgroup, so
+#: less says little about whose it is.
+GREW = 4 << 20
+#: ... and over at least this long.
+LEAST_SPAN_NS = 5_000_000
+#: Less than this within the window is no growth.
+NOISE = 1 << 20
+#: What evictions have to buy to be worth it.
+LASTS_NS = 60_000_000_000
+#: Memory that would be used up within this time is about to be: four times what a pod of 400 MiB took to give it back.
+RESERVE_NS = 250_000_000
+#: How long a victim takes to give back what it has, with room to spare.
+DYING_NS = 100_000_000
+#: So many evictions in a row that gained nothing are enough to know that the next will not either.
+IN_VAIN = 2
+
+
+class Growth(NamedTuple):
+    """What grew within ``span_ns``, in bytes: ``inside`` pods that may be evicted, and ``outside`` of all pods that are
+    known not to be critical. What ended meanwhile gave back is no negative growth of others.
+    """
+
+    span_ns: int
+    inside: int
+    outside: int
+
+    @property
+    def grew(self) -> int:
+        return max(0, self.inside) + max(0, self.outside)
+
+
+class Figures(NamedTuple):
+    """What is known of a domain when the next victim is to be chosen; sizes in bytes.
+
+    ``left``: until memory is used up; ``lasts_ns``: how long that takes at a growth that was measured over a quarter of
+    it, so that a few MiB that came at once say nothing of the rest; None if there was none. ``first``: what the first
+    candidate has, None if unknown. ``pods``: what all of them have, but the ``unknown`` ones. ``in_vain``: evictions of
+    this shortage, the last ones in a row, that gained nothing.
+    """
+
+    left: int
+    lasts_ns: int | None
+    first: int | None
+    pods: int
+    unknown: int
+    in_vain: int
+    growth: Growth | None
+
+
+class Answer(NamedTuple):
+    """``go``: evict. ``reason``: why evictions are held, "" if they are not; with ``go``, growth demands this one."""
+
+    go: bool
+    reason: str
+
+
+GO = Answer(True, "")
+
+
+def missing(threshold: Threshold, available: int, capacity: int) -> int:
+    """Bytes to the end of the shortage: to the threshold, and above it to the min reclaim that holds it.
+
+    Not to both at once: where the candidates cover the first and not the second, evicting them ends the shortage, and
+    only going on from there is in vain.
+    """
+    line = threshold.quantity(capacity)
+    if available < line or threshold.min_reclaim is None:
+        return line - available
+    return line + threshold.min_reclaim.amount(capacity) - available
+
+
+def grown(before: Mapping[str, int], now: Mapping[str, int], candidates: Container[str]) -> tuple[int, int]:
+    """From what each pod (uid) had: what the ``candidates`` grew by, and what all pods did.
+
+    Of the first, who has less than half of what it had is left out: it is ending, and hides nobody's growth.
+    """
+    inside = everywhere = 0
+    for uid, has in now.items():
+        had = before.get(uid, 0)
+        everywhere += has - had
+        if uid in candidates and 2 * has >= had:
+            inside += has - had
+    return inside, everywhere - sum(had for uid, had in before.items() if uid not in now)
+
+
+def judge(met: Iterable[Threshold], seen: Mapping[str, Observation], known: Mapping[str, Figures]) -> Answer:
+    """Whether the first candidate is to be evicted for one of the thresholds for memory that are ``met``.
+
+    ``known``: figures of the domain by signal; what is not among them says nothing. One that evictions help is enough.
+    """
+    found = None
+    for threshold in met:
+        figures = known.get(threshold.signal)
+        if figures is None:
+            continue
+        o = seen[threshold.signal]
+        one = answer(missing(threshold, o.available, o.capacity), threshold.quantity(o.capacity), figures)
+        if found is None or (one.go and (not found.go or not one.reason)):
+            found = one
+    return GO if found is None else found
+
+
+def answer(missing: int, line: int, figures: Figures) -> Answer:
+    """Whether the first candidate is to be evicted, where ``missing`` bytes are short for a threshold of ``line``."""
+    growth = figures.growth
+    if growth is not None and growth.inside >= max(NOISE, growth.grew // 4):
+        return GO
+    reason = _reason(missing, figures)
+    if not reason:
+        return GO
+    return Answer(_is_critical(line, figures) and _buys(missing, figures), reason)
+
+
+def lasts_ns(left: int, growth: Growth) -> int | None:
+    """How long ``left`` bytes last at this growth; None without any."""
+    return max(0, left) * growth.span_ns // growth.grew if growth.grew >= NOISE else None
+
+
+def was_in_vain(freed: int, claimed: int, outside: int) -> bool:
+    """Whether an eviction gained nothing: the pod, which had ``claimed``, gave back less than a quarter of it, or what
+    grew ``outside`` took most of what it gave back. From a pod that had next to nothing, nothing follows.
+    """
+    return claimed >= NOISE and (freed < claimed // 4 or outside >= freed * 3 // 4)
+
+
+def _reason(missing: int, figures: Figures) -> str:
+    """Why evictions cannot help, "" if they may."""
+    if not figures.unknown:
+        if figures.pods < missing:
+            return NOT_COVERED
+        if not _lasts(figures, figures.pods - max(0, missing)):
+            return OUTGROWN
+    return NO_GAIN if figures.in_vain >= IN_VAIN else ""
+
+
+def _lasts(figures: Figures, room: int) -> bool:
+    """Whether ``room`` bytes last `LASTS_NS` against what grows outside."""
+    growth = figures.growth
+    return growth is None or growth.outside < NOISE or room * growth.span_ns >= growth.outside * LASTS_NS
+
+
+def _is_critical(line: int, figures: Figures) -> bool:
+    """Whether what is left is about to be used up."""
+    growth = figures.growth
+    if growth is None or growth.grew < NOISE:
+        return False
+    return 4 * figures.left < line or (figures.lasts_ns is not None and figures.lasts_ns < RESERVE_NS)
+
+
+def _buys(missing: int, figures: Figures) -> bool:
+    """Whether evicting the first is worth its life when memory is about to be used up."""
+    growth = figures.growth
+    assert growth is not None, "only what grows is critical"
+    if figures.in_vain < IN_VAIN and not figures.unknown and _lasts(figures, figures.pods):
+        return True
+    while_dying = growth.grew * DYING_NS // growth.span_ns
+    return not figures.in_vain and figures.first is not None and figures.first >= missing + while_dying

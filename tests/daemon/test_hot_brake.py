@@ -1,0 +1,161 @@
+"""The brake on evictions on the live kernel: nobody dies for what no eviction can relieve."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, Hog, LabNode
+from tests import live
+from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node
+
+pytestmark = pytest.mark.kernel
+
+HELD = "evictions are held: they would not help"
+OVER = "evictions are not held any more"
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with losing_node() as made:
+        yield made
+
+
+def stranger(node: LabNode, **options: str | int) -> Hog:
+    """A process in the node's cgroup that is in no pod."""
+    hog = Hog(cgroupfs.make(node.cgroup / "system"), **options)
+    node.children.append(hog)
+    return hog
+
+
+def five_small(node: LabNode) -> list[Hog]:
+    """Five pods of 3 MiB, each far below its request."""
+    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), 3) for n in range(5)]
+
+
+def survive(hogs: list[Hog]) -> None:
+    assert [hog.process.poll() for hog in hogs] == [None] * len(hogs)
+
+
+def braked(daemon: LabDaemon) -> list[str]:
+    """The reasons that evictions are held for, as the metric has them."""
+    prefix = 'outrace_evictions_braked{reason="'
+    return [k.removeprefix(prefix)[:-2] for k, v in daemon.metrics().items() if k.startswith(prefix) and v == 1]
+
+
+@pytest.mark.parametrize("options", [("--enforce",), IN_KERNEL, ()], ids=["enforce", "kernel", "observe"])
+def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple[str, ...]) -> None:
+    with live.daemon(node, *options, *hard(32)) as daemon:
+        pods = five_small(node)
+        hog = stranger(node, mib=92, rate=100)
+        hog.go()
+        said = live.message(daemon, HELD)
+        assert said["reason"] in ("outgrown", "not_covered")
+        assert said["kubelet_would_evict"].startswith("lab/small-")
+        hog.expect("grown")
+        live.until(lambda: braked(daemon), "the metric")
+        taker = live.message(daemon, "what no eviction gives back is taken by")["takers"][0]
+        assert str(hog.pid) in taker
+        assert "/system:" in taker
+        assert armed() == 0
+        survive(pods)
+        hog.free()
+        live.message(daemon, OVER, why="the shortage is over")
+        live.until(lambda: not braked(daemon), "the metric to be back")
+        survive(pods)
+        counted = daemon.metrics()
+        assert sum(v for k, v in counted.items() if k.startswith("outrace_eviction_brakes_total")) == 1
+        assert counted["outrace_pods_chosen_total"] == 0
+        live.ended(daemon)
+        assert decided(daemon) == []
+        assert live.messages(daemon, "would evict") == []
+
+
+def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(node: LabNode) -> None:
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        pods = five_small(node)
+        hog = stranger(node, mib=200, rate=100)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        survive(pods)
+        live.message(daemon, OVER)
+        live.ended(daemon)
+        assert decided(daemon) == []
+
+
+def test_with_the_answers_of_the_kubelet_there_is_no_brake(node: LabNode) -> None:
+    with live.daemon(node, "--enforce", "--compat", "kubelet-1.36", *hard(32)) as daemon:
+        five_small(node)
+        stranger(node, mib=92, rate=100).go()
+        live.until(lambda: len(decided(daemon)) >= 2, "two pods to be evicted for nothing")
+
+
+@pytest.mark.parametrize("options", [("--enforce",), IN_KERNEL], ids=["enforce", "kernel"])
+def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, options: tuple[str, ...]) -> None:
+    """What is outside stands still, and covers more than all pods have: a pod that then grows goes, and nobody else."""
+    with live.daemon(node, *options, *hard(32)) as daemon:
+        pods = five_small(node)
+        outside = stranger(node, mib=90, rate=200)
+        outside.go()
+        outside.expect("grown")
+        live.message(daemon, HELD)
+        hog = node.start_hog(node.add_pod("hog"), mib=100)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        evicted(daemon, node.pods["hog"])
+        survive(pods)
+        live.ended(daemon)
+        assert decided(daemon) == ["hog"]
+    assert node.oom_kills() == 0
+
+
+def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
+    with live.daemon(node, "--enforce", *hard(48)) as daemon:
+        outside = stranger(node, mib=24, rate=40)
+        hogs = [node.start_hog(node.add_pod(name), mib=100, rate=60) for name in ("one", "two")]
+        for each in (outside, *hogs):
+            each.go()
+        for hog in hogs:
+            assert hog.wait() == -signal.SIGKILL
+        live.ended(daemon)
+        assert sorted(decided(daemon)) == ["one", "two"]
+    assert node.oom_kills() == 0
+
+
+def test_candidates_that_just_cover_what_is_missing_are_evicted(node: LabNode) -> None:
+    """Outside of the pods grew, and stands still: with one pod less the shortage is over."""
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        pods = five_small(node)
+        outside = stranger(node, mib=70, rate=200)
+        outside.go()
+        outside.expect("grown")
+        more = stranger(node, mib=11, rate=100)
+        more.go()
+        more.expect("grown")
+        live.message(daemon, HELD)
+        # Growth is remembered for 12 s; then it is known that it stands still.
+        live.message(daemon, "evicted")
+        live.message(daemon, OVER, why="evictions help now")
+        live.ended(daemon)
+        assert len(decided(daemon)) == 1
+        assert sum(hog.process.poll() is None for hog in pods) == 4
+
+
+def test_growth_that_demands_it_takes_a_pod_that_covers(node: LabNode) -> None:
+    """The pod covers what is missing; memory would be used up otherwise, and was not yet when it was crossed."""
+    with live.daemon(node, "--enforce", *hard(48)) as daemon:
+        large = live.filled(node, node.add_pod("large"), 56)
+        hog = stranger(node, mib=68, rate=100)
+        hog.go()
+        live.message(daemon, HELD)
+        decision = live.message(daemon, "evicting", pod="lab/large")
+        assert decision["braked"] == "outgrown"
+        assert decision["available"] < 26 * MIB
+        assert large.wait() == -signal.SIGKILL
+        hog.expect("grown")
+        live.ended(daemon)
+    assert node.oom_kills() == 0
