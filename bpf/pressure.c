@@ -41,6 +41,7 @@ struct sweep {
 BPF_ARRAY(sweeps, struct sweep, 1);
 
 BPF_F_TABLE("array", u32, struct victim, victims, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct eviction, evictions, 1, BPF_F_MMAPABLE);
 
 // Test-and-set without atomics of a newer instruction set: inserting a key that exists fails, so exactly one CPU wins.
 BPF_HASH(crossings, u64, u64, MAX_DOMAINS * 2);  // domain << 8 | ceiling -> time of the crossing

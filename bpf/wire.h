@@ -74,6 +74,17 @@ struct victim {
   u64 fired;          // the last generation that was fired
 };
 
+// The eviction under way, written by the daemon before it signals and read by the next one; no program looks at it.
+struct eviction {
+  u64 state;          // 0: none; 1: asked to end; 2: killed; 3: nobody is left. Written last
+  u64 pod_cgroup_id;
+  u64 started_ns;
+  u64 kill_at_ns;     // the end of its grace
+  u64 killed_ns;
+  u64 held;           // bytes of its working set before
+  u64 told;           // 1: the decision was told
+};
+
 enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };
 enum oom_flag {
   OOM_EXITING = 1,    // marked while already dying: the kernel killed nobody

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 from monitor.kernel.cgroupfs import empty, pids_below
 from monitor.kernel.procfs import is_kernel_thread, wants_cpu
@@ -234,6 +235,14 @@ class Eviction:
             victim.send(signal.SIGTERM)
         self.signalled_ns = time.monotonic_ns()
         self.looked(self.signalled_ns, 0)
+
+    @classmethod
+    def resumed(cls, victim: Victim, started_ns: int, kill_at_ns: int, killed_ns: int, usage_before: int) -> Self:
+        """One that a daemon before this one began, in its grace or after its SIGKILL (``killed_ns``; 0: not yet)."""
+        made = cls(victim, 0, usage_before, (started_ns, killed_ns or started_ns))
+        if not killed_ns:  # it was asked, and is not asked twice
+            made.killed_ns, made.kill_at_ns, made.grace_ns = None, kill_at_ns, kill_at_ns - started_ns
+        return made
 
     def _kill(self) -> None:
         self.victim.kill()

@@ -18,12 +18,12 @@ BENCHES = {
     "latency": ("monitor.cli.bench_latency:latency", "Crossing to decision, crossing to SIGKILL."),
     "overhead": ("monitor.cli.bench_overhead:overhead", "What page faults cost with the programs attached."),
     "race": ("monitor.cli.bench_race:race", "Eviction against the OOM killer, margin by margin."),
-    "giveback": ("monitor.cli.bench_giveback:giveback", "From a process's exit to its memory given back."),
     "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.cli.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "alerts": ("monitor.cli.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
+    "kills": ("monitor.cli.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
     "soak": ("monitor.cli.bench_soak:soak", "Everyday load for an hour: no incident, no alert, no decision."),
 }
 COMMANDS = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from monitor.actions.evict import Eviction, Victim
 from monitor.daemon.gauge import Gauge
+from monitor.daemon.notes import EvictionNote
 from monitor.daemon.patience import Patience
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
@@ -47,7 +48,9 @@ class Evictor:
         stats: SharedStats,
         epoll: select.epoll,
         tell: Tell,
+        note: EvictionNote,
     ) -> None:
+        self.note = note
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
@@ -58,14 +61,22 @@ class Evictor:
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
+        self._cgroup_id = 0  # of the current one
         self._helper = 0  # pid of the side that was asked to free the current one's memory, until it answers
 
     def begin(self, entry: PodEntry, grace_s: int, sent: SentKill | None = None) -> Eviction:
         """Send the first signals: SIGTERM with a grace, SIGKILL without. ``sent``: they went out already."""
+        held = entry.usage or 0
         if sent is None:
-            self.current = Eviction(self._trigger.take(entry), grace_s, entry.usage or 0)
-        else:
-            self.current = Eviction(sent.victim, 0, entry.usage or 0, (sent.decided_ns, sent.signalled_ns))
+            victim, now = self._trigger.take(entry), time.monotonic_ns()
+            self.note.begin(entry.cgroup_id, held, now, now + grace_s * 1_000_000_000 if grace_s > 0 else 0)
+            return self.resume(Eviction(victim, grace_s, held), entry)
+        return self.resume(Eviction(sent.victim, 0, held, (sent.decided_ns, sent.signalled_ns)), entry)
+
+    def resume(self, eviction: Eviction, entry: PodEntry) -> Eviction:
+        """Follow an eviction whose first signals are out, from now on."""
+        self.current = eviction
+        self._cgroup_id = entry.cgroup_id
         self._helper = 0
         self._leaving = set(self.current.pidfds())
         for fd in self._leaving:
@@ -102,6 +113,7 @@ class Evictor:
         known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
         gone = eviction.step(now_ns)
         if asked and eviction.killed_ns is not None:
+            self.note.killed(self._cgroup_id, eviction.killed_ns)
             self._tell_killed(eviction)
         held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
         self._leaving -= {fd for _, fd in known - held}
@@ -125,7 +137,10 @@ class Evictor:
         if entry is not None:
             self._registry.move(entry, usage)
             self._registry.set_evicted(entry, True)
+        if not gone:
+            self.note.drop(self._cgroup_id)
         if gone:
+            self.note.gone(self._cgroup_id)
             self._finish(eviction, now_ns, usage)
         elif refused:
             self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
@@ -144,6 +159,7 @@ class Evictor:
         """End the grace of the pod being evicted now."""
         eviction = self.current
         if eviction is not None and eviction.killed_ns is None:
+            self.note.killed(self._cgroup_id, time.monotonic_ns())
             eviction.hurry()
             self._tell_killed(eviction)
 

@@ -24,9 +24,11 @@ from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
+from monitor.daemon.notes import EvictionNote
 from monitor.daemon.patience import Patience
 from monitor.daemon.pulse import Pulse
 from monitor.daemon.registry import Registry
+from monitor.daemon.retell import KINDS, Retold
 from monitor.daemon.service import Service
 from monitor.daemon.sleep import Sleep
 from monitor.daemon.slow import SlowSignals
@@ -54,6 +56,7 @@ class Hot:
         self.config = config
         self.stats = SharedStats.inherit(STATS_FD)
         self.service = Service()
+        self.retold = Retold()
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
         self.pulse = Pulse(self.stats, self.side.timer)
         self.epoll = select.epoll()
@@ -68,7 +71,14 @@ class Hot:
         self.trigger = Trigger(self.source.victim, self.registry, self.gauge.hierarchy.version, in_kernel)
         self.patience = Patience(self.gauge, self.registry, self.stats, self.tell)
         self.evictor = Evictor(
-            self.gauge, self.registry, self.trigger, self.patience, self.stats, self.epoll, self.tell
+            self.gauge,
+            self.registry,
+            self.trigger,
+            self.patience,
+            self.stats,
+            self.epoll,
+            self.tell,
+            EvictionNote(self.source.eviction),
         )
         self.slow = SlowSignals(config, policy, self.tell)
         self.decider = Decider(
@@ -112,6 +122,9 @@ class Hot:
         """Send to the side without waiting; what it cannot take is dropped and counted."""
         if self.offer(message):
             self.stats.add("channel_sent")
+            self.retold.note(message)
+        elif message["t"] in KINDS and self.side.sock is None:
+            self.retold.note(message)  # for the next side
         else:
             self.stats.dropped(message)
 
@@ -156,6 +169,8 @@ class Hot:
                     self.decider.run_pass()  # a snapshot goes with a pass
             elif kind == "disks":
                 self.decider.take_slow(message)
+            elif kind == "stored":
+                self.retold.stored(message["count"])
             elif kind == "reaped":
                 self.evictor.reaped(message["id"])
             elif kind == "reclaimed":
@@ -169,11 +184,20 @@ class Hot:
             self.sweep()  # a new domain's sums are complete after a sweep
             self.records.pods_came()
             if not self.decider.may_act:
+                self._succeed()
                 self.decider.may_act = True
                 self.decider.run_pass()
                 self.decider.evict_over_limit()
             self.decider.prepare()
             self.dirty = True
+
+    def _succeed(self) -> None:
+        """All pods are known: is one of them dying since before this daemon?"""
+        if self.config.enforce:
+            from monitor.daemon.succession import succeed
+
+            pulled_ns = getattr(self.records, "pulled_ns", 0)
+            succeed(self.evictor, self.registry, self.trigger, self.patience, self.gauge, pulled_ns, self.tell)
 
     def drop(self, uid: str) -> None:
         entry = self.registry.by_uid.get(uid)
@@ -341,6 +365,7 @@ class Hot:
         SPARED.add(self.side.pid)
         self.epoll.register(self.side.sock.fileno(), select.EPOLLIN)
         self.epoll.register(self.side.pidfd, select.EPOLLIN)
+        self._tell_again()
 
     def side_ended(self) -> None:
         """It is started again; the epoll forgets descriptors as they are closed."""
@@ -352,6 +377,8 @@ class Hot:
             self.complaint = f"the side process {why} and was started again"
 
     def _without_side(self) -> None:
+        self.lost_side = True
+        self._tell_again()
         self.slow.forget()
         self.decider.run_pass()  # what the side told of counts no more
 
@@ -369,6 +396,13 @@ class Hot:
             self.stats.add("side_hangs")
             self.side.kill(now_ns)
 
+    def _tell_again(self) -> None:
+        """What the side that is gone had not stored goes first into the channel of the next one."""
+        if self.lost_side and self.side.sock is not None:
+            self.lost_side = False
+            self.stats.add("channel_dropped", self.retold.again(self.offer))
+
+    lost_side = False
     hung = ""  # why the side was killed
     complaint = ""  # for the next side to log
 
@@ -389,7 +423,6 @@ class Hot:
             if decider.moved:
                 decider.rank_moved()
                 decider.prepare()
-                self.patience.hasten()
                 self.dirty = True
                 if decider.braked is not None:
                     decider.run_pass()  # what grows may be in a pod now

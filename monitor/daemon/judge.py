@@ -162,6 +162,11 @@ class Judge:
             self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
 
     @property
+    def idle(self) -> bool:
+        """Whether all that was submitted is stored."""
+        return self._worker.idle and self._files.idle and self._unstored is None
+
+    @property
     def dropped(self) -> int:
         """Versions of episodes and of incidents that found no room in a queue."""
         return self._episodes.dropped + self._incidents.dropped

@@ -181,7 +181,8 @@ class News:
     def _on_evicted(self, message: Mapping[str, Any]) -> None:
         eviction = self._evictions.pop(str(message["id"]), None)
         fields = {key: value for key, value in message.items() if key not in ("t", "pod")}
-        fields |= {"uid": message["pod"], "pod": label(eviction.pod) if eviction is not None else None}
+        known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message["pod"]), "pod", None)
+        fields |= {"uid": message["pod"], "pod": label(known) if known is not None else None}
         self.log.info("evicted", **fields)
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.daemon.chronicle import Chronicle
 from monitor.daemon.foresight import Foresight
 from monitor.daemon.judge import Judge
+from monitor.daemon.retell import KINDS
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.race.episode import Episode
@@ -52,6 +53,7 @@ class Races:
         self.recorder: Recorder | None = None
         self.chronicle = self._chronicle()
         self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
+        self._heard = self._stored = 0  # messages of those kinds; of them that nothing is to come of any more
         self._alerts_ns = 0
         self._foresight_told = ""
         self._lost: dict[str, int] = {}
@@ -92,6 +94,7 @@ class Races:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.hear(message)
+        self._heard += message["t"] in KINDS
         try:
             self.chronicle.hear(message)
         except (LookupError, TypeError, ValueError) as error:
@@ -99,11 +102,10 @@ class Races:
             self._log.error(
                 "a message cannot be made an event", type=message["t"], problem=f"{type(error).__name__}: {error}"
             )
-        if message["t"] == "state" and (message["met"], _reason(message)) != (self._met_told, self._braked_told):
-            self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
+        if message["t"] == "state" and message["met"] != self._met_told:
+            self._alerts_ns = 0  # an alert about pressure does not wait for the next second
 
     _met_told: Any = None
-    _braked_told: Any = None
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -116,6 +118,10 @@ class Races:
             self.recorder.turn()
         if self.chronicle.turn():
             self.foresight.look()
+        if self._heard != self._stored and not self.chronicle.open and self.judge.idle:
+            heard = self._heard
+            if self._view.send({"t": "stored", "count": heard}):
+                self._stored = heard
         if self.foresight.problem != self._foresight_told:
             self._foresight_told = self.foresight.problem
             if self._foresight_told:
@@ -156,14 +162,13 @@ class Races:
         lost = view.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._met_told, self._braked_told = view.state.get("met", []), _reason(view.state)
+        self._met_told = view.state.get("met", [])
         oom_in_s, mismatch = self.foresight.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
                 time.time(),
                 met=self._met_told,
-                braked=view.braked,
                 mismatch=mismatch,
                 oom_in_s=oom_in_s,
                 lost=fresh,
@@ -172,8 +177,3 @@ class Races:
             ),
             time.time(),
         )
-
-
-def _reason(state: Mapping[str, Any]) -> str:
-    """Why evictions are held, "" if they are not."""
-    return str((state.get("braked") or {}).get("reason", ""))

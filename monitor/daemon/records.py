@@ -69,6 +69,7 @@ class Records:
         self._ration = Ration()
         self._unpinned = False
         self._of_kills: tuple[Ring, ...] = ()
+        self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
     def open(self, epoll: select.epoll) -> None:
@@ -202,6 +203,8 @@ class Records:
             self._stats.add("records_step")
         elif kind in (CROSS, SIGNAL):
             watch = self.watches.get(index)
+            if kind == SIGNAL and self._away and not result:
+                self.pulled_ns = ts
             if watch is not None and watch.cgroup_id == cgroup_id:
                 reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
                 if kind == CROSS:

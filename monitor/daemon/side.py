@@ -28,6 +28,7 @@ from monitor.daemon.news import News, label
 from monitor.daemon.overbudget import OverBudget
 from monitor.daemon.podwatch import PodWatch
 from monitor.daemon.pulse import BEAT_NS, ENDING, TURNING, Beat
+from monitor.daemon.retell import KINDS
 from monitor.daemon.stats import SharedStats
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -193,7 +194,8 @@ class Side:
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
                     self.pulse.beat()
-                    if message["t"] in _OF_INCIDENTS and self.news.hear(message) and self.races is not None:
+                    of_races = message["t"] in _OF_INCIDENTS and message["t"] not in KINDS  # those are told again
+                    if of_races and self.news.hear(message) and self.races is not None:
                         self.races.hear(message)
 
     def _wait(self, poll: select.poll) -> set[int]:

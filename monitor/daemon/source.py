@@ -16,7 +16,7 @@ from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS
 from monitor.daemon.config import RunConfig
 from monitor.kernel.domains import NO_CEILING, Reading
 from monitor.kernel.rungs import BPF_RUNGS
-from monitor.kernel.wire import VICTIM
+from monitor.kernel.wire import EVICTION, VICTIM
 
 if TYPE_CHECKING:
     from monitor.kernel.pins import Pins
@@ -125,7 +125,7 @@ class SoftArming:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The instruments of one rung. ``victim``: the words of struct victim, in BPF's memory or nobody's.
+    """The instruments of one rung. ``victim``, ``eviction``: the words of these structs, in BPF's memory or nobody's.
 
     ``is_exact``: the table is kept exact by the kernel. ``reread_lists(index)``: else, how a domain's file lists are
     brought up to date.
@@ -136,6 +136,7 @@ class Source:
     sweeper: Sweeps
     arming: Arms
     victim: memoryview
+    eviction: memoryview
     pins: Pins | None
     is_exact: bool
     reread_lists: Callable[[int], None] | None = None
@@ -159,6 +160,7 @@ def _open_bpf(config: RunConfig) -> Source:
         sweeper=Sweeper(pins, table),
         arming=Arming(pins, config.max_fill_rate),
         victim=memoryview(pins.mmap("victims", VICTIM.size)).cast("Q"),
+        eviction=memoryview(pins.mmap("evictions", EVICTION.size)).cast("Q"),
         pins=pins,
         is_exact=True,
     )
@@ -175,6 +177,7 @@ def _open_soft(config: RunConfig) -> Source:
         sweeper=SoftSweeper(table),
         arming=SoftArming(config.max_fill_rate),
         victim=memoryview(bytearray(VICTIM.size)).cast("Q"),
+        eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
         pins=None,
         is_exact=False,
         reread_lists=lambda index: table.read_stat(table.entry(index)),

@@ -6,6 +6,7 @@ The hot process is its parent and never waits for it.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -209,8 +210,6 @@ class Side:
         self.sock = self._end = None
 
     def _await(self, timeout_s: float) -> None:
-        import select
-
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         if not poller.poll(timeout_s * 1000):

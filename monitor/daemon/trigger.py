@@ -26,6 +26,8 @@ class Trigger:
         self._in_kernel = in_kernel
         self._prepared: dict[str, Victim] = {}
         self._word = victim
+        #: The pod's cgroup for which the kernel pulled it, unheard of by the daemon before; 0: none.
+        self.inherited = int(victim[_POD]) if victim[_FIRED] else 0
         self._word[_ARMED] = self._word[_FIRED] = 0
         self.was_prepared = True  # whether the victim taken last had been ready
         self._pulled_ns = 0  # when it was first noticed that the kernel had pulled it

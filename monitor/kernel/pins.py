@@ -65,6 +65,7 @@ MAPS = (
     "procs",
     "counts",
     "victims",
+    "evictions",
     "crossings",
     "sweeps",
 )

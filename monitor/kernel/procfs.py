@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -183,6 +184,17 @@ def lives(pid: int) -> bool:
     except OSError:
         return False
     return not any(int(mask, 16) & 1 << signal.SIGKILL - 1 for mask in pending)
+
+
+def born_ns(pid: int) -> int | None:
+    """When a process was started (CLOCK_MONOTONIC, to 10 ms, and never too late); None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
+    slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
+    return ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK")) - slept
 
 
 def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:

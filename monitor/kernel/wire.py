@@ -22,6 +22,8 @@ OOM = struct.Struct("=QQQQQQqqQqqqqQIIIIIIIiiI16s16s")
 PROC = struct.Struct("=QQIIII")
 #: struct victim
 VICTIM = struct.Struct("=QQQQ")
+#: struct eviction
+EVICTION = struct.Struct("=QQQQQQQ")
 
 CROSS, STEP, SIGNAL = 1, 2, 3
 OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4

@@ -82,6 +82,10 @@ class LabDaemon:
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]
+        while not self._queue.empty():  # of one that was started before, whose side may have something to say yet
+            if (record := self._queue.get()) is not None:
+                self.log.append(record)
+        since = len(self.log)
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
             command,
@@ -91,8 +95,8 @@ class LabDaemon:
             env=os.environ | {"PYTHONPATH": loader.package_path()},
         )
         node.also_end(self.process.pid)
-        threading.Thread(target=self._read, daemon=True).start()
-        first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout)
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout, since)
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
             cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
@@ -108,17 +112,17 @@ class LabDaemon:
             time.sleep(0.01)
         raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
 
-    def _read(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        with process.stderr as lines:
             for line in lines:
                 try:
                     record = json.loads(line)
                 except ValueError:
                     record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
                 self._queue.put(record)
-        self._queue.put(None)
+        if process is self.process:
+            self._queue.put(None)
 
     def complaint(self) -> str:
         """The last thing it said."""

@@ -56,6 +56,11 @@ class Worker:
         """Jobs in the queue."""
         return self._queue.qsize()
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was queued is done."""
+        return not self._queue.unfinished_tasks
+
     def close(self, timeout_s: float) -> bool:
         """Finish what is queued, for at most ``timeout_s`` seconds; True if all of it was done."""
         self._closing.set()
@@ -73,6 +78,7 @@ class Worker:
                 if self._retry_s is None or self._closing.wait(self._retry_s):
                     self.dropped += 1
                     break
+            self._queue.task_done()
 
     def _attempt(self, job: Job) -> bool:
         try:

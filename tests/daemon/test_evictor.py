@@ -17,9 +17,11 @@ import live
 
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction, Victim
 from monitor.daemon.evictor import Evictor
+from monitor.daemon.notes import EvictionNote
 from monitor.daemon.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
+from monitor.kernel.wire import EVICTION
 
 pytestmark = pytest.mark.kernel
 NUMBER = 7
@@ -40,8 +42,9 @@ class Bench:
         registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
         stats: Any = SimpleNamespace(add=nothing, observe_us=nothing, set=nothing)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
+        note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
         self.patience = Patience(gauge, registry, stats, self.told.append)
-        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.told.append)
+        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.told.append, note)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(cast(Any, self.entry), 0)

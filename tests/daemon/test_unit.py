@@ -61,7 +61,7 @@ class Service:
 
     def set(self, line: str) -> None:
         """Another line for [Service]."""
-        (UNITS / f"{self.name}.service.d" / "more.conf").write_text(f"[Service]\n{line}\n")
+        (UNITS / f"{self.name}.service.d" / "zz.conf").write_text(f"[Service]\n{line}\n")
         self.systemctl("daemon-reload")
 
     def pids(self) -> list[int]:

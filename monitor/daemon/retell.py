@@ -1,0 +1,48 @@
+"""What the side was told of races and has not stored yet: it is told again to the side that takes its place.
+
+A side that is killed takes with it what waited in its socket, the episode that was going on, and what waited for the
+disk. The kernel's record of an OOM kill has been read by then, and would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+#: Types of messages that an episode is made of.
+KINDS = frozenset({"cross", "clear", "decision", "killed", "evicted", "oom"})
+#: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30.
+MOST = 2048
+
+
+class Retold:
+    """Both ends count the messages of `KINDS`; the side says up to which of them all is stored."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST)
+        self._told = 0
+
+    def note(self, message: dict[str, Any]) -> None:
+        """This message was given to the side, or there is none to give it to."""
+        if message["t"] in KINDS:
+            self._told += 1
+            self._kept.append((self._told, message))
+
+    def stored(self, count: int) -> None:
+        """The side has stored all that came of its first ``count``."""
+        while self._kept and self._kept[0][0] <= count:
+            self._kept.popleft()
+
+    def again(self, offer: Callable[[dict[str, Any]], bool]) -> int:
+        """Tell a new side all that is kept, in order; how many it did not take."""
+        kept = [message for _, message in self._kept]
+        self._kept.clear()
+        self._told = 0
+        refused = 0
+        for message in kept:
+            if offer({**message, "again": True}):
+                self.note(message)
+            else:
+                refused += 1
+        return refused

@@ -1,0 +1,214 @@
+"""Races in which the monitor itself is killed: SIGKILL to one of its processes at a random moment around a crossing.
+
+The hot process is started again at once, by the lab, as a service manager would; the side by the hot process. What is
+checked is what may never happen: an OOM kill without a record or in two, a second pod for one shortage, a pod that had
+no part in it, something left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, loader
+from monitor.kernel.kmsg import Killed, Kmsg
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, PATIENCE_S, Hog, LabNode
+from monitor.lab.race import populate
+from monitor.report.incident_reader import FILE_NAME, IncidentReader
+
+HOT, SIDE = "hot", "side"
+NODE_BYTES = 256 * MIB
+MARGIN = 16 * MIB
+#: What is killed is killed between this much before the line and so long after.
+_BEFORE = 8 * MIB
+_AFTER_S = 0.04
+#: MiB/s of the hogs; 0 is full speed.
+_RATES = (0, 200, 800)
+#: An episode is over after some seconds of quiet, and then stored.
+_STORED_S = 20.0
+_NOT_MET = 'outrace_threshold_met{kind="hard",signal="memory.available"} 0.0'
+
+
+@dataclass
+class Tally:
+    """What came of the runs in which one of the processes was killed."""
+
+    runs: int = 0
+    evicted: int = 0
+    oom: int = 0  # races that the kernel won
+    again: int = 0  # evictions that the next daemon went on with
+    unsaid: int = 0  # evictions that only the next daemon could tell of
+    problems: list[str] = field(default_factory=list)  # one line each
+
+    @property
+    def right(self) -> int:
+        """Runs without a problem."""
+        return self.runs - len({problem.partition(":")[0] for problem in self.problems})
+
+
+class Kills:
+    """Context manager: a lab node with three pods that have no part in it, and an enforcing daemon on it."""
+
+    def __init__(self, seed: int, trigger: str = "user") -> None:
+        self._random = random.Random(seed)
+        self._node = LabNode("kills", NODE_BYTES)
+        self._options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{MARGIN >> 20}Mi")
+        self._kmsg = Kmsg()
+        self._hogs: dict[int, int] = {}  # pid -> run
+        self._killed: Counter[int] = Counter()  # pids that the kernel's log names
+        self.tallies = {HOT: Tally(), SIDE: Tally()}
+        self._decided: set[int] = set()
+        self._whose: dict[int, str] = {}  # run -> what was killed in it
+        self.left_behind: list[str] = []
+
+    def __enter__(self) -> Kills:
+        self._node.__enter__()
+        try:
+            self._victim = populate(self._node)
+            small = self._node.add_pod("idle", namespace="demo")  # the next in order
+            resident = self._node.start_hog(small, mib=24)
+            resident.go()
+            resident.expect("grown")
+            self._bystanders = list(self._node.children)
+            self._daemon = LabDaemon(self._node, *self._options)
+            self._daemon.start()
+            self._adjusted = {child.pid: _oom_score_adj(child.pid) for child in self._bystanders}
+        except BaseException:
+            self._node.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._daemon.__exit__(None, None, None)
+        finally:
+            self._node.close()
+            self._kmsg.close()
+        cgroup, pins = self._node.cgroup, loader.instance_directory(self._daemon.state_dir)
+        self.left_behind += [f"{path} is left behind" for path in (cgroup, pins) if path.exists()]
+
+    def run(self, what: str) -> None:
+        """One race with a kill in it."""
+        tally = self.tallies[what]
+        tally.runs += 1
+        number = len(self._whose) + 1
+        self._whose[number] = what
+        since, before = len(self._daemon.log), self._node.oom_kills()
+        hogs = self._start_hogs(number)
+        self._kill(what)
+        self._until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
+        for hog in hogs:
+            hog.close()
+            self._node.children.remove(hog)
+        self._until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+        self._until(self._is_calm, "the pressure to end")
+        self._read_log()
+        records = self._fresh(since)
+        # What a side that took the place of another is told again may be of the run before.
+        decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
+        decided = {when: pod for when, pod in decided.items() if when not in self._decided}
+        self._decided |= decided.keys()
+        tally.again += sum("going on with the eviction" in str(r.get("msg")) for r in records)
+        unsaid = sum("before it could say so" in str(r.get("msg")) for r in records)
+        tally.unsaid += unsaid
+        won = self._node.oom_kills() == before
+        if won and not decided and not unsaid:
+            tally.problems.append(f"run {number}: an eviction that nobody told of")
+        tally.evicted, tally.oom = tally.evicted + won, tally.oom + (not won)
+        victim = f"{self._victim.namespace}/{self._victim.name}"
+        if len(decided) > 1:
+            tally.problems.append(f"run {number}: {len(decided)} evictions for one shortage: {list(decided.values())}")
+        for pod in set(decided.values()) - {victim}:
+            tally.problems.append(f"run {number}: {pod} was evicted")
+        self._look_at_bystanders(number, tally)
+
+    def _start_hogs(self, number: int) -> list[Hog]:
+        count, rate = self._random.choice((1, 3)), self._random.choice(_RATES)
+        hogs = [self._node.start_hog(self._victim, mib=2 * NODE_BYTES // MIB // count, rate=rate) for _ in range(count)]
+        self._hogs |= {hog.pid: number for hog in hogs}
+        for hog in hogs:
+            hog.go()
+        return hogs
+
+    def _kill(self, what: str) -> None:
+        """At a random moment around the crossing."""
+        line = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE))
+        deadline = time.monotonic() + PATIENCE_S
+        while self._node.usage() < line and time.monotonic() < deadline:
+            if not cgroupfs.pids_below(self._victim.cgroup):
+                break  # faster than we looked
+        time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
+        if what == SIDE:
+            for pid in _children(self._daemon.pid):
+                os.kill(pid, signal.SIGKILL)
+            return
+        assert self._daemon.process is not None
+        self._daemon.process.kill()
+        self._daemon.process.wait()
+        self._daemon.start()
+
+    def _is_calm(self) -> bool:
+        status, body = self._daemon.get("/metrics")
+        return status == 200 and self._node.usage() < NODE_BYTES // 2 and _NOT_MET in body
+
+    def _fresh(self, since: int) -> list[Record]:
+        self._daemon.poll()
+        return self._daemon.log[since:]
+
+    def _read_log(self) -> None:
+        for line in self._kmsg.read():
+            if isinstance(line, Killed) and line.pid in self._hogs:
+                self._killed[line.pid] += 1
+
+    def _look_at_bystanders(self, number: int, tally: Tally) -> None:
+        for child in self._bystanders:
+            if child.process.poll() is not None:
+                tally.problems.append(f"run {number}: a pod that had no part in it was killed")
+                raise MonitorError(tally.problems[-1])
+            if _oom_score_adj(child.pid) != self._adjusted[child.pid]:
+                tally.problems.append(f"run {number}: oom_score_adj of a pod that had no part in it has changed")
+
+    def check_records(self) -> None:
+        """Every OOM kill in exactly one incident. Waits until the last episodes are stored."""
+        reader = IncidentReader(self._daemon.state_dir / FILE_NAME)
+        deadline = time.monotonic() + _STORED_S
+        while True:
+            self._read_log()
+            found = Counter(
+                v["pid"] for incident in reader.all() for v in incident["oom_victims"] if v["pid"] in self._hogs
+            )
+            if found == Counter(dict.fromkeys(self._killed, 1)) or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        for pid in self._killed.keys() | found.keys():
+            number = self._hogs[pid]
+            if found[pid] != 1 or pid not in self._killed:
+                what = f"run {number}: the OOM kill of {pid} is in {found[pid]} incidents"
+                self.tallies[self._whose[number]].problems.append(what)
+        counted = self._node.oom_kills()
+        if counted != len(self._killed):
+            self.left_behind.append(f"the kernel counts {counted} OOM kills, its log {len(self._killed)}")
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise MonitorError(f"waited {PATIENCE_S:g} s for {what}")
+            time.sleep(0.005)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _oom_score_adj(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())

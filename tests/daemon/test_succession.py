@@ -1,0 +1,236 @@
+"""What a process of the daemon that is killed leaves to the one that takes its place: the eviction under way, and what
+the side had not stored yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.daemon.notes import ASKED, GONE, KILLED, EvictionNote
+from monitor.daemon.retell import MOST, Retold
+from monitor.kernel import cgroupfs, procfs
+from monitor.kernel.pins import Pins
+from monitor.kernel.wire import EVICTION
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.report.incident_reader import FILE_NAME, IncidentReader
+from tests import live
+from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
+
+SOFT = (
+    *("--enforce", "--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<64Mi"),
+    *("--eviction-soft-grace-period", "memory.available=200ms", "--eviction-max-pod-grace-period", "6"),
+)
+needs_kernel = pytest.mark.kernel
+
+
+def crash(daemon: LabDaemon) -> None:
+    """The hot process ends by SIGKILL, and the side after it."""
+    assert daemon.process is not None
+    (side,) = live.children(daemon.pid)
+    daemon.process.kill()
+    daemon.process.wait()
+    live.ends(side)
+
+
+def noted(state: int, pod: LabPod, ago_s: float = 0.1) -> None:
+    """As a daemon leaves it that is killed right after its SIGKILL went out, or before."""
+    with Pins.open(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
+        note = EvictionNote(memoryview(memory).cast("Q"))
+        note.begin(cgroupfs.cgroup_id(pod.cgroup), 40 * MIB, time.monotonic_ns() - int(ago_s * 1e9))
+        if state == GONE:
+            note.gone(cgroupfs.cgroup_id(pod.cgroup))
+        del note
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with hot_node() as made:
+        yield made
+
+
+@needs_kernel
+def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evicted(node: LabNode) -> None:
+    """Its pod frees some memory meanwhile, so that another would be the first in order."""
+    large, other = node.add_pod("large"), node.add_pod("other")
+    calm = node.add_pod("calm", "Guaranteed", request=64 * MIB)
+    rest = node.start_hog(calm, mib=32)
+    second = node.start_hog(other, mib=24)
+    first = node.start_hog(large, mib=40, ignore_term=1)
+    for hog in (rest, second, first):
+        hog.go()
+        hog.expect("grown")
+    with live.daemon(node, *SOFT) as daemon:
+        decision = live.message(daemon, "evicting", pod="lab/large")
+        crash(daemon)
+        first.free()
+        since = len(daemon.log)
+        daemon.start()
+        live.message(daemon, "going on with the eviction that the daemon before had begun", since, pod="lab/large")
+        assert first.wait() == -signal.SIGKILL
+        assert time.monotonic_ns() >= decision["signalled_ns"] + 6 * 10**9  # its whole grace, and no other one
+        assert second.process.poll() is None
+        live.message(daemon, "evicted", since, pod="lab/large")
+        first_to_go = [r["pod"] for r in daemon.log[since:] if r.get("msg") in ("evicting", "evicted")]
+        assert first_to_go[0] == "lab/large"
+
+
+@needs_kernel
+def test_a_pod_signalled_by_a_daemon_that_could_not_say_so_is_finished_and_told_of(node: LabNode) -> None:
+    pod, other = node.add_pod("half"), node.add_pod("other")
+    hogs = [node.start_hog(p, mib=56) for p in (pod, other)]
+    with live.daemon(node, "--enforce", *hard(4)) as daemon:
+        for hog in hogs:
+            hog.go()
+            hog.expect("grown")
+        crash(daemon)
+        noted(KILLED, pod, ago_s=0.0)
+        since = len(daemon.log)
+        daemon.start()
+        assert hogs[0].wait() == -signal.SIGKILL
+        live.message(
+            daemon, "the daemon before signalled a pod and ended before it could say so", since, pod="lab/half"
+        )
+        live.message(daemon, "evicted", since, pod="lab/half")
+        assert hogs[1].process.poll() is None
+        live.ended(daemon)
+
+
+@needs_kernel
+@pytest.mark.parametrize("state", [KILLED, GONE])
+def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: int) -> None:
+    pod = node.add_pod("again")
+    with live.daemon(node, "--enforce", *hard(4)) as daemon:
+        crash(daemon)
+        noted(state, pod, ago_s=1.0)
+        hog = node.start_hog(pod, mib=32)
+        hog.go()
+        hog.expect("grown")
+        daemon.start()
+        time.sleep(0.5)
+        assert hog.process.poll() is None
+        hog = node.start_hog(pod, mib=256)  # and it is a candidate as any other
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        live.message(daemon, "evicting", pod="lab/again")
+        live.ended(daemon)
+
+
+@needs_kernel
+def test_what_an_evicted_pod_left_is_no_reason_for_the_next_daemon_to_evict_it_again(node: LabNode) -> None:
+    pod = node.add_pod("hog")
+    with live.daemon(node, "--enforce", *hard(16)) as daemon:
+        hog = node.start_hog(pod, mib=256)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        evicted(daemon, pod)
+        crash(daemon)
+        with Pins.open(live.pin_dir()).mmap("evictions", EVICTION.size) as memory:
+            state, number = EVICTION.unpack_from(memory)[:2]
+        assert (state, number) == (GONE, cgroupfs.cgroup_id(pod.cgroup))
+        since = len(daemon.log)
+        daemon.start()
+        live.ended(daemon)
+        assert not [r for r in daemon.log[since:] if r.get("msg") in ("evicting", "evicted")]
+
+
+@needs_kernel
+def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it(tmp_path: Path) -> None:
+    """Neither what waited in its socket, nor the episode that was going on, nor what comes before the next one."""
+    with losing_node() as node:
+        pod = node.add_pod("hog")
+        with live.daemon(node, *hard(16)) as daemon:
+            (side,) = live.children(daemon.pid)
+            os.kill(side, signal.SIGSTOP)
+            waiting = node.start_hog(pod, mib=256)
+            waiting.go()
+            assert waiting.wait() == -signal.SIGKILL
+            os.kill(side, signal.SIGKILL)
+            while_none = node.start_hog(pod, mib=256)
+            while_none.go()
+            assert while_none.wait() == -signal.SIGKILL
+            pids = sorted((waiting.pid, while_none.pid))
+            reader = IncidentReader(daemon.state_dir / FILE_NAME)
+            live.until(lambda: killed(reader, pids) == pids, "both kills to be in an incident, once")
+            live.ended(daemon)
+        assert killed(reader, pids) == pids
+
+
+def killed(reader: IncidentReader, pids: list[int]) -> list[int]:
+    """Of these pids, those in incidents."""
+    if not reader.path.exists():
+        return []
+    return sorted(v["pid"] for incident in reader.all() for v in incident["oom_victims"] if v["pid"] in pids)
+
+
+# Without a kernel.
+def test_a_note_is_of_one_pod() -> None:
+    note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
+    assert note.read() is None
+    note.killed(0, 5)
+    assert note.read() is None
+    note.begin(7, 100, 1000, 6000)
+    asked = note.read()
+    assert asked == (ASKED, 7, 1000, 6000, 0, 100, 0)
+    note.told()
+    note.killed(8, 2000)
+    note.gone(8)
+    note.drop(8)
+    assert note.read() == (ASKED, 7, 1000, 6000, 0, 100, 1)
+    note.killed(7, 2000)
+    assert note.read() == (KILLED, 7, 1000, 6000, 2000, 100, 1)
+    note.gone(7)
+    assert note.read() == (GONE, 7, 1000, 6000, 2000, 100, 1)
+    note.begin(8, 50, 3000)
+    assert note.read() == (KILLED, 8, 3000, 0, 3000, 50, 0)
+    note.drop(8)
+    assert note.read() is None
+
+
+def test_a_new_side_is_told_what_the_old_one_had_not_stored() -> None:
+    retold, heard = Retold(), []
+
+    def take(message: dict[str, Any]) -> bool:
+        heard.append(message)
+        return True
+
+    for number in range(5):
+        retold.note({"t": "oom", "number": number})
+        retold.note({"t": "log"})
+    retold.stored(2)
+    assert retold.again(take) == 0
+    assert heard == [{"t": "oom", "number": number, "again": True} for number in (2, 3, 4)]
+    retold.stored(2)  # the new side counts anew
+    heard.clear()
+    retold.note({"t": "evicted", "number": 9})
+    refusing: Callable[[dict[str, Any]], bool] = lambda message: message["t"] != "oom" and take(message)  # noqa: E731
+    assert retold.again(refusing) == 1
+    assert heard == [{"t": "evicted", "number": 9, "again": True}]
+    for number in range(2 * MOST):
+        retold.note({"t": "oom", "number": number})
+    heard.clear()
+    retold.again(take)
+    assert len(heard) == MOST
+    assert heard[-1]["number"] == 2 * MOST - 1
+
+
+def test_when_a_process_was_born() -> None:
+    before = time.monotonic_ns()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        born = procfs.born_ns(child)
+        assert born is not None
+        assert before - 20_000_000 <= born <= time.monotonic_ns()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert procfs.born_ns(child) is None
