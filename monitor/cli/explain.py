@@ -144,6 +144,7 @@ def _node(seen: Situation) -> dict[str, Any]:
         "thresholds": list(_thresholds(seen, outcome)),
         "conditions": sorted(outcome.conditions) if outcome is not None else [],
         "held_conditions": None if seen.held is None else list(seen.held),
+        "braked": None if seen.braked is None else dict(seen.braked),
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
         "cleanup": [action for action in seen.result.reclaimed if action in seen.config.cleanups()],

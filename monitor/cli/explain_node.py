@@ -35,7 +35,8 @@ _DISK_SIGNALS = frozenset(SIGNALS) - MEMORY_SIGNALS - {PID}
 class Situation:
     """The node as it is now. ``summary`` has what was measured, ``result`` what a first pass of a fresh daemon decides
     on it (a soft threshold begins its grace there), ``signal`` what the pods are ranked for. ``held`` are the
-    conditions of the daemon that answered, None without one.
+    conditions of the daemon that answered, None without one; ``braked``: why it holds evictions, None where it does
+    not.
     """
 
     config: RunConfig
@@ -48,6 +49,7 @@ class Situation:
     result: PassResult
     signal: str
     held: tuple[str, ...] | None
+    braked: Mapping[str, Any] | None
     problems: Sequence[str]
 
     @property
@@ -104,7 +106,18 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
     result = manage(settings, ManagerState(laid_out=True), pods, lambda: summary, 0, lambda _: None)
     held = _held(config) if frame["source"].startswith("daemon ") else None
     return Situation(
-        config, settings.era, layout, node, frame["source"], found, summary, result, signal, held, problems
+        config=config,
+        era=settings.era,
+        layout=layout,
+        node=node,
+        origin=frame["source"],
+        found=found,
+        summary=summary,
+        result=result,
+        signal=signal,
+        held=held,
+        braked=frame["braked"],
+        problems=problems,
     )
 
 

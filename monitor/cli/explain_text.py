@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from monitor.cli.brake_text import brake_lines
 from monitor.cli.explain_limits import limit_text
 from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
@@ -38,6 +39,7 @@ def _node(node: Data) -> Iterator[str]:
         yield from table_lines(columns, [_threshold(t) for t in node["thresholds"]])
         yield ""
     yield node["verdict"]
+    yield from brake_lines(node["braked"])
     yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
     if node["held_conditions"] is not None:
         yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"

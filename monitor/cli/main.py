@@ -18,6 +18,7 @@ BENCHES = {
     "latency": ("monitor.cli.bench_latency:latency", "Crossing to decision, crossing to SIGKILL."),
     "overhead": ("monitor.cli.bench_overhead:overhead", "What page faults cost with the programs attached."),
     "race": ("monitor.cli.bench_race:race", "Eviction against the OOM killer, margin by margin."),
+    "giveback": ("monitor.cli.bench_giveback:giveback", "From a process's exit to its memory given back."),
     "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from monitor.cli.brake_text import brake_lines
 from monitor.cli.output import format_bytes, output_option, print_json, table_lines
 from monitor.cli.top_frame import Node
 from monitor.cli.top_limits import cells, columns, container_lines
@@ -112,6 +113,9 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
                 for t in frame["thresholds"]
             ],
         )
+    if frame["braked"] is not None:
+        yield ""
+        yield from brake_lines(frame["braked"])
     yield ""
     yield from _pod_lines(frame["pods"])
     yield from container_lines(frame["pods"])

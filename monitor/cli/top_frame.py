@@ -38,6 +38,7 @@ class Node:
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
         self.capacity = self._capacity_now()
+        self._braked: dict[str, Any] | None = None  # as the daemon said with the last frame
         self.thresholds = [t for t in config.thresholds() if t.signal.lower().endswith("memory.available")]
 
     def _capacity_now(self) -> int:
@@ -48,6 +49,7 @@ class Node:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
         self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
+        self._braked = None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
         order = _ordered(pods)
@@ -61,6 +63,7 @@ class Node:
             "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
             "kubepods": self._kubepods_fields(domains.get("kubepods"), source.pods),
             "thresholds": _distances(self.thresholds, domains),
+            "braked": self._braked,
             "pods": order,
             "evicted": evicted(Path(self.config.state_dir)),
             **script_figures(node),
@@ -84,6 +87,7 @@ class Node:
             if summary is not None:
                 domains, pods = from_summary(summary, found)
                 if domains["node"].capacity == self.capacity:
+                    self._braked = summary.get("outrace", {}).get("braked")
                     return domains, pods, f"daemon at {at}"
                 origin = f"{_FILES} (the daemon at {at} watches another node)"
         except (KeyError, TypeError, ValueError, AttributeError) as e:

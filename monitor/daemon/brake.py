@@ -317,14 +317,12 @@ class Brake:
         threshold = outcome.starved
         assert threshold is not None
         reason = asked.answer.reason
-        if self.state is not None and self.state["reason"] == reason:
-            return
-        if self.state is None:
+        before = self.state
+        if before is None:
             self._stats.add(f"braked_{reason}")
         known = asked.known.get(threshold.signal) or next(iter(asked.known.values()))
-        self._news = True
         self.state = {
-            "since_ns": now_ns if self.state is None else self.state["since_ns"],
+            "since_ns": now_ns if before is None else before["since_ns"],
             "reason": reason,
             **_about(threshold, seen[threshold.signal]),
             "pods_bytes": known.pods,
@@ -333,7 +331,10 @@ class Brake:
             "victim": entry.uid,
             "name": entry.title,
         }
-        if now_ns - self._said_ns >= QUIET_NS:
+        if before is not None and (before["reason"], before["victim"]) == (reason, entry.uid):
+            return
+        self._news = True
+        if (before is None or before["reason"] != reason) and now_ns - self._said_ns >= QUIET_NS:
             self._said_ns = now_ns
             self._tell({"t": "braked", "ts_ns": now_ns, **self.state})
 

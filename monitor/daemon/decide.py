@@ -184,7 +184,7 @@ class Decider:
         self._gauge.take_capacities()
         if self.moved and not self._order_stands():
             self.rank_moved()
-        coming = self._patience.look(time.monotonic_ns())
+        was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None:
             sent, asked = self._kill_prepared(watch, coming)
@@ -222,7 +222,7 @@ class Decider:
         # What was signalled already cannot be waited for.
         forced = sent is not None or self._trigger.is_pulled
         waits = outcome.victim is not None and not forced and choice.waits(outcome, observations, coming)
-        self._note_wait(waits, outcome)
+        self._note_wait(waits, outcome, coming)
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             self._evictor.begin(sent.entry, 0, sent)
             self._log("error", "a pod was signalled that the policy did not choose; report this", pod=sent.entry.title)
@@ -245,6 +245,8 @@ class Decider:
                 self._tell_clear(threshold, observations, now)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
+        if was_waiting and not self._patience.active and not crossed_ns:
+            self.prepare()
         if journal is not None:
             journal.passed(
                 now,
@@ -261,12 +263,14 @@ class Decider:
                 braked=braked,
             )
 
-    def _note_wait(self, waits: bool, outcome: Outcome) -> None:
+    def _note_wait(self, waits: bool, outcome: Outcome, coming: Mapping[str, Coming]) -> None:
         """Count how often the next victim had to wait, and how often that was not to the end."""
         if waits and not self._waiting:
             self._stats.add("eviction_waits")
-        elif self._waiting and not waits and outcome.victim is not None and self._patience.active:
-            self._stats.add("eviction_waits_cut")
+        elif self._waiting and not waits and outcome.victim is not None and outcome.starved is not None:
+            seen = coming.get(outcome.starved.signal, patience.NOTHING)
+            if seen.coming and seen.back_ns > 0:
+                self._stats.add("eviction_waits_cut")
         self._waiting = waits
 
     def died(self, entry: PodEntry, size: int) -> None:
@@ -292,7 +296,7 @@ class Decider:
             self._patience.look(time.monotonic_ns())
         self._patience.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
         if not self._patience.active:
-            self.prepare()
+            self.prepare()  # a pass that came of a crossing may have ended the wait
 
     def _kill_prepared(self, watch: Watch, coming: Mapping[str, Coming]) -> tuple[SentKill | None, Asked]:
         """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.

@@ -423,6 +423,7 @@ class Hot:
             if decider.moved:
                 decider.rank_moved()
                 decider.prepare()
+                self.patience.hasten()
                 self.dirty = True
                 if decider.braked is not None:
                     decider.run_pass()  # what grows may be in a pod now

@@ -20,11 +20,11 @@ from monitor.daemon.stats import SharedStats
 from monitor.daemon.watch import Watch
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
-from monitor.policy.patience import Coming
+from monitor.policy.patience import JUMP_NS, Coming
 
-#: A pod that went and holds less than this and a 32nd of what it had has given all back: what each CPU keeps of its
-#: charges goes last, or with the cgroup.
-NOTHING, PART = 1 << 20, 32
+#: A pod that went and holds less than this, and what each CPU keeps of its charges (64 pages), has given all back: the
+#: rest goes with its cgroup. (No part of what it had: page tables are a 512th of that, and late.)
+NOTHING = (1 << 20) + 64 * PAGE * (os.cpu_count() or 1)
 #: How long memory may take to come back, as long as nothing slower was seen here: eight times what page tables take on
 #: Linux 6.18 with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms, `outrace bench giveback`).
 FIRST_BOUND_NS = 200_000_000
@@ -40,7 +40,7 @@ CONFIRM_NS = 50_000_000
 #: And of one pod not longer than that in this time.
 DOUBTS_NS = 1_000_000_000
 #: Looks: so far apart, while it last gave something back less than so long ago. (A look costs 30 us, a pass as much.)
-PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 5_000_000))
+PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 2_000_000))
 _REST = 4  # times what a look cost is rested, at least
 #: A pace of growth is taken over this.
 _WINDOW_NS = 10_000_000
@@ -70,7 +70,7 @@ class Leaving:
 
     @property
     def is_back(self) -> bool:
-        return self.left < NOTHING + self.held // PART
+        return self.left < NOTHING
 
 
 @dataclass(slots=True)
@@ -85,9 +85,10 @@ class _Growth:
         while len(samples) > 2 and samples[1][0] <= now_ns - _WINDOW_NS:
             samples.popleft()
 
-    def over(self, looks: int) -> tuple[int, int]:
-        """Bytes and nanoseconds over the last so many looks."""
-        (began, was), (ended, now) = self.samples[max(0, len(self.samples) - 1 - looks)], self.samples[-1]
+    def over(self, least_ns: int) -> tuple[int, int]:
+        """Bytes and nanoseconds from the last look that is at least so old, or the first."""
+        ended, now = self.samples[-1]
+        began, was = next((one for one in reversed(self.samples) if ended - one[0] >= least_ns), self.samples[0])
         return now - was, ended - began
 
 
@@ -106,7 +107,7 @@ class Patience:
         self._doubts_ns = 0  # since when that is counted
         self._number = 0
         self._noise = 64 * PAGE * (os.cpu_count() or 1)
-        self.next_look_ns = 0
+        self.next_look_ns = self._rested_ns = 0
         self.bound_ns = FIRST_BOUND_NS
         self._stats.set("return_bound_ns", self.bound_ns)
 
@@ -121,6 +122,9 @@ class Patience:
 
         ``evicted`` is told, with the final figure in ``freed``, as soon as that is known.
         """
+        for old in [one for one in self._leaving if one.uid == uid]:  # its memory counts once
+            self._leaving.remove(old)
+            self._settle(old, gone_ns)
         self._begin(uid, held, left, gone_ns, evicted, unsure=False)
 
     def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
@@ -255,7 +259,12 @@ class Patience:
         """A look, and what followed from it, ended at ``now_ns`` and cost ``took_ns`` of a CPU."""
         age = now_ns - max((one.moved_ns for one in self._leaving), default=now_ns)
         pace = next(pace for until, pace in PACES if age < until)
-        self.next_look_ns = now_ns + max(pace, _REST * took_ns)
+        self._rested_ns = now_ns + _REST * took_ns
+        self.next_look_ns = max(now_ns + pace, self._rested_ns)
+
+    def hasten(self) -> None:
+        """Somebody moves: look as soon as the last look is paid for."""
+        self.next_look_ns = min(self.next_look_ns, self._rested_ns)
 
     def _end(self, leaving: Leaving) -> int:
         """When it is not looked after any more. That is some time after nobody counts on it: the bound is made of how
@@ -301,8 +310,8 @@ class Patience:
         return Coming(
             sum(one.left for one in counted),
             max((one.until_ns - now_ns for one in counted), default=0),
-            *growth.over(len(growth.samples)),
-            *growth.over(1),
+            *growth.over(_WINDOW_NS),
+            *growth.over(JUMP_NS),
             self._noise,
         )
 

@@ -102,10 +102,11 @@ class Races:
             self._log.error(
                 "a message cannot be made an event", type=message["t"], problem=f"{type(error).__name__}: {error}"
             )
-        if message["t"] == "state" and message["met"] != self._met_told:
-            self._alerts_ns = 0  # an alert about pressure does not wait for the next second
+        if message["t"] == "state" and (message["met"], _reason(message)) != (self._met_told, self._braked_told):
+            self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
 
     _met_told: Any = None
+    _braked_told: Any = None
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -162,13 +163,14 @@ class Races:
         lost = view.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._met_told = view.state.get("met", [])
+        self._met_told, self._braked_told = view.state.get("met", []), _reason(view.state)
         oom_in_s, mismatch = self.foresight.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
                 time.time(),
                 met=self._met_told,
+                braked=view.braked,
                 mismatch=mismatch,
                 oom_in_s=oom_in_s,
                 lost=fresh,
@@ -177,3 +179,8 @@ class Races:
             ),
             time.time(),
         )
+
+
+def _reason(state: Mapping[str, Any]) -> str:
+    """Why evictions are held, "" if they are not."""
+    return str((state.get("braked") or {}).get("reason", ""))

@@ -7,8 +7,9 @@ is closed.
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
 read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
 comes upon become active; pin=1: kept in pipes nobody reads, as by a server whose clients do not read, so that it stays
-inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process) or
-tables (page tables and nothing in them: a page of each 2 MiB of address space is read, which maps the zero page);
+inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the process),
+tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page), sockets
+(messages in sockets nobody reads) or dentries (of names in dir=DIR that do not exist; they outlive the process);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
 forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
 after the other, each moved to murders_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N;
@@ -23,6 +24,7 @@ import mmap
 import os
 import select
 import signal
+import socket
 import sys
 import time
 
@@ -78,6 +80,10 @@ class Memory:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._map = mmap.mmap(-1, size // 4096 * _MAPPED, flags, mmap.PROT_READ)
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        elif kind == "sockets":
+            self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        elif kind == "dentries":
+            self._directory = directory
         elif kind == "shmem":
             path = options["path"]
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT) if path else os.memfd_create("outrace-hog")
@@ -87,7 +93,7 @@ class Memory:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.unlink(path)
         else:
-            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables")
+            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables, sockets, dentries")
 
     def take(self, start: int, length: int) -> None:
         if self.kind == "anon":
@@ -97,6 +103,12 @@ class Memory:
             first, last = start // 4096 * _MAPPED, (start + length) // 4096 * _MAPPED
             memoryview(self._map)[first:last:_MAPPED].tobytes()  # reads in C
             return
+        if self.kind == "sockets":
+            self._send(length)
+            return
+        if self.kind == "dentries":
+            self._miss(start, length)
+            return
         block = bytes(min(length, MIB))
         while length > 0:
             done = os.pwrite(self._fd, block[:length], start)
@@ -105,6 +117,28 @@ class Memory:
             start, length = start + done, length - done
         if self._sync:
             os.fdatasync(self._fd)
+
+    def _send(self, length: int) -> None:
+        """Messages of a page each, which the kernel keeps in 4864 bytes, until the sender would have to wait."""
+        page = bytes(4096)
+        while length > 0:
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._pairs.append(pair)
+            pair[0].setblocking(False)
+            try:
+                while length > 0:
+                    pair[0].send(page)
+                    length -= 4864
+            except BlockingIOError:
+                pass
+
+    def _miss(self, start: int, length: int) -> None:
+        """Names of 240 bytes, which the kernel keeps in 192 bytes and 256. (On overlayfs in twice as much.)"""
+        for number in range(start // 448, (start + length) // 448):
+            try:
+                os.stat(f"{self._directory}/{os.getpid():0120}{number:0120}")
+            except FileNotFoundError:
+                pass
 
     def _keep(self, start: int, length: int) -> None:
         """Put a piece of the file into a pipe, by reference."""
@@ -124,7 +158,12 @@ class Memory:
     def give_back(self) -> None:
         if self.kind in ("anon", "tables"):  # (which keeps the tables: they go with the process)
             self._map.madvise(mmap.MADV_DONTNEED)
-        else:
+        elif self.kind == "sockets":
+            for pair in self._pairs:
+                for end in pair:
+                    end.close()
+            self._pairs.clear()
+        elif self.kind != "dentries":
             while self._pipes:
                 os.close(self._pipes.pop())
             os.ftruncate(self._fd, 0)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 LEAD_NS = 5_000_000
 #: A pace is not taken from less than this: the kernel charges 64 pages ahead on each CPU, 1 GiB/s over 0.25 ms.
 SPAN_NS = 4_000_000
+#: Nor is a jump: two looks may come one right after the other.
+JUMP_NS = 250_000
 
 
 class Coming(NamedTuple):
@@ -23,7 +25,7 @@ class Coming(NamedTuple):
     back_ns: int  # until it is back at the latest; 0 where that time is over
     grown: int  # by the others, over the last `grown_ns`
     grown_ns: int
-    jump: int  # by the others, over the last `jump_ns`: since the look before
+    jump: int  # by the others, over the last `jump_ns`: since the look before, or one that is `JUMP_NS` old
     jump_ns: int
     noise: int  # what the kernel may charge ahead without anybody having taken it
 
@@ -41,7 +43,7 @@ def waits(seen: Coming, available: int, line: int) -> bool:
     """
     if seen.back_ns <= 0 or available + seen.coming < line:
         return False
-    if seen.jump > 0 and seen.jump * LEAD_NS >= max(0, available) * max(1, seen.jump_ns):
+    if seen.jump > 0 and seen.jump * LEAD_NS >= max(0, available) * max(JUMP_NS, seen.jump_ns):
         return False  # at this pace the next one could not be killed in time later on
     pace = max(0, seen.grown - seen.noise)
     return pace * seen.back_ns < max(1, available) * max(SPAN_NS, seen.grown_ns)

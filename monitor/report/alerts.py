@@ -22,6 +22,7 @@ EVICTION = "OutraceEviction"
 WRONG_VICTIM = "OutraceWrongVictim"
 OVER_EVICTION = "OutraceOverEviction"
 PRESSURE = "OutracePressure"
+EVICTIONS_BRAKED = "OutraceEvictionsBraked"
 VICTIM_MISMATCH = "OutraceVictimMismatch"
 TIME_TO_OOM = "OutraceTimeToOOM"
 EVENTS_LOST = "OutraceEventsLost"
@@ -34,6 +35,7 @@ NAMES = (
     WRONG_VICTIM,
     OVER_EVICTION,
     PRESSURE,
+    EVICTIONS_BRAKED,
     VICTIM_MISMATCH,
     TIME_TO_OOM,
     EVENTS_LOST,
@@ -222,6 +224,7 @@ def alerts_for_state(
     now: float,
     *,
     met: Iterable[Mapping[str, Any]] = (),
+    braked: Mapping[str, Any] | None = None,
     mismatch: Mapping[str, Any] | None = None,
     oom_in_s: Mapping[str, float | None] | None = None,
     lost: Mapping[str, int] | None = None,
@@ -234,6 +237,8 @@ def alerts_for_state(
 
     * ``met``: the thresholds that are met, ``{"signal", "kind": "hard"|"soft"}`` each; further keys (numbers) become
       annotations.
+    * ``braked``: while evictions are held because they would not help; its ``reason`` and ``signal`` become labels, the
+      rest annotations. None while they are not.
     * ``mismatch``: while the kernel's likely victim is not the policy's first; its keys (``kernel``, ``policy``,
       ``reason``) become annotations. None while they agree.
     * ``oom_in_s``: domain -> seconds to the forecast OOM kill, None or infinite when memory is not growing.
@@ -241,7 +246,7 @@ def alerts_for_state(
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
       so.
     """
-    return list(_of_state(node, now, met, mismatch, oom_in_s or {}, lost or {}, not_ready, not_ready_s,
+    return list(_of_state(node, now, met, braked, mismatch, oom_in_s or {}, lost or {}, not_ready, not_ready_s,
                           time_to_oom_s, hold_s))  # fmt: skip
 
 
@@ -249,6 +254,7 @@ def _of_state(
     node: str,
     now: float,
     met: Iterable[Mapping[str, Any]],
+    braked: Mapping[str, Any] | None,
     mismatch: Mapping[str, Any] | None,
     oom_in_s: Mapping[str, float | None],
     lost: Mapping[str, int],
@@ -274,6 +280,13 @@ def _of_state(
             {key: value for key, value in entry.items() if key not in ("signal", "kind")},
             signal=signal,
             kind=kind,
+        )
+    if braked is not None:
+        text = f"{node} is short of memory that no eviction gives back: evictions are held"
+        told = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
+        told["takers"] = "; ".join(braked.get("takers", ())) or None
+        yield alert(
+            EVICTIONS_BRAKED, "critical", text, told, reason=str(braked["reason"]), signal=str(braked["signal"])
         )
     if mismatch is not None:
         text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"

@@ -36,7 +36,9 @@ def summary(view: View) -> dict[str, Any]:
         node["systemContainers"].append(
             {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
         )
-    return {"node": node, "pods": [_pod(view, found, now) for found in view.pods.values()]}
+    pods = [_pod(view, found, now) for found in view.pods.values()]
+    # The last is ours; who reads a kubelet's summary passes over what it does not know.
+    return {"node": node, "pods": pods, "outrace": {"braked": view.braked}}
 
 
 def _pod(view: View, found: FoundPod, now: str) -> dict[str, Any]:

@@ -80,6 +80,15 @@ class View:
         self.limits = LimitCache(self.hierarchy)
 
     @property
+    def braked(self) -> dict[str, Any] | None:
+        """Why evictions are held and since when, with who takes the memory; None while they are not."""
+        told: Mapping[str, Any] | None = self.state.get("braked")
+        if told is None:
+            return None
+        held_s = max(0.0, (time.monotonic_ns() - told["since_ns"]) / 1e9)
+        return {**{k: v for k, v in told.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
+
+    @property
     def node_path(self) -> Path:
         """The node's directory in the memory hierarchy."""
         return Path(self.config.node_cgroup) if self.config.node_cgroup else self.hierarchy.root

@@ -131,10 +131,18 @@ def test_alerts_of_the_state() -> None:
         lost={"channel": 3, "decode": 0},
         not_ready="the pods are not known yet",
         not_ready_s=31.0,
+        braked={
+            "reason": "outgrown",
+            "signal": "memory.available",
+            "held_s": 3.1,
+            "pods_bytes": 7,
+            "takers": ("x", "y"),
+        },
     )
     assert [(a.name, a.labels["severity"], a.starts_at, a.ends_at) for a in found] == [
         (alerts.PRESSURE, "warning", 1000, None),
         (alerts.PRESSURE, "info", 1000, None),
+        (alerts.EVICTIONS_BRAKED, "critical", 1000, None),
         (alerts.VICTIM_MISMATCH, "warning", 1000, None),
         (alerts.TIME_TO_OOM, "warning", 1000, None),
         (alerts.EVENTS_LOST, "warning", 1000, 1000 + HOLD_S),
@@ -145,9 +153,12 @@ def test_alerts_of_the_state() -> None:
         "available": "5",
         "runbook_url": "docs/runbooks/OutracePressure.md",
     }
-    assert found[2].annotations["kernel"] == "a/b"
-    assert found[3].labels["domain"] == "node"
-    assert "12 s from an OOM kill" in found[3].annotations["summary"]
+    assert (found[2].labels["reason"], found[2].labels["signal"]) == ("outgrown", "memory.available")
+    assert (found[2].annotations["takers"], found[2].annotations["pods_bytes"]) == ("x; y", "7")
+    assert "held_s" not in found[2].annotations
+    assert found[3].annotations["kernel"] == "a/b"
+    assert found[4].labels["domain"] == "node"
+    assert "12 s from an OOM kill" in found[4].annotations["summary"]
 
 
 def test_a_quiet_state_gives_none() -> None:

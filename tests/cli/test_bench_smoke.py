@@ -1,5 +1,5 @@
-"""`outrace bench pods` and `bench footprint` on the live kernel, for seconds instead of minutes: what they print, what
-must hold, that nothing is left behind. How fast anything was is not asserted.
+"""`outrace bench pods`, `footprint` and `giveback` on the live kernel, for seconds instead of minutes: what they
+print, what must hold, that nothing is left behind. How fast anything was is not asserted.
 """
 
 from __future__ import annotations
@@ -147,3 +147,17 @@ def test_growth_is_the_last_quarter_above_the_first_after_the_warm_up() -> None:
 )
 def test_what_differs_is_a_finding(row: dict[str, Any], finding: bool) -> None:
     assert bench_pods.differs(row) is finding
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_giveback_sees_page_tables_come_back_late_and_dentries_stay(tmp_path: Path) -> None:
+    code, rows = run_bench(
+        tmp_path, "giveback", "--runs", "1", "--mib", "32", "--kind", "anon", "--kind", "tables", "--kind", "dentries"
+    )
+    assert code == 0
+    for state in ("quiet", "busy"):
+        for kind in ("anon", "tables"):
+            assert rows[f"{kind}, {state}: exit to memory back"]["unit"] == "us"
+        asked = rows.get(f"dentries, {state}: kept when asked for", {"p50": 0})  # less than 1 MiB is not told
+        assert asked["p50"] < rows[f"dentries, {state}: kept"]["p50"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,18 @@ def five_small(node: LabNode) -> list[Hog]:
     return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), 3) for n in range(5)]
 
 
+def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
+    """What a command says of the daemon's node."""
+    node = daemon.node
+    where = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}", *hard(32))
+    listen = ("--listen", daemon.address.removeprefix("http://"))
+    options = (*where, *listen, "-o", "json")
+    done = live.outrace(*command, *options)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def survive(hogs: list[Hog]) -> None:
     assert [hog.process.poll() for hog in hogs] == [None] * len(hogs)
 
@@ -63,6 +77,13 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert "/system:" in taker
         assert armed() == 0
         survive(pods)
+        told = asked(daemon, "top", "--once")["braked"]
+        assert (told["reason"], told["takers"][0]) == (braked(daemon)[0], taker)
+        told = asked(daemon, "explain")
+        assert told["node"]["braked"]["takers"][0] == taker
+        # Whom the kubelet would evict now stays the answer, and is said.
+        assert told["node"]["verdict"].endswith(f"{told['order'][0]['pod']} would be evicted now")
+        assert told["node"]["braked"]["name"].startswith("lab/small-")
         hog.free()
         live.message(daemon, OVER, why="the shortage is over")
         live.until(lambda: not braked(daemon), "the metric to be back")

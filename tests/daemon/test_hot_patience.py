@@ -143,3 +143,20 @@ def test_who_grows_meanwhile_is_evicted_in_time(node: LabNode) -> None:
         _, end = evicted(daemon, files)
         assert end["freed"] < 16 * MIB
         assert calm.process.poll() is None
+
+
+def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None:
+    """Dentries of names that do not exist outlive who looked for them, until somebody else needs the memory."""
+    slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
+    with live.daemon(node, "--enforce", *hard(64)) as daemon:
+        calm = live.filled(node, innocent, 40)
+        hog = node.start_hog(slab, kind="dentries", mib=300)
+        hog.go()
+        assert hog.wait() == -9
+        _, end = evicted(daemon, slab)
+        told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/slab")
+        live.ended(daemon)
+        assert decided(daemon) == ["slab"]
+        assert calm.process.poll() is None
+        assert told["bytes"] > 60 * MIB
+        assert end["freed"] > 60 * MIB

@@ -1,0 +1,29 @@
+"""That evictions are held, and why, in words: for `outrace top` and `outrace explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from monitor.cli.output import format_bytes
+from monitor.policy.eviction_brake import NO_GAIN, NOT_COVERED, OUTGROWN
+
+
+def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
+    """Nothing while they are not held. ``braked``: `View.braked`."""
+    if braked is None:
+        return
+    pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])
+    rate = "at an unknown rate"
+    if braked["growth_outside"] is not None:
+        rate = f"by {format_bytes(max(0, braked['growth_outside']))} a second"
+    why = {
+        NOT_COVERED: f"all pods that may be evicted have {pods} together, less than what is missing",
+        OUTGROWN: f"what is outside of the pods grows {rate} and would use up all they have, {pods}, within a minute",
+        NO_GAIN: "the last evictions gained nothing",
+    }
+    reason = why.get(braked["reason"], braked["reason"])
+    yield f"evictions for {braked['signal']} are held for {braked['held_s']:.1f} s: {reason}"
+    yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction gives back"
+    for taker in braked["takers"]:
+        yield f"  {taker}"
