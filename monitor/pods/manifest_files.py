@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from monitor.documents import UnreadableError, decoded, one_line, shown
 from monitor.pods.owner import changed_by, mend
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.qos import SOURCE, is_mirror, is_static
 
 SUFFIXES = (".yaml", ".yml", ".json")
 POD_CGROUP = "outrace/cgroup"
@@ -132,12 +133,20 @@ def _manifest(where: str, obj: Any) -> Manifest | str:
     for key, name, allowed in checked:
         if not allowed.fullmatch(name):
             return f"{where}: {key}: {shown(name)} is not one that Kubernetes allows; use a-z, 0-9, '-' and '.'"
-    problems = tuple(
+    problems = [
         f"{where}: metadata.annotations[{shown(key)}]: the pod has no such container; name one that it has"
         for key in pod.annotations
         if key.startswith(f"{POD_CGROUP}.") and key.removeprefix(f"{POD_CGROUP}.") not in containers
-    )
-    return Manifest(where, pod, _container_ids(obj.get("status")), problems)
+    ]
+    if is_static(pod) and not is_mirror(pod) and obj["metadata"].get("resourceVersion"):
+        # It is the kubelet that says where a pod comes from, over whatever its author wrote: what has a version is the
+        # API server's, and no static pod, which would never be evicted.
+        pod = replace(pod, annotations={**pod.annotations, SOURCE: "api"})
+        problems.append(
+            f"{where}: metadata.annotations[{SOURCE}] is ignored, because the pod is the API server's "
+            "(metadata.resourceVersion); remove it"
+        )
+    return Manifest(where, pod, _container_ids(obj.get("status")), tuple(problems))
 
 
 def _container_ids(status: Any) -> dict[str, str]:

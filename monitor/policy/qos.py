@@ -13,14 +13,15 @@ BEST_EFFORT = "BestEffort"
 
 #: Priority from which a pod is critical (`system-cluster-critical`).
 CRITICAL_PRIORITY = 2_000_000_000
-_SOURCE = "kubernetes.io/config.source"
+#: Who gave the kubelet the pod: `api`, `file` or `http`.
+SOURCE = "kubernetes.io/config.source"
 _MIRROR = "kubernetes.io/config.mirror"
 _CLASS_RESOURCES = ("cpu", "memory")
 
 
 def is_static(pod: Pod) -> bool:
     """The pod comes from a file or URL of the node, not from the API server (an empty source counts as static)."""
-    return pod.annotations.get(_SOURCE, "api") != "api"
+    return pod.annotations.get(SOURCE, "api") != "api"
 
 
 def is_mirror(pod: Pod) -> bool:

@@ -53,7 +53,8 @@ class Counterfactual(Record):
     `mode`: "poll" or "memcg". `detected`: it decides before the OOM killer comes. `in_time`: its victim is dead before
     that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM at once. `p10_ms`,
     `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the phases). `oom_ms`:
-    when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `victims`: whom it decides on.
+    when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `victims`: whom it decides on;
+    nobody is named where a pod's priority, which a kubelet knows, is not known.
     """
 
     mode: str
@@ -112,7 +113,7 @@ def counterfactual(world: World, config: EvictionConfig, mode: str = POLL) -> Co
         p90,
         oom_ms,
         world.assumed,
-        _victims(world, pieces, oom),
+        _victims(world, pieces, oom) if all(pod.priority is not None for pod in world.pods) else (),
     )
 
 

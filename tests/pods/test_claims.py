@@ -15,7 +15,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
-from monitor.pods.source import Change, open_source
+from monitor.pods.source import Change, open_source, pod_message
 from tests.puppet import Puppet
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
@@ -337,3 +337,28 @@ def test_no_annotation_of_a_container_takes_the_pod_out_of_the_ranking(node: Pat
         assert names(change) == ["good"]
         [problem] = change.problems
         assert key in problem
+
+
+@pytest.mark.parametrize(
+    ("version", "notes", "critical"),
+    [
+        ("123", {"kubernetes.io/config.source": "file"}, False),  # what its author wrote
+        ("123", {"kubernetes.io/config.source": ""}, False),
+        ("123", {"kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "e2" * 16}, True),
+        (None, {"kubernetes.io/config.source": "file"}, True),  # a file of the node, or the kubelet's own answer
+        ("123", {}, False),
+    ],
+)
+def test_no_author_of_a_pod_makes_it_a_static_one(
+    node: Path, folder: Path, version: str | None, notes: dict[str, str], critical: bool
+) -> None:
+    """One line among its annotations, and it was never evicted: the others were, in its place."""
+    cgroupfs.make(node / f"kubepods/burstable/pod{UID}")
+    meta = {"name": "web", "uid": UID, "annotations": notes} | ({"resourceVersion": version} if version else {})
+    (folder / "web.json").write_text(
+        json.dumps({"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
+    )
+    change = poll(folder, node)
+    [found] = change.updated
+    assert pod_message(found)["critical"] == critical
+    assert len(change.problems) == (not critical and bool(notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -257,3 +258,12 @@ def test_curves() -> None:
     assert curve.rises_through(50, 0) == 5
     assert curve.rises_through(50, 6) is None
     assert curve.rises_through(200, 0) is None
+
+
+def test_nobody_is_named_where_priorities_are_not_known() -> None:
+    """It was certain of the largest pod, while the kubelet beside it took one of a lower priority."""
+    seen = growth(8)
+    assert counterfactual(seen, HARD).victims
+    unknown = dataclasses.replace(seen.pods[0], priority=None)
+    found = counterfactual(dataclasses.replace(seen, pods=(unknown, *seen.pods[1:])), HARD)
+    assert (found.victims, found.detected) == ((), 1.0)
