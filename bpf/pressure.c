@@ -22,14 +22,15 @@ struct gate {
 };
 BPF_PERCPU_ARRAY(gates, struct gate, 2);  // the second is for uncharges, which may interrupt a charge (charges.c)
 
-// What one memory cgroup contributed to the sums of its ancestors. LRU: a dead cgroup's entry falls out by itself, and an entry
-// lost too early is put right by the next sweep.
+// What one memory cgroup contributed to the sums of its ancestors. None: nothing, so whoever has no entry and cannot get one is not counted until
+// it can. Never one that falls out by itself (an LRU hash of 16,384 was): its page cache would be counted once more at its next charge, and the
+// working set would seem that much smaller. User space takes out the dead after a sweep, which are those it has not been to.
 struct leaf {
   s64 inactive;
   s64 active;
-  u64 sweep;
+  u64 sweep;   // the last that counted it
 };
-BPF_TABLE("lru_hash", u64, struct leaf, leaves, 16384);
+BPF_F_TABLE("hash", u64, struct leaf, leaves, MAX_LEAVES, LEAVES_FLAGS);
 
 struct sweep {
   u64 number;   // of the running sweep; 0: none
@@ -37,6 +38,7 @@ struct sweep {
   u64 id;       // its cgroup id, to notice that it was freed in between
   u64 up;       // it was visited, and so were its children: on the way up
   u64 root;
+  u64 lost;     // number of the last sweep that counted a cgroup for which there was no entry
 };
 BPF_ARRAY(sweeps, struct sweep, 1);
 
@@ -238,47 +240,66 @@ struct scratch {
   s64 active;
   s64 more_inactive;  // what changed since it was last counted
   s64 more_active;
-  u64 shadow;         // the sweep that has been here already
+  s64 shadow_inactive;  // the same for the sums of the sweep that has been here
+  s64 shadow_active;
+  u64 shadow;         // that sweep
   u64 n;              // watched cgroups at or above it
   u64 deepest;        // level of the last of them
   struct { u64 cgroup; u64 index; } found[MAX_NESTED];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 3);  // for charges, and for sweeps and uncharges, which may come in the midst of one
 
-// Count the LRU lists of the cgroup that is charged.
+// Count the LRU lists of the cgroup that is charged or swept. A sweep may come by a second time (it goes on somewhere else when the cgroup where it
+// paused is gone) and counts nothing twice; a cgroup that is new while a sweep runs is counted by it, whether it lies ahead or behind.
 static __always_inline void count_lists(struct scratch *c, u64 memcg, u64 self, u64 sweeping, s64 pending_inactive, s64 pending_active) {
   s64 inactive = 0, active = 0;
   if (!read_lru(memcg, &inactive, &active)) {
     inactive += pending_inactive;
     active += pending_active;
   }
-  struct leaf now = {inactive, active, sweeping}, *old = leaves.lookup(&self);
-  c->more_inactive = inactive;
-  c->more_active = active;
+  c->inactive = c->more_inactive = c->shadow_inactive = inactive;
+  c->active = c->more_active = c->shadow_active = active;
+  c->shadow = sweeping;
+  struct leaf *old = leaves.lookup(&self);
   if (old) {
     c->more_inactive = inactive - old->inactive;
     c->more_active = active - old->active;
-    if (!sweeping) now.sweep = c->shadow = old->sweep;
+    if (!sweeping || old->sweep == sweeping) {
+      c->shadow = old->sweep;
+      c->shadow_inactive = c->more_inactive;
+      c->shadow_active = c->more_active;
+    } else {
+      old->sweep = sweeping;
+    }
+    old->inactive = inactive;
+    old->active = active;
+    return;
   }
-  c->inactive = inactive;
-  c->active = active;
-  leaves.update(&self, &now);
+  if (!(inactive | active)) return;
+  u32 zero = 0;
+  struct sweep *s = sweeps.lookup(&zero);
+  if (!s) return;
+  struct leaf now = {inactive, active, s->number};
+  int failed = leaves.insert(&self, &now) != 0;
+  if (failed) {
+    count(COUNT_UNCOUNTED);
+    if (sweeping) s->lost = sweeping;
+  }
+  c->shadow = s->number;
+  if (sweeping) {  // its own sums are right, entry or not
+    if (failed) c->more_inactive = c->more_active = 0;
+  } else if (failed || s->lost == s->number) {  // the sweep may have counted it: from here on
+    c->more_inactive = c->more_active = 0;
+    c->shadow_inactive = c->shadow_active = 0;
+  }
 }
 
-static __always_inline void add_lists(struct scratch *c, struct domain *d, u64 sweeping) {
+static __always_inline void add_lists(struct scratch *c, struct domain *d) {
   lock_xadd(&d->inactive_file, c->more_inactive);
   lock_xadd(&d->active_file, c->more_active);
-  if (sweeping) {
-    if (d->shadow_sweep != sweeping) {
-      d->shadow_sweep = sweeping;
-      d->shadow_inactive = 0;
-      d->shadow_active = 0;
-    }
-    lock_xadd(&d->shadow_inactive, c->inactive);
-    lock_xadd(&d->shadow_active, c->active);
-  } else if (c->shadow == d->shadow_sweep) {
-    lock_xadd(&d->shadow_inactive, c->more_inactive);
-    lock_xadd(&d->shadow_active, c->more_active);
+  if (c->shadow == d->shadow_sweep) {
+    lock_xadd(&d->shadow_inactive, c->shadow_inactive);
+    lock_xadd(&d->shadow_active, c->shadow_active);
   }
 }
 
@@ -312,7 +333,6 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
   }
   if (!n) return;
   c->n = n;
-  c->shadow = 0;
   if (!c->deepest) file = 0;  // only the machine, which counts for itself
   if (file) count_lists(c, memcg, id_of(cgroup), sweeping, pending_inactive, pending_active);
 
@@ -327,7 +347,7 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
     if (d->flags & DOMAIN_MACHINE) {
       read_machine(memcg, d);
     } else {
-      if (file) add_lists(c, d, sweeping);
+      if (file) add_lists(c, d);
       if (at) READ(css, at, OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
       else css = known_css(d);
       if (!css) continue;  // not swept yet
@@ -339,17 +359,41 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
   }
 }
 
+// Before a sweep: args[0] = first domain, args[1] = its number, args[2] = end, args[3] = 1 if the sums kept so far are not to be compared with until
+// it is over (nobody kept them while the programs were detached). A domain that is added later has no part in it. Returns the next domain, 0 at the end.
+int begin(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[2];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    if (ctx->args[3] && !(d->flags & DOMAIN_MACHINE)) d->synced = 0;
+    d->shadow_inactive = 0;
+    d->shadow_active = 0;
+    d->shadow_sweep = ctx->args[1];
+    index++;
+  }
+  return index;
+}
+
+static __always_inline u64 root_css(void) {
+  u64 root = 0, css = 0;
+  READ(root, cgroup_of(task_css(bpf_get_current_task())), OFF_CGROUP_ROOT);
+  READ(css, root, OFF_CGROUP_ROOT_CGRP + OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+  return css;
+}
+
 // One stretch of a walk over all memory cgroups, also the dying ones that still hold page cache. Run by user space (BPF_PROG_RUN),
-// args[0] = sweep number, args[1] = 1 to begin. Returns 0 when there is more to do, 1 at the end, 2 if it had to begin again.
+// args[0] = sweep number, args[1] = 1 to begin. Returns 0 when there is more to do, 1 at the end, 2 if where it paused is gone: begin again,
+// with the same number.
 int sweep(struct bpf_raw_tracepoint_args *ctx) {
   u32 zero = 0;
   struct sweep *s = sweeps.lookup(&zero);
   if (!s) return 1;
   if (ctx->args[1]) {
-    u64 root = 0, css = 0;
-    READ(root, cgroup_of(task_css(bpf_get_current_task())), OFF_CGROUP_ROOT);
-    READ(css, root, OFF_CGROUP_ROOT_CGRP + OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
-    s->root = s->css = css;
+    s->root = s->css = root_css();
     s->up = 0;
     s->number = ctx->args[0];
   } else if (!s->css || cgroup_id_of(s->css) != s->id) {
@@ -389,6 +433,8 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
 
 // Take the swept sums over: args[0] = first domain, args[1] = sweep number. Adding the difference (rather than storing the sum) keeps
 // every change that happened since, because changes go to both. Returns the next domain, or 0 when args[2] (end) is reached.
+//
+// A domain in which no memory cgroup was found, its own neither, stays unknown: it lies deeper than these programs look, or is gone.
 int commit(struct bpf_raw_tracepoint_args *ctx) {
   u32 index = ctx->args[0], end = ctx->args[2];
   NO_UNROLL
@@ -397,11 +443,10 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;
-    if (d->cgroup_id) {
+    if (d->cgroup_id && d->shadow_sweep == ctx->args[1] && (d->css || (d->flags & DOMAIN_MACHINE))) {
       if (!(d->flags & DOMAIN_MACHINE)) {
-        int swept = d->shadow_sweep == ctx->args[1];  // else no memory cgroup was found in it: empty
-        s64 fix_inactive = (swept ? d->shadow_inactive : 0) - d->inactive_file;
-        s64 fix_active = (swept ? d->shadow_active : 0) - d->active_file;
+        s64 fix_inactive = d->shadow_inactive - d->inactive_file;
+        s64 fix_active = d->shadow_active - d->active_file;
         if (fix_inactive) lock_xadd(&d->inactive_file, fix_inactive);
         if (fix_active) lock_xadd(&d->active_file, fix_active);
       }
@@ -414,6 +459,14 @@ int commit(struct bpf_raw_tracepoint_args *ctx) {
     index++;
   }
   return index;
+}
+
+// The machine's own counters, anew, in the entry args[0].
+int touch(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0];
+  struct domain *d = domains.lookup(&index);
+  if (d && d->flags & DOMAIN_MACHINE) read_machine(root_css() - OFF_MEMCG_CSS, d);
+  return 0;
 }
 
 // Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process

@@ -143,5 +143,6 @@ enum count {
   COUNT_EMIT_RECLAIM, COUNT_LOST_RECLAIM,
   COUNT_SWEPT,        // memory cgroups visited by sweeps
   COUNT_SWEEP_RESTARTED,
+  COUNT_UNCOUNTED,    // page cache of a memory cgroup that there was no entry for: it counts as working set until a sweep
   COUNT_MAX
 };

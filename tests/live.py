@@ -20,9 +20,10 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from monitor.kernel import cgroupfs, instances, loader, mounts
-from monitor.kernel.domains import DomainTable, Reading, Sweeper
-from monitor.kernel.pins import TRACEPOINT, Pins, Program, Ring, counts, pin
+from monitor.kernel.domains import DomainTable, Reading
+from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
 from monitor.kernel.rungs import NAMES
+from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon, Record
@@ -296,7 +297,7 @@ class Watching:
         self.table.reset()
         self.table.close()
         for part in vars(self.sweeper).values():  # the daemon keeps its programs for life; here there is one per test
-            if isinstance(part, Program):
+            if isinstance(part, (Program, Map)):
                 os.close(part.fd)
 
     def add(self, path: Path, **options: int) -> int:

@@ -23,8 +23,9 @@ import click
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, loader, mounts
-from monitor.kernel.domains import POD, DomainTable, Sweeper, ceiling_pages
+from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
+from monitor.kernel.sweeping import Sweeper
 from monitor.lab.node import MIB, Child, LabNode, LabPod
 
 FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"

@@ -32,6 +32,7 @@ class Arming:
         self._partial = pins.hook != TRACEPOINT
         #: Whether there is something that is never charged to be watched: the whole machine.
         self.rereads = False
+        self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
         self._rate = max_fill_rate
         self._links: list[int] = []
         self.next_look_ns = 0
@@ -54,7 +55,7 @@ class Arming:
     @property
     def near(self) -> int:
         """Headroom (bytes) below which the programs are attached."""
-        return self._rate * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
+        return self._rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
 
     def attach(self) -> None:
         if self._links:
@@ -82,7 +83,7 @@ class Arming:
         elif was and headroom > _HYSTERESIS * self.near:
             self.detach()
         if not self.armed:
-            safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS
+            safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS - self.sweep_ns
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
         elif self.rereads:

@@ -198,7 +198,7 @@ class Decider:
         if journal is not None:
             journal.begin(now, self._state, self._repeats, self._id)
         for w in self._gauge.watches:
-            if w.thresholds:
+            if w.thresholds and self._gauge.known(w):  # unknown is not nothing
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
                 readings[w.name] = numbers
                 observations[w.signal] = w.observation(numbers, now)
@@ -309,7 +309,7 @@ class Decider:
         if not (self._enforce and self.may_act) or self._evictor.current is not None:
             return nothing
         entry = self._registry.first()
-        if entry is None:
+        if entry is None or not self._gauge.known(watch):
             return nothing
         reading = self._gauge.reading(watch)
         available = watch.capacity - reading.working_set
@@ -367,7 +367,7 @@ class Decider:
         """
         for watch in self._gauge.watches:
             crossed = self._gauge.table.crossed(watch.index) if watch.thresholds else 0
-            if not crossed:
+            if not crossed or watch.signal not in observations:
                 continue
             available = observations[watch.signal].available
             over = sum(1 << i for i, line in enumerate(watch.lines) if line <= available)

@@ -26,6 +26,13 @@ from monitor.policy.thresholds import Threshold
 SWEEP_NS = 10_000_000_000
 #: From the removal of a cgroup until nothing of it is counted any more: a grace period of RCU and a work queue.
 SETTLE_NS = 1_000_000_000
+#: A sweep is given this much of the turn in which it is asked for, 1,100 cgroups, and goes on with so much of the next.
+FIRST_TURN_NS, TURN_NS = 3_000_000, 1_000_000
+#: Sums that nobody keeps, because the programs are detached, are taken for right for so long.
+KEPT_NS = 50_000_000
+#: Sweeps in a row that come to no end.
+_FAILURES = 4
+_EVER_NS = 1 << 62
 #: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
 _STEPS = 4
 
@@ -71,6 +78,9 @@ class Gauge:
         ]
         self.find_kubepods()
         self.sweep_due_ns = 0
+        #: Whether the sums are not to be relied on until the sweep is complete.
+        self.unknown = True
+        self._kept_until_ns = self._failed = 0
         #: Bytes to the nearest threshold at the last look.
         self.headroom = 1 << 62
         #: Whether the last look found more thresholds of the machine met than the one before (where `arming.rereads`).
@@ -160,13 +170,61 @@ class Gauge:
         for watch in self.watches:
             arm_thresholds(self.table, watch, kernel_trigger)
 
-    def sweep(self, between: Callable[[], object]) -> None:
-        """Make every counter exact. ``between`` is called in the midst of it, so that crossings do not wait."""
-        self._sweeper.run(between)
+    @property
+    def sweeping(self) -> bool:
+        """Whether a sweep has begun and is not complete."""
+        return self._sweeper.runs
+
+    def begin_sweep(self) -> None:
+        """Begin to make every counter exact; `go_on_sweeping` does it.
+
+        Where nobody kept the sums for a while they are unknown until it is complete.
+        """
+        self.unknown = time.monotonic_ns() >= self._kept_until_ns
+        self._sweeper.begin(self.unknown)
+        self._stats.set("sweep_partial", 1)
+
+    def go_on_sweeping(self, budget_ns: int, between: Callable[[], object]) -> bool:
+        """Go on with the sweep for so long; whether every counter is exact now.
+
+        ``between`` is called in the midst of it, so that crossings do not wait. Raises MonitorError where sweeps do not
+        come to their end any more.
+        """
+        sweeper = self._sweeper
+        given_up = sweeper.given_up
+        over = sweeper.turn(budget_ns, between)
+        self._stats.set("sweep_turn_max_ns", sweeper.longest_turn_ns)
+        if not over:
+            return False
+        if sweeper.given_up != given_up:
+            self._stats.add("sweeps_given_up")
+            self._failed += 1
+            if self._failed >= _FAILURES:
+                raise MonitorError("memory cgroups vanish faster than they can be counted", "report this")
+            sweeper.begin(self.unknown)
+            return False
+        self._failed, self.unknown = 0, False
         now = time.monotonic_ns()
         self._stats.add("sweeps")
         self._stats.set("sweep_ns", now)
+        self._stats.set("sweep_partial", 0)
+        self._stats.set("sweep_took_ns", sweeper.took_ns)
+        self._stats.set("sweep_max_ns", max(sweeper.took_ns, self._stats.get("sweep_max_ns")))
+        self.arming.sweep_ns = 2 * sweeper.took_ns if sweeper.took_ns > FIRST_TURN_NS else 0
+        self._kept_until_ns = _EVER_NS if self.arming.armed else now + KEPT_NS
         self.sweep_due_ns = now + (bounds.PARTIAL_SWEEP_NS if self.arming.partial else SWEEP_NS)
+        return True
+
+    def known(self, watch: Watch) -> bool:
+        """Whether what is counted of a domain is what it has: not before a sweep has been over it."""
+        return watch.machine or self.table.synced(watch.index) != 0
+
+    def uncounted(self) -> Watch | None:
+        """After a sweep: a domain with thresholds that the kernel's programs do not get to see."""
+        for watch in self.watches:
+            if watch.thresholds and not self.known(watch) and watch.path is not None and cgroupfs.exists(watch.path):
+                return watch
+        return None
 
     def sweep_soon(self) -> None:
         """A pod went: sweep again when the kernel is done with its cgroups.
@@ -206,8 +264,11 @@ class Gauge:
             usage = reading.usage
         return Reading(usage, reading.inactive_file, reading.active_file)
 
-    def look(self, now_ns: int, sweep: Callable[[], object]) -> bool:
-        """Attach or detach the fine-grained programs by headroom; True if that changed."""
+    def look(self, now_ns: int, sweep: Callable[[], bool]) -> bool:
+        """Attach or detach the fine-grained programs by headroom; True if that changed.
+
+        ``sweep`` makes the counters exact, and says whether that is done.
+        """
         began = time.thread_time_ns()
         self._stats.add("looks")
         self.take_capacities()
@@ -222,6 +283,8 @@ class Gauge:
         else:
             changed = self.arming.decide(self.headroom, now_ns)
         armed = self.arming.armed
+        if changed and (not armed or now_ns < self._kept_until_ns):
+            self._kept_until_ns = _EVER_NS if armed else now_ns + KEPT_NS
         if changed:
             self._stats.add("arms" if armed else "disarms")
             self._stats.set("armed", int(armed))
@@ -241,19 +304,18 @@ class Gauge:
             self._stats.set("bound_ns", bound.unseen_ns)
         return changed
 
-    def _headroom(self, sweep: Callable[[], object]) -> int:
+    def _headroom(self, sweep: Callable[[], bool]) -> int:
         """Bytes until the nearest threshold: while detached a lower bound, made exact only when it is too close."""
         lowest = 1 << 62
         for watch in self.watches:
             if not watch.thresholds:
                 continue
             room = watch.capacity - watch.floor
-            if watch.machine or self.arming.armed:
+            if watch.machine or (self.arming.armed and self.known(watch)):
                 used = self.reading(watch).working_set
             else:
                 used = self.reading(watch).usage  # as if no cache were inactive: cheap, and never too optimistic
-                if room - used < self.arming.near:
-                    sweep()
+                if not self.arming.armed and room - used < self.arming.near and sweep():
                     used = self.reading(watch).working_set
             lowest = min(lowest, room - used)
         return lowest

@@ -35,6 +35,7 @@ from monitor.daemon.slow import SlowSignals
 from monitor.daemon.source import open_source
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.supervise import Side
+from monitor.daemon.sweeps import Sweeps
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.vigil import Vigil
 from monitor.errors import MonitorError
@@ -97,6 +98,7 @@ class Hot:
         self.records = ladder.records(
             self.source, config, self.gauge, self.registry, self.decider, self.stats, self.tell
         )
+        self.sweeps = Sweeps(self.gauge, self.registry, self.stats, self.records.read_events, self.log)
         self.housekeeping_ns = self.publish_ns = 0
         self.dirty = True  # the side does not know the latest state
         self.synced = self.ready = self.stopping = False
@@ -181,15 +183,18 @@ class Hot:
                 self.log("error", "a message of the side could not be read", problem=message["problem"])
         self.stats.set("pods", len(self.registry))
         if stale and self.synced:  # at the start one sweep for all pods: 110 of them would take half a second
-            self.sweep()  # a new domain's sums are complete after a sweep
-            self.records.pods_came()
-            if not self.decider.may_act:
-                self._succeed()
-                self.decider.may_act = True
-                self.decider.run_pass()
-                self.decider.evict_over_limit()
-            self.decider.prepare()
-            self.dirty = True
+            self.sweeps.ask(self.pods_counted)  # a new domain's sums are complete after a sweep
+
+    def pods_counted(self) -> None:
+        """A sweep has been over all pods that were told of."""
+        self.records.pods_came()
+        if not self.decider.may_act:
+            self._succeed()
+            self.decider.may_act = True
+            self.decider.run_pass()
+            self.decider.evict_over_limit()
+        self.decider.prepare()
+        self.dirty = True
 
     def _succeed(self) -> None:
         """All pods are known: is one of them dying since before this daemon?"""
@@ -245,14 +250,9 @@ class Hot:
 
     # the node
 
-    def sweep(self) -> None:
-        """Make every counter exact and rank by them; crossings are answered in between."""
-        self.gauge.sweep(self.records.read_events)
-        self.registry.refresh()
-
     def look(self, now_ns: int) -> None:
         """Attach or detach the fine-grained programs by headroom."""
-        changed = self.gauge.look(now_ns, self.sweep)
+        changed = self.gauge.look(now_ns, self.sweeps.ask)
         if self.gauge.recapped:
             self.gauge.arm_thresholds()
             self.decider.run_pass()
@@ -265,9 +265,12 @@ class Hot:
         self.dirty = True
         self.housekeeping_ns = now_ns
         if self.gauge.arming.armed:
-            self.sweep()
-            self.decider.run_pass()
-            self.decider.prepare()
+            self.sweeps.ask(self.armed_counted)
+
+    def armed_counted(self) -> None:
+        """A sweep has been over everything since the programs were attached."""
+        self.decider.run_pass()
+        self.decider.prepare()
 
     # the loop
 
@@ -286,30 +289,38 @@ class Hot:
         if not self.gauge.arming.armed:
             return
         if now_ns >= self.gauge.sweep_due_ns:
-            self.sweep()
+            self.sweeps.ask(self.keep_house)
         else:
             self.gauge.reread()
             self.registry.refresh()
+            self.keep_house()
+
+    def keep_house(self) -> None:
+        """Once a second while attached, on exact counters."""
         if self.decider.pressed:
             gc.collect(0)
         else:
-            self.look(now_ns)
+            self.look(time.monotonic_ns())
             self.decider.run_pass()  # whatever the kernel may have missed
             gc.collect(1)
         self.decider.prepare()
 
     def watch_thresholds(self) -> None:
         """Compare thresholds in the kernel, once the sums they are compared with are complete."""
-        self.sweep()
+        self.registry.protected = {w.cgroup_id for w in self.gauge.watches}
+        self.sweeps.ask(self.thresholds_counted)
+
+    def thresholds_counted(self) -> None:
         self.gauge.arm_thresholds()
         self.records.watches = {w.index: w for w in self.gauge.watches}
-        self.registry.protected = {w.cgroup_id for w in self.gauge.watches}
 
     def deadline(self, now_ns: int) -> int:
         """When something is due although nothing happens."""
         if self.decider.moved:
             return now_ns  # records that were read after the last turn had ranked
         due = min(self.housekeeping_ns, self.service.next_ns)
+        if self.sweeps.runs:
+            due = min(due, self.sweeps.next_ns)
         if self.gauge.arming.looks:
             due = min(due, self.gauge.arming.next_look_ns)
         if self.decider.deadline_ns is not None:
@@ -440,6 +451,8 @@ class Hot:
                 decider.follow_return()
             if decider.deadline_ns is not None and now >= decider.deadline_ns:
                 decider.run_pass()
+            if self.sweeps.runs and now >= self.sweeps.next_ns:
+                self.sweeps.go_on()
             if self.gauge.recapped:
                 self.gauge.arming.next_look_ns = now
                 self.look(now)
@@ -473,7 +486,7 @@ class Hot:
 
     def report(self, now_ns: int) -> None:
         """What the side should know, when it is time."""
-        if self.synced and not self.ready:
+        if self.decider.may_act and not self.ready:
             self.ready = self.dirty = True
             self.publish_ns = 0  # whoever waits for this is told at once
             self.stats.set("ready_ns", now_ns)

@@ -44,9 +44,16 @@ class Table(Protocol):
 
 
 class Sweeps(Protocol):
-    """Makes every sum of a table exact."""
+    """Makes every sum of a table exact, a stretch at a time (`monitor.kernel.sweeping`)."""
 
-    def run(self, between: Callable[[], object] | None = None) -> int: ...
+    given_up: int
+    took_ns: int
+    longest_turn_ns: int
+
+    @property
+    def runs(self) -> bool: ...
+    def begin(self, forget: bool = False) -> None: ...
+    def turn(self, budget_ns: int, between: Callable[[], object] | None = None) -> bool: ...
     def reread(self) -> None: ...
     def touch_root(self) -> None: ...
 
@@ -56,6 +63,7 @@ class Arms(Protocol):
 
     next_look_ns: int
     rereads: bool
+    sweep_ns: int
 
     @property
     def partial(self) -> bool: ...
@@ -76,6 +84,7 @@ class SoftArming:
     def __init__(self, max_fill_rate: int) -> None:
         self.rate = max_fill_rate
         self.rereads = False
+        self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
         self.on_armed: Callable[[], None] = lambda: None
         self.next_look_ns = 0
         self._interval_ns = 0
@@ -98,7 +107,7 @@ class SoftArming:
     @property
     def near(self) -> int:
         """Headroom (bytes) below which memory is read finely."""
-        return self.rate * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
+        return self.rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
 
     def detach(self) -> None:
         self._armed = False
@@ -111,7 +120,7 @@ class SoftArming:
         elif headroom > 2 * self.near:
             self._armed = False
         if not self._armed:
-            safe = headroom * 1_000_000_000 // self.rate - RESERVE_NS
+            safe = headroom * 1_000_000_000 // self.rate - RESERVE_NS - self.sweep_ns
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
         elif not was:
@@ -149,8 +158,9 @@ def open_source(config: RunConfig) -> Source:
 
 def _open_bpf(config: RunConfig) -> Source:
     from monitor.daemon.arming import Arming
-    from monitor.kernel.domains import DomainTable, Sweeper
+    from monitor.kernel.domains import DomainTable
     from monitor.kernel.pins import Pins
+    from monitor.kernel.sweeping import Sweeper
 
     pins = Pins.open(config.pin_dir)
     table = DomainTable(pins)

@@ -59,6 +59,12 @@ COUNTERS = (
     "armed",  # 1 while the fine-grained program is attached
     "looks",  # cheap looks at headroom while disarmed
     "sweeps",  # complete sweeps of all memory cgroups
+    "sweep_partial",  # 1 while one has begun and is not complete
+    "sweep_took_ns",  # CPU time of the last complete one,
+    "sweep_max_ns",  # of the longest one,
+    "sweep_turn_max_ns",  # and the most that one took in one turn of the loop
+    "sweeps_given_up",  # begun again, because cgroups vanished faster than they could be counted
+    "pods_uncounted",  # pods in cgroups that the programs do not see
     "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
     "bound_bytes",  # bytes that can move unseen right now
     "bound_ns",  # for how long, where they are looked at now and then

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel.pins import Map, Pins, Program
+from monitor.kernel.pins import Map, Pins
 from monitor.kernel.wire import PAGE
 
 MAX_DOMAINS = 4096
 MAX_THRESHOLDS = 4
+#: Levels below the root at which a watched cgroup is found, and watched ones one inside the other.
+MAX_LEVEL, MAX_NESTED = 12, 6
 WORDS = 32
 NO_CEILING = 0x7FFFFFFFFFFFFFFF
 
@@ -31,9 +31,6 @@ _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 1
 #: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
 OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
-
-_SWEEP_MORE, _SWEEP_DONE = 0, 1
-_STRETCH = 16  # runs of `sweep` between two looks at the rings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +58,7 @@ class DomainTable:
         self._known: dict[int, int] = {}
         self._free: list[int] = []
         self._high = 0
+        self.machine = 0  # index of the machine's entry, if there is one
 
     @classmethod
     def open(cls, pin_dir: Path | str) -> DomainTable:
@@ -158,6 +156,8 @@ class DomainTable:
         w[base + _REARM] = rearm_ns
         w[base] = cgroup_id
         self._known[cgroup_id] = at
+        if flags & MACHINE:
+            self.machine = at
         self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
         return at
 
@@ -220,54 +220,6 @@ class DomainTable:
 
 def _full() -> MonitorError:
     return MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", "watch fewer: containers count as well as pods")
-
-
-class Sweeper:
-    """Walks every memory cgroup through BPF, in short stretches, and makes all sums of the table exact."""
-
-    def __init__(self, pins: Pins, table: DomainTable) -> None:
-        self._table = table
-        self._sweep: Program = pins.program("sweep")
-        self._commit: Program = pins.program("commit")
-        self._reread: Program = pins.program("reread")
-        # Never used before, also not by an earlier daemon: the programs remember which sweep counted what.
-        self._number = time.monotonic_ns()
-
-    def run(self, between: Callable[[], object] | None = None) -> int:
-        """One complete sweep; its number.
-
-        ``between`` is called every now and then, so that events are not kept waiting.
-
-        2.6 us per memory cgroup, measured.
-        """
-        for _ in range(4):
-            self._number += 1
-            status = self._sweep.run(self._number, 1, 0)
-            n = 0
-            while status == _SWEEP_MORE:
-                n += 1
-                if between is not None and n % _STRETCH == 0:
-                    between()
-                status = self._sweep.run(self._number, 0, 0)
-            if status == _SWEEP_DONE:
-                break
-        else:
-            raise MonitorError("memory cgroups vanish faster than they can be counted", "report this")
-        index, end = 0, self._table.high
-        while index < end:
-            index = self._commit.run(index, self._number, end) or end
-        return self._number
-
-    def reread(self) -> None:
-        """Make usage exact in every entry of a cgroup (0.15 us each); the file lists need a sweep."""
-        index, end = 0, self._table.high
-        while index < end:
-            index = self._reread.run(index, end) or end
-
-    def touch_root(self) -> None:
-        """Only the first step of a sweep, which visits the root: makes the machine's own entry exact (5 us)."""
-        self._number += 1
-        self._sweep.run(self._number, 1, 0)
 
 
 def ceiling_pages(capacity: int, threshold: int) -> int:

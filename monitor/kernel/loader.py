@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,11 @@ unload = remove
 #: million instructions that it accepts.
 SWEEP_CHUNK = 2
 COMMIT_CHUNK = 64
+#: Memory cgroups with page cache, dying ones too. Where entries are made on demand (safe in these programs since Linux
+#: 6.1, which has memory ready for them) an empty map takes 2 MiB and each entry 64 bytes; before that they are all made
+#: ahead, and so are fewer.
+MAX_LEAVES, MAX_LEAVES_AHEAD = 131_072, 16_384
+BPF_F_NO_PREALLOC = 1
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
 #: Hooks that were offered and refused, in the state dir: tried again after a boot, or when their stamp changes.
 REFUSED = "refused-hooks.json"
@@ -78,6 +84,10 @@ def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
     values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    on_demand = version is not None and (int(version[1]), int(version[2])) >= (6, 1)
+    values |= {"MAX_LEAVES": MAX_LEAVES if on_demand else MAX_LEAVES_AHEAD}
+    values |= {"LEAVES_FLAGS": BPF_F_NO_PREALLOC if on_demand else 0}
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 

@@ -14,7 +14,7 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError, remedy_of
@@ -53,7 +53,7 @@ OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit", "on_memcg_recl
 #: Attached by the side: processes that appear in pods.
 PROCS = ("on_fork", "on_exec", "on_attach")
 #: Run by the daemon itself.
-RUN = ("sweep", "commit", "reread")
+RUN = ("begin", "sweep", "commit", "reread", "touch")
 MAPS = (
     "domain_of",
     "domains",
@@ -68,6 +68,7 @@ MAPS = (
     "evictions",
     "crossings",
     "sweeps",
+    "leaves",
 )
 
 #: More records than any ring of ours holds (11,000 steps).
@@ -165,6 +166,27 @@ class Map:
 
     def delete(self, key: bytes) -> bool:
         return bool(libbpf().bpf_map_delete_elem(self.fd, key) >= 0)
+
+    def batches(self, size: int) -> Iterator[tuple[list[int], list[int]]]:
+        """All entries of a hash with 8-byte keys and values of 64-bit words, up to ``size`` at a time: keys, words.
+
+        One that is changed meanwhile may be left out or come twice. Raises MonitorError.
+        """
+        keys, values = (ctypes.c_uint64 * size)(), (ctypes.c_uint64 * (size * self.value_size // 8))()
+        at, number, first = ctypes.c_uint64(), ctypes.c_uint32(), True
+        while True:
+            number.value = size
+            start = None if first else ctypes.byref(at)
+            ended = libbpf().bpf_map_lookup_batch(
+                self.fd, start, ctypes.byref(at), keys, values, ctypes.byref(number), None
+            )
+            if ended < 0 and ctypes.get_errno() != errno.ENOENT:  # which is the end
+                raise _fail("cannot read a BPF map")
+            found = number.value
+            yield keys[:found], values[: found * self.value_size // 8]
+            if ended < 0:
+                return
+            first = False
 
 
 class Program:

@@ -18,12 +18,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
+from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 
 VMSTAT = "/proc/vmstat"
@@ -211,6 +212,11 @@ class SoftTable:
                 f"more than {MAX_DOMAINS} cgroups to watch", "watch fewer: containers count as well as pods"
             )
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether the entry is (still) one of the table."""
+        at = self._known.get(entry.cgroup_id)
+        return at is not None and self._entries[at] is entry
+
     def remove(self, cgroup_id: int) -> None:
         at = self._known.pop(cgroup_id, None)
         if at is not None:
@@ -326,30 +332,25 @@ def _number(data: bytes, key: bytes) -> int:
     return int(data[at : end if end >= 0 else None])
 
 
-class SoftSweeper:
+class SoftSweeper(Stepwise):
     """Reads every watched cgroup; stands where the BPF programs' sweep stands."""
-
-    #: Cgroups read between two looks at what cannot wait: 64 take 0.3 ms.
-    STRETCH = 64
 
     def __init__(self, table: SoftTable) -> None:
         self._table = table
-        self._number = 0
 
-    def run(self, between: Callable[[], object] | None = None) -> int:
-        """Read everything; the number of this sweep."""
-        self._number += 1
-        read = 0
+    def steps(self, forget: bool) -> Iterator[bool]:
+        self.number = number = self.number + 1
+        if forget:
+            for entry in self._table:
+                entry.synced = 0
         for entry in list(self._table):
+            if not self._table.holds(entry):
+                continue  # removed since the last stretch: its descriptors may be other files by now
             self._table.read_usage(entry)
             if not entry.machine:
                 self._table.read_stat(entry)
-            entry.synced = self._number
-            read += 1 + len(entry.below)
-            if between is not None and read >= self.STRETCH:
-                read = 0
-                between()
-        return self._number
+            entry.synced = number
+            yield False
 
     def reread(self) -> None:
         """Usage of everything, but not the file lists."""

@@ -52,6 +52,7 @@ COUNTS = (
     "lost_reclaim",
     "swept",
     "sweep_restarted",
+    "uncounted",
 )
 
 

@@ -23,9 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import DomainTable, Sweeper, ceiling_pages
+from monitor.kernel.domains import DomainTable, ceiling_pages
 from monitor.kernel.pins import Pins, Ring
 from monitor.kernel.sched import protect
+from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import CROSS, EVENT
 
 

@@ -68,7 +68,13 @@ _COUNTERS = {
     "rests": "Times that steps, kills and reclaim were let be for a while: they had had a fifth of the time.",
     "looks": "Cheap looks at headroom while the fine-grained program was detached.",
     "sweeps": "Complete sweeps of all memory cgroups.",
+    "sweeps_given_up": "Sweeps begun again because memory cgroups vanished faster than they could be counted.",
     "loops": "Turns of the hot event loop.",
+}
+_SWEEP_TIMES = {
+    "took": "CPU time of the last complete sweep of all memory cgroups.",
+    "max": "CPU time of the longest one.",
+    "turn_max": "The most that a sweep took in one turn of the hot event loop.",
 }
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -143,6 +149,11 @@ class Metrics(Collector):
             },
         )
         yield _gauge("ready", "1 when decisions can be made.", float(not view.not_ready()))
+        yield _gauge("sweep_partial", "1 while a sweep has begun and is not complete.", stats.get("sweep_partial"))
+        for name, what in _SWEEP_TIMES.items():
+            yield _gauge(f"sweep_{name}_seconds", what, stats.get(f"sweep_{name}_ns") / 1e9)
+        uncounted = "Pods that are not watched because the programs in the kernel do not look that deep."
+        yield _gauge("pods_uncounted", uncounted, stats.get("pods_uncounted"))
         yield _gauge("armed", "1 while the fine-grained program is attached.", stats.get("armed"))
         yield _gauge(
             "memory_return_bound_seconds",

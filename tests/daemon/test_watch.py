@@ -128,6 +128,7 @@ def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available:
     gauge: Any = Gauge.__new__(Gauge)
     gauge.arming, gauge._met, gauge._look_ns = Armed(), 0, float(pace.TURN_NS)
     gauge._source = SimpleNamespace(is_exact=True)
+    gauge._kept_until_ns = 0
     gauge.take_capacities = lambda: None
     gauge._config, gauge._node = SimpleNamespace(max_fill_rate=rate), None
     gauge._cpus, gauge._huge_page = 2, 2 * MIB
@@ -139,7 +140,7 @@ def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available:
     gauge.watches = [
         SimpleNamespace(machine=True, index=0, capacity=2048 * MIB, thresholds=hard, lines=lines, floor=lines[0])
     ]
-    assert not gauge.look(5, lambda: None)
+    assert not gauge.look(5, lambda: True)
     assert gauge.headroom == (available - 64) * MIB
     assert Armed.waits[-1] == wait_ns
     batches = 2 * (2 * MIB + bounds.MACHINE_LAG)
@@ -161,6 +162,7 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
     hot.gauge = SimpleNamespace(
         look=lambda *_: False, arming=arming, headroom=headroom, crossed=crossed, recapped=recapped
     )
+    hot.sweeps = SimpleNamespace(ask=None)
     hot.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
     hot.look(5)
     assert len(asked) == passes

@@ -1,0 +1,158 @@
+"""Making every sum of the table exact, a stretch at a time: a sweep of 17,000 memory cgroups takes 45 ms of a CPU.
+
+Whoever sweeps gives it so much time, does what else there is to do, and goes on with it later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from monitor.errors import MonitorError
+from monitor.kernel.pins import Map, Pins, Program
+
+if TYPE_CHECKING:
+    from monitor.kernel.domains import DomainTable
+
+_SWEEP_MORE, _SWEEP_DONE = 0, 1
+#: Runs of a program between two looks at what cannot wait: 32 memory cgroups, 0.1 ms.
+_STRETCH = 16
+#: Where a sweep paused, the cgroup was freed so often before its end: it is given up, and tried again later.
+_ATTEMPTS = 16
+#: Entries of dead cgroups are looked for after a sweep, this often; before, where there was no room for one.
+_TIDY_NS = 60_000_000_000
+#: Entries read at once while they are looked for: 0.2 ms.
+_BATCH = 1024
+_LEAF_WORDS = 3  # struct leaf
+_EVER_NS = 1 << 62
+
+
+class Stepwise:
+    """Work in stretches that `steps` gives; see `Sweeper`."""
+
+    number = 0  # of the sweep that runs or ran last
+    given_up = 0  # sweeps that did not come to their end
+    took_ns = 0  # CPU time of the thread, of the last complete one
+    longest_turn_ns = 0  # of all turns
+    _going: Iterator[bool] | None = None
+    _took_ns = 0
+
+    def steps(self, forget: bool) -> Iterator[bool]:
+        """The stretches of one sweep; each gives whether the sweep has failed."""
+        raise NotImplementedError
+
+    @property
+    def runs(self) -> bool:
+        """Whether a sweep has begun and is not over."""
+        return self._going is not None
+
+    def begin(self, forget: bool = False) -> None:
+        """Begin a sweep, in place of one that runs.
+
+        ``forget``: what was counted before it counts as unknown, and is compared with nothing, until it is complete.
+        """
+        self._going = self.steps(forget)
+        self._took_ns = 0
+
+    def turn(self, budget_ns: int = _EVER_NS, between: Callable[[], object] | None = None) -> bool:
+        """Go on for ``budget_ns``, at least by one stretch; whether the sweep came to its end, or was given up.
+
+        ``between`` is called every now and then, so that events are not kept waiting. (Reading the clock for every
+        stretch is part of the price: 0.1 us of 5.)
+        """
+        if self._going is None:
+            return True
+        began, cpu = time.monotonic_ns(), time.thread_time_ns()
+        going, over = self._going, True
+        for n, failed in enumerate(going, 1):
+            self.given_up += failed
+            if between is not None and n % _STRETCH == 0:
+                between()
+                if self._going is not going:
+                    return False  # begun anew in there
+            if time.monotonic_ns() - began >= budget_ns:
+                over = False
+                break
+        spent = time.thread_time_ns() - cpu
+        self._took_ns += spent
+        self.longest_turn_ns = max(self.longest_turn_ns, spent)
+        if over:
+            self._going = None
+            self.took_ns = self._took_ns
+        return over
+
+    def run(self, between: Callable[[], object] | None = None) -> int:
+        """One complete sweep; its number. Raises MonitorError where cgroups vanish too fast for one."""
+        given_up = self.given_up
+        self.begin()
+        while not self.turn(between=between):
+            pass
+        if self.given_up != given_up:
+            raise MonitorError("memory cgroups vanish faster than they can be counted", "report this")
+        return self.number
+
+
+class Sweeper(Stepwise):
+    """Walks every memory cgroup through BPF. 2.6 us for each, measured."""
+
+    def __init__(self, pins: Pins, table: DomainTable) -> None:
+        self._table = table
+        self._begin: Program = pins.program("begin")
+        self._sweep: Program = pins.program("sweep")
+        self._commit: Program = pins.program("commit")
+        self._reread: Program = pins.program("reread")
+        self._touch: Program = pins.program("touch")
+        self._leaves: Map = pins.map("leaves", 8 * _LEAF_WORDS)
+        # Never used before, also not by an earlier daemon: the programs remember which sweep counted what.
+        self.number = time.monotonic_ns()
+        self._tidy_ns = 0
+        self.leaves = 0  # memory cgroups with page cache, at the last look for dead ones
+
+    def steps(self, forget: bool) -> Iterator[bool]:
+        self.number = number = self.number + 1
+        index, end = 0, self._table.high
+        while index < end:
+            index = self._begin.run(index, number, end, int(forget)) or end
+            yield False
+        status = self._sweep.run(number, 1, 0, 0)
+        for _ in range(_ATTEMPTS):
+            while status == _SWEEP_MORE:
+                yield False
+                status = self._sweep.run(number, 0, 0, 0)
+            if status == _SWEEP_DONE:
+                break
+            yield False
+            status = self._sweep.run(number, 1, 0, 0)  # nothing is counted twice
+        else:
+            yield True
+            return
+        index = 0
+        while index < end:
+            index = self._commit.run(index, number, end, 0) or end
+            yield False
+        if time.monotonic_ns() >= self._tidy_ns:
+            yield from self._tidy(number)
+            self._tidy_ns = time.monotonic_ns() + _TIDY_NS
+
+    def _tidy(self, number: int) -> Iterator[bool]:
+        """Take out the entries of cgroups that this sweep has not been to: they are no more."""
+        kept = 0
+        for keys, values in self._leaves.batches(_BATCH):
+            dead = [key for key, at in zip(keys, values[_LEAF_WORDS - 1 :: _LEAF_WORDS], strict=True) if at < number]
+            kept += len(keys) - len(dead)
+            for key in dead:
+                self._leaves.delete(key.to_bytes(8, sys.byteorder))
+            yield False
+        self.leaves = kept
+
+    def reread(self) -> None:
+        """Make usage exact in every entry of a cgroup (0.15 us each); the file lists need a sweep."""
+        index, end = 0, self._table.high
+        while index < end:
+            index = self._reread.run(index, end, 0, 0) or end
+
+    def touch_root(self) -> None:
+        """Make the machine's own entry exact (5 us)."""
+        self._touch.run(self._table.machine, 0, 0, 0)
