@@ -21,6 +21,7 @@ BENCHES = {
     "giveback": ("monitor.cli.bench_giveback:giveback", "From a process's exit to its memory given back."),
     "pods": ("monitor.cli.bench_pods:pods", "Many pods whose manifests churn: leaks, missed crossings."),
     "footprint": ("monitor.cli.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
+    "sweep": ("monitor.cli.bench_sweep:sweep", "Counting up to 17,000 memory cgroups: how long, how right."),
     "policy": ("monitor.cli.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.cli.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "alerts": ("monitor.cli.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),

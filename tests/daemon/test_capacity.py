@@ -142,10 +142,6 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
         live.filled(node, pod, 8)
         with live.daemon(node, "--eviction-hard", "memory.available<10%", machine=True) as daemon:
 
-            def said(since: int) -> tuple[int, int]:
-                record = live.message(daemon, CHANGED, since, domain="node")
-                return record["before"], record["now"]
-
             def shown() -> float:
                 return live.metric(daemon, 'memory_capacity_bytes{domain="node"}')
 
@@ -159,14 +155,13 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
             plugged = meminfo.mem_total()
             assert plugged >= before + 200 * MIB
             assert line() == pytest.approx(plugged / 10, rel=1e-6)
-            mark = len(daemon.log)
-            assert said(0)[0] == before
+            live.message(daemon, CHANGED, domain="node", before=before)
 
             for block in sorted(online_blocks() - blocks):
                 (block / "state").write_text("offline")
             live.until(lambda: shown() == meminfo.mem_total(), "the metric to follow again")
             assert meminfo.mem_total() <= plugged - 200 * MIB
-            assert said(mark)[1] == meminfo.mem_total()
+            live.message(daemon, CHANGED, domain="node", now=meminfo.mem_total())
             live.ended(daemon)
             assert live.messages(daemon, "evicting") == []
             assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is said once"

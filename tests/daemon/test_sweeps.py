@@ -1,0 +1,83 @@
+"""The daemon with more cgroups than one turn of its loop counts, and with cgroups deeper than its programs look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import MAX_LEVEL
+from monitor.kernel.rungs import BPF_RUNGS
+from monitor.lab.cgroups import Crowd
+from monitor.lab.node import LabNode
+from tests import live
+from tests.cli.test_bench_smoke import run_bench
+from tests.daemon.hot_node import evicted, hard, hot_node
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+MIB = live.MIB
+NOT_WATCHED = "a pod is not watched: the BPF programs do not look that deep"
+FAR_DOWN = "/".join(f"l{i}" for i in range(MAX_LEVEL))
+
+
+def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
+    """Those in which nobody runs; and a sweep is complete in the end, not in the turn it was begun."""
+    with hot_node() as node, Crowd(cgroupfs.make(node.cgroup / "crowd"), 4000):
+        pod, other = node.add_pod("pod"), node.add_pod("other")
+        with live.daemon(node, *hard(24), "--enforce") as daemon:
+            live.filled(node, other, 8)
+            node.start_hog(pod, mib=120).go()
+            decision, _ = evicted(daemon, pod)
+            assert decision["trigger"] == "user"
+            live.until(lambda: live.metric(daemon, "sweeps_total") > 1, "sweeps")
+            metrics = daemon.metrics()
+            assert metrics["outrace_sweep_max_seconds"] >= metrics["outrace_sweep_took_seconds"] > 0
+            assert 0 < metrics["outrace_sweep_turn_max_seconds"] < metrics["outrace_sweep_max_seconds"]
+            assert metrics["outrace_sweep_partial"] in (0, 1)
+            assert metrics["outrace_pods_uncounted"] == 0
+            live.ended(daemon)
+            assert live.messages(daemon, NOT_WATCHED) == []
+
+
+def test_a_pod_deeper_than_the_programs_look_is_named_and_not_taken_for_empty() -> None:
+    with hot_node() as node:
+        deep, pod = node.add_pod("deep", under=FAR_DOWN), node.add_pod("pod")
+        live.filled(node, deep, 40)
+        with live.daemon(node, *hard(24), "--enforce") as daemon:
+            said = live.message(daemon, NOT_WATCHED)
+            assert (said["pod"], said["levels"]) == ("lab/deep", MAX_LEVEL)
+            live.until(lambda: live.metric(daemon, "pods_uncounted") == 1, "the metric")
+            node.start_hog(pod, mib=80).go()
+            evicted(daemon, pod)
+            live.ended(daemon)
+            assert len(live.messages(daemon, NOT_WATCHED)) == 1
+
+
+def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
+    """Or, with a hook that was asked for by name, refused in one line."""
+    with LabNode("test-deep", 128 * MIB) as node:
+        path = cgroupfs.make(node.cgroup / FAR_DOWN)
+        cgroupfs.set_limit(path, 64 * MIB)
+        relative = str(path.relative_to(node.hierarchy.root))
+        pod = node.add_pod("pod", under=FAR_DOWN)
+        with live.daemon(node, *hard(20), "--enforce", "--node-cgroup", relative) as daemon:
+            live.until(lambda: live.rung(daemon) not in BPF_RUNGS, "another rung")
+            node.start_hog(pod, mib=80, rate=200).go()
+            evicted(daemon, pod)
+        options = ("--node-cgroup", relative, "--hooks", live.Watching(attach=False).pins.hook)
+        refused = live.outrace(
+            "run", *options, "--pods", f"manifests:{node.manifests}", "--state-dir", str(live.state_dir()),
+            "--listen", "127.0.0.1:0",
+        )  # fmt: skip
+        assert refused.returncode == 1
+        assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in refused.stderr
+
+
+def test_bench_sweep(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "sweep", "--cgroups", "50", "--sweeps", "3")
+    assert code == 0, json.dumps(rows)
+    assert {"turn_50", "sweep_50", "visited_50", "off_after_sweep_50", "off_by_events_50"} == rows.keys()
+    assert rows["visited_50"]["p50"] >= 50
+    assert rows["off_after_sweep_50"]["max"] <= 64 * 4096
