@@ -244,11 +244,17 @@ class Gauge:
         return self._source.is_exact and not self.arming.partial
 
     def recount(self) -> None:
-        """Make the figures of every watched cgroup those of this moment; costs a sweep where nothing keeps them so."""
-        if self.is_precise:
+        """Make the figures of every watched cgroup those of this moment; costs a sweep where nothing keeps them so.
+
+        With more cgroups than one turn of the loop counts, usage alone: file lists are those of the last sweep then.
+        """
+        if self.is_precise or self._sweeper.took_ns > FIRST_TURN_NS:
             self._sweeper.reread()
-        else:
-            self._sweeper.run()
+            return
+        runs = self.sweeping
+        self._sweeper.run()
+        if runs:
+            self._sweeper.begin(self.unknown)  # somebody waits for the end of one that begins after he asked
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""
