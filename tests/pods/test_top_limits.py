@@ -100,6 +100,7 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
         "thresholds": [],
         "pods": rows,
         "evicted": [],
+        "braked": None,
         "problems": [],
     }
     return "\n".join(lines(frame))
