@@ -43,6 +43,10 @@ MALICIOUS = {
     "a number": (POD + f"spec: {{priority: {'9' * 5000}}}\n", "line 3: a number of 5000 characters"),
     "a hexadecimal number": (POD + f"spec: {{priority: 0x{'f' * 100_000}}}\n", "line 3: a number of 100002 characters"),
     "a map as a key": (POD + "? {a: 1}\n: 1\n", "line 3: a key must be text"),
+    "directives": (
+        "".join(f"%TAG !a{i}! x\n" for i in range(2000)) + "---\n" + POD,
+        "more than 100 lines begin with '%'",
+    ),
     "a tag": (POD + "a: !!python/object/apply:os.system [true]\n", "line 3: tag .* is not known here; remove it"),
     "bytes": (POD + "a: !!binary aGVsbG8=\n", "line 3: tag .*binary' is not known here"),
 }

@@ -38,7 +38,7 @@ from monitor.daemon.supervise import Side
 from monitor.daemon.sweeps import Sweeps
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.vigil import Vigil
-from monitor.errors import MonitorError
+from monitor.errors import EXIT_FAILURE, MonitorError
 from monitor.kernel.sched import Protection, may_kill, protect
 from monitor.policy.eras import Era, era
 from monitor.policy.standing import Standing
@@ -547,7 +547,8 @@ def main() -> int:
             failed, hot = hot, None
             ladder.step_down(config, failed.stats, error, failed.abandon())
         os.write(2, f"outrace: error: {error}\n".encode())
-        return error.exit_code
+        # What had been working may work again; a service manager does not try again after 2 and 3.
+        return error.exit_code if hot is None or not hot.ready else EXIT_FAILURE
     finally:
         if hot is not None:
             hot.finish()

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from monitor.report.desk import MAX_WAITING, Desk, Response, Route, text
 from monitor.report.httphead import MAX_HEAD, BadRequestError, Request, head, parse
@@ -136,7 +137,7 @@ class Server:
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif (connection := self._open.get(fd)) is not None:
-                    self._turn(connection)
+                    self._guarded(connection, self._turn, connection)
             self._expire(time.monotonic())
         for desk in self._desks.values():
             desk.close()
@@ -166,16 +167,23 @@ class Server:
 
     def _turn(self, connection: _Connection) -> None:
         """Something can be done on this connection, or it has ended."""
+        if connection.state == "write":
+            self._write(connection)
+            self._serve(connection)
+        elif connection.state == "wait":  # nothing is waited for but its end
+            self._close(connection)
+        else:
+            self._read(connection)
+
+    def _guarded(self, connection: _Connection, step: Callable[..., None], *arguments: Any) -> None:
+        """One connection's trouble is never that of the others."""
         try:
-            if connection.state == "write":
-                self._write(connection)
-                self._serve(connection)
-            elif connection.state == "wait":  # nothing is waited for but its end
-                self._close(connection)
-            else:
-                self._read(connection)
+            step(*arguments)
         except OSError:
             self._close(connection)  # the client went away in the middle, which is its right
+        except Exception as error:  # noqa: BLE001 - the thread is everybody's
+            self._close(connection)
+            self._on_error(f"{type(error).__name__}: {error}")
 
     # connections
 
@@ -294,11 +302,11 @@ class Server:
         while self._answers:
             connection, response = self._answers.popleft()
             if not connection.closed:
-                try:
-                    self._send(connection, response)
-                    self._serve(connection)
-                except OSError:
-                    self._close(connection)
+                self._guarded(connection, self._answer, connection, response)
+
+    def _answer(self, connection: _Connection, response: Response) -> None:
+        self._send(connection, response)
+        self._serve(connection)
 
     def _send(self, connection: _Connection, response: Response, retry_s: int = 0) -> None:
         request = connection.request

@@ -230,9 +230,8 @@ def test_an_oom_kill_inside_the_unit_does_not_stop_it(service: Service) -> None:
     first = service.pid
     subprocess.run(["systemctl", "set-property", "--runtime", service.name, "MemoryMax=256M"], check=True, timeout=60)
     group = Path(f"/sys/fs/cgroup/{service.name}.service")
-    script = (
-        f"echo 1000 >/proc/self/oom_score_adj; echo $$ >{group}/cgroup.procs; exec {sys.executable} -c 'bytes(1<<30)'"
-    )
+    grow = "kept = [b'x' * (1 << 20) for _ in range(400)]"
+    script = f'echo 1000 >/proc/self/oom_score_adj; echo $$ >{group}/cgroup.procs; exec {sys.executable} -c "{grow}"'
     hog = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=120)
     assert hog.returncode == -signal.SIGKILL
     live.until(lambda: "oom_kill 1" in (group / "memory.events").read_text(), "the OOM kill")

@@ -36,6 +36,7 @@ class Running:
                 "/good": lambda accept: text(200, accept),
                 "/bad": self.bad,
                 "/wait": self.wait,
+                "/wrong": lambda _: Response(-1, "text/plain", b""),
                 "/large": lambda _: Response(200, "text/plain", bytes(1 << 20)),
             },
             self.errors.append,
@@ -97,6 +98,18 @@ def test_a_failing_route_is_an_error_for_one_client_only(running: Running) -> No
     assert connection.getresponse().status == 200
     connection.close()
     assert running.errors == ["/bad: KeyError: 'missing'"]
+
+
+def test_an_answer_that_is_none_ends_one_connection_only(running: Running) -> None:
+    connection = running.connect()
+    connection.request("GET", "/wrong")
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    other = running.connect()
+    other.request("GET", "/good")
+    assert other.getresponse().status == 200
+    other.close()
+    assert len(running.errors) == 1
 
 
 def test_a_request_with_a_body_is_not_taken_for_two_requests(running: Running) -> None:
