@@ -66,6 +66,7 @@ class Kills:
         self._killed: Counter[int] = Counter()  # pids that the kernel's log names
         self.tallies = {HOT: Tally(), SIDE: Tally()}
         self._decided: set[int] = set()
+        self._ours: set[int] = set()  # pids that the monitor has had
         self._whose: dict[int, str] = {}  # run -> what was killed in it
         self.left_behind: list[str] = []
 
@@ -94,6 +95,7 @@ class Kills:
             self._kmsg.close()
         cgroup, pins = self._node.cgroup, loader.instance_directory(self._daemon.state_dir)
         self.left_behind += [f"{path} is left behind" for path in (cgroup, pins) if path.exists()]
+        self.left_behind += [f"process {pid} of the monitor is left behind" for pid in self._ours if _is_ours(pid)]
 
     def run(self, what: str) -> None:
         """One race with a kill in it."""
@@ -110,6 +112,7 @@ class Kills:
             self._node.children.remove(hog)
         self._until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
         self._until(self._is_calm, "the pressure to end")
+        self._ours |= {self._daemon.pid, *_children(self._daemon.pid)}
         self._read_log()
         records = self._fresh(since)
         # What a side that took the place of another is told again may be of the run before.
@@ -208,6 +211,13 @@ class Kills:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("outrace")
+    except OSError:
+        return False
 
 
 def _oom_score_adj(pid: int) -> int:

@@ -161,3 +161,14 @@ def test_bench_giveback_sees_page_tables_come_back_late_and_dentries_stay(tmp_pa
             assert rows[f"{kind}, {state}: exit to memory back"]["unit"] == "us"
         asked = rows.get(f"dentries, {state}: kept when asked for", {"p50": 0})  # less than 1 MiB is not told
         assert asked["p50"] < rows[f"dentries, {state}: kept"]["p50"]
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_kills_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "kills", "--runs", "4", "--seed", "1")
+    for what in ("hot", "side"):
+        assert rows[what]["problems"] == []
+        assert (rows[what]["unit"], rows[what]["runs"], rows[what]["right"]) == ("runs", 2, 2)
+        assert rows[what]["evicted"] + rows[what]["oom"] == 2
+    assert code == 0
