@@ -202,7 +202,16 @@ class Hot:
             from monitor.daemon.succession import succeed
 
             pulled_ns = getattr(self.records, "pulled_ns", 0)
-            succeed(self.evictor, self.registry, self.trigger, self.patience, self.gauge, pulled_ns, self.tell)
+            succeed(
+                self.evictor,
+                self.registry,
+                self.trigger,
+                self.patience,
+                self.gauge,
+                pulled_ns,
+                self.decider.pressed,
+                self.tell,
+            )
 
     def drop(self, uid: str) -> None:
         entry = self.registry.by_uid.get(uid)

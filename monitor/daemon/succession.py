@@ -18,7 +18,7 @@ from monitor.daemon.patience import MOST_BOUND_NS, Patience
 from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.trigger import Trigger
 from monitor.kernel import cgroupfs
-from monitor.kernel.procfs import born_ns
+from monitor.kernel.procfs import born_ns, lives
 
 
 def succeed(
@@ -28,11 +28,12 @@ def succeed(
     patience: Patience,
     gauge: Gauge,
     pulled_ns: int,
+    pressed: bool,
     tell: Callable[[dict[str, Any]], None],
 ) -> None:
     """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known.
 
-    ``pulled_ns``: when the kernel pulled the trigger, if no daemon has heard of that.
+    ``pulled_ns``: when the kernel pulled the trigger, if no daemon has heard of that. ``pressed``: memory is short now.
     """
     noted = evictor.note.read()
     if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
@@ -44,7 +45,7 @@ def succeed(
     usage = gauge.table.working_set(entry.index)
     until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
     if not noted.told and now < until:
-        _log(tell, "the daemon before signalled a pod and ended before it could say so", entry, noted, usage)
+        _log(tell, "the daemon before ended while it was signalling a pod", entry, noted, usage)
         evictor.note.told()
     if noted.state == GONE or _is_over(entry, noted):
         if cgroupfs.empty(entry.cgroup):
@@ -53,7 +54,8 @@ def succeed(
             registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return
-    if now > until:
+    if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
+        # Its signal may not have gone out at all: the note is written first.
         evictor.note.drop(entry.cgroup_id)
         return
     held = max(noted.held, usage)
@@ -66,6 +68,11 @@ def succeed(
 def _log(tell: Callable[[dict[str, Any]], None], msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
     times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
     tell({"t": "log", "level": "warning", "msg": msg, "pod": entry.title, **times, "bytes": usage})
+
+
+def _is_dying(entry: PodEntry) -> bool:
+    """Whether a SIGKILL has reached anybody in it."""
+    return not all(map(lives, cgroupfs.pids_below(entry.cgroup)))
 
 
 def _is_over(entry: PodEntry, noted: Noted) -> bool:

@@ -120,7 +120,7 @@ class Kills:
         decided = {when: pod for when, pod in decided.items() if when not in self._decided}
         self._decided |= decided.keys()
         tally.again += sum("going on with the eviction" in str(r.get("msg")) for r in records)
-        unsaid = sum("before it could say so" in str(r.get("msg")) for r in records)
+        unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
         tally.unsaid += unsaid
         won = self._node.oom_kills() == before
         if won and not decided and not unsaid:

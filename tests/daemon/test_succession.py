@@ -85,21 +85,35 @@ def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evi
 @needs_kernel
 def test_a_pod_signalled_by_a_daemon_that_could_not_say_so_is_finished_and_told_of(node: LabNode) -> None:
     pod, other = node.add_pod("half"), node.add_pod("other")
-    hogs = [node.start_hog(p, mib=56) for p in (pod, other)]
-    with live.daemon(node, "--enforce", *hard(4)) as daemon:
+    hogs = [node.start_hog(pod, mib=46), node.start_hog(other, mib=64)]  # the policy would take the larger one now
+    with live.daemon(node, "--enforce", *hard(24)) as daemon:
+        crash(daemon)
         for hog in hogs:
             hog.go()
             hog.expect("grown")
-        crash(daemon)
         noted(KILLED, pod, ago_s=0.0)
         since = len(daemon.log)
         daemon.start()
         assert hogs[0].wait() == -signal.SIGKILL
-        live.message(
-            daemon, "the daemon before signalled a pod and ended before it could say so", since, pod="lab/half"
-        )
+        live.message(daemon, "the daemon before ended while it was signalling a pod", since, pod="lab/half")
         live.message(daemon, "evicted", since, pod="lab/half")
         assert hogs[1].process.poll() is None
+        live.ended(daemon)
+
+
+@needs_kernel
+def test_a_signal_that_did_not_go_out_does_not_when_the_shortage_is_over(node: LabNode) -> None:
+    """The note is written before the signal."""
+    pod = node.add_pod("spared")
+    hog = node.start_hog(pod, mib=32)
+    hog.go()
+    hog.expect("grown")
+    with live.daemon(node, "--enforce", *hard(4)) as daemon:
+        crash(daemon)
+        noted(KILLED, pod, ago_s=0.0)
+        daemon.start()
+        time.sleep(0.5)
+        assert hog.process.poll() is None
         live.ended(daemon)
 
 
