@@ -169,8 +169,9 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise MonitorError(f"--listen {host}:{port}: {error.strerror}", "name an address of this machine") from None
+    except (socket.gaierror, UnicodeError) as error:  # a part of a host's name has at most 63 characters
+        why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
+        raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

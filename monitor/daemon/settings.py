@@ -127,7 +127,7 @@ def read(
     """`build`, with what the configuration was made of. Raises ConfigError."""
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
     for key in (KUBELET_CONFIG, KUBELET_CONFIG_DIR):
-        if not isinstance(own.get(key), str | None) or own.get(key) == "":
+        if not isinstance(own.get(key), str | None) or own.get(key) == "" or _has_nul(own.get(key)):
             raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
     kubelet_config_file = kubelet_config_file or own.get(KUBELET_CONFIG)
     kubelet_config_dir = kubelet_config_dir or own.get(KUBELET_CONFIG_DIR)
@@ -200,10 +200,18 @@ def _said(flags: Mapping[str, Any], own: Mapping[str, Any], config_file: str) ->
 
 
 def _parse(setting: Setting, given: Given) -> Any:
+    if _has_nul(given.value):
+        raise ConfigError(f"{given.origin}: holds a NUL character", "no name or path can")
     try:
         return setting.parse(given.value)
     except ValueError as error:  # PolicyError is one
         raise ConfigError(f"{given.origin}: {error}", _remedy(str(error))) from None
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_nul, (*value, *value.values())))
+    return any(map(_has_nul, value)) if isinstance(value, list | tuple) else isinstance(value, str) and "\0" in value
 
 
 def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:

@@ -155,6 +155,8 @@ def listen(value: Any) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"{value!r} is not HOST:PORT, for example 127.0.0.1:9469")
+    if any(len(label) > 63 for label in host.split(".")):
+        raise ValueError(f"{value!r}: a part of a host's name has at most 63 characters")
     return host, int(port)
 
 

@@ -79,6 +79,16 @@ def test_any_kubelet_configuration(tmp_path: Path, content: dict[str, Any]) -> N
         _line(error)
 
 
+@pytest.mark.parametrize("option", sorted(OWN_KEYS))
+@pytest.mark.parametrize("value", ["/tmp/a\0b", ["a\0b"], {"memory.available": "1\0"}])
+def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option: str, value: Any) -> None:
+    """A path with one is an error only when it is used: the state directory's was a traceback, the recording's none."""
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({option: value}))
+    with pytest.raises(ConfigError, match=f"{option}: .*(holds a NUL character|is not the name of a file)"):
+        build({}, str(path))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -89,6 +99,7 @@ def test_any_kubelet_configuration(tmp_path: Path, content: dict[str, Any]) -> N
         (("run", "--eviction-max-pod-grace-period", "x"), "'x' is not a valid integer; see"),
         (("run", "--eviction-hard", "memory.available<1\nx"), "--eviction-hard: memory.available: 1 x: "),
         (("run", "--step", "\udcff"), "--step: "),
+        (("run", "--listen", f"{'a' * 64}:1"), "at most 63 characters"),
         (("nope",), "No such command 'nope'; see `outrace --help`"),
         (("bench", "nope"), "No such command 'nope'; see `outrace bench --help`"),
     ],
