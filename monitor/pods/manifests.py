@@ -207,15 +207,14 @@ class ManifestSource(PodSource):
                     "remove the annotation"
                 )
             return "metadata.uid", own
-        above = cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node)
         if text is None:
             raise _Waiting(
-                above,
+                cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node),
                 f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
                 f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
             )
         if kubepods is not None:
-            scan.watch.update(dict.fromkeys(above, CHILDREN))
+            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(kubepods), CHILDREN))
         path = self._annotated(POD_CGROUP, text, self.node)
         self._check_claim(manifest, text, path)
         return _KEY, path
