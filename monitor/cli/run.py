@@ -214,6 +214,11 @@ def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> No
             "already, byte by byte, on cgroup v1 and v2",
             origin=config.origins["kernel_memcg_notification"],
         )
+    if config.enforce and config.enforce_unknown_specs and config.pods == "cgroups":
+        log.warning(
+            "no pod's spec is known: priorities are unknown, requests guessed, and the wrong pod may be evicted: "
+            "name the manifests with --pods manifests:DIR"
+        )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
     thresholds = config.thresholds()

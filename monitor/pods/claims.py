@@ -113,3 +113,22 @@ def _is_same_file(pid: int, program: Path) -> bool:
         return False
     same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
     return same and not others(program, ours) and _is_roots_place(program.parent)
+
+
+class Owners:
+    """Which manifest owns which cgroup: no pod's may be, hold, or lie in another's."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, str] = {}
+        self._below: dict[str, str] = {}  # every directory above an owned one -> an owner below it
+
+    def claim(self, cgroup: Path, where: str) -> str | None:
+        """Whose cgroup overlaps; None if nobody's, and then it is owned."""
+        text = str(cgroup)  # as text: pathlib's parents would be half the time of a scan
+        above = [text[:i] for i, character in enumerate(text) if character == "/"]
+        other = self._at.get(text) or self._below.get(text)
+        other = other or next((self._at[a] for a in above if a in self._at), None)
+        if other is None:
+            self._at[text] = where
+            self._below.update(dict.fromkeys(above, where))
+        return other

@@ -109,7 +109,7 @@ class ManifestSource(PodSource):
         self._ours = self._spared_cgroups()
         if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-        owners = _Owners()
+        owners = claims.Owners()
         seen: dict[str, str] = {}
         for manifest in self._manifests(scan):
             uid = manifest.pod.uid
@@ -201,7 +201,7 @@ class ManifestSource(PodSource):
         kubepods = self._find_kubepods(search_all=text is None)
         own = self._by_uid(manifest, kubepods)
         if own is not None:
-            if text is not None and text.strip("/") != str(own.relative_to(self.hierarchy.root)):
+            if text is not None and not self._names(text, own):
                 scan.problems.append(
                     f"{manifest.where}: {_KEY}: cgroup {text!r} is ignored, because the kubelet runs the pod in {own}; "
                     "remove the annotation"
@@ -218,6 +218,12 @@ class ManifestSource(PodSource):
         path = self._annotated(POD_CGROUP, text, self.node)
         self._check_claim(manifest, text, path)
         return _KEY, path
+
+    def _names(self, text: str, path: Path) -> bool:
+        try:
+            return cgroupfs.locate(self.hierarchy, text) == path
+        except ConfigError:
+            return False
 
     def _by_uid(self, manifest: Manifest, kubepods: Path | None) -> Path | None:
         uids = tree_uids(manifest.pod) if kubepods is not None else ()
@@ -328,22 +334,3 @@ def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
     names = ", ".join(f"{m.pod.namespace}/{m.pod.name}" for m in kept[:3]) + (", ..." if len(kept) > 3 else "")
     problems = tuple(f"{p} (still used as it was: {names})" for p in parsed.problems)
     return Parsed((*parsed.manifests, *kept), problems)
-
-
-class _Owners:
-    """Which manifest owns which cgroup: no pod's may be, hold, or lie in another's."""
-
-    def __init__(self) -> None:
-        self._at: dict[str, str] = {}
-        self._below: dict[str, str] = {}  # every directory above an owned one -> an owner below it
-
-    def claim(self, cgroup: Path, where: str) -> str | None:
-        """Whose cgroup overlaps; None if nobody's, and then it is owned."""
-        text = str(cgroup)  # as text: pathlib's parents would be half the time of a scan
-        above = [text[:i] for i, character in enumerate(text) if character == "/"]
-        other = self._at.get(text) or self._below.get(text)
-        other = other or next((self._at[a] for a in above if a in self._at), None)
-        if other is None:
-            self._at[text] = where
-            self._below.update(dict.fromkeys(above, where))
-        return other

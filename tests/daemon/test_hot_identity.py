@@ -96,6 +96,7 @@ def test_a_users_own_kubepods_holds_no_pods(node: LabNode) -> None:
             live.message(daemon, "evicted", uid=OTHER)
             assert real.wait() == -signal.SIGKILL
             assert len(live.messages(daemon, "evicting")) == 1
+            assert any("no pod's spec is known" in str(record.get("msg")) for record in daemon.log)
             counted = daemon.metrics()
             assert (counted["outrace_pods"], counted["outrace_pods_spec_unknown"]) == (1, 1)
         assert process.poll() is None

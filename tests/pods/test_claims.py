@@ -308,8 +308,9 @@ def test_where_the_kubelet_runs_the_pod_its_annotation_is_ignored(node: Path, fo
         [problem] = change.problems
         assert f"metadata.annotations[outrace/cgroup]: cgroup {text!r} is ignored" in problem
         assert str(own) in problem
-    manifest(folder, "web", UID, **at(own))
-    assert poll(folder, node).problems == []
+    for same in (str(own), str(own.relative_to(root)), f"/{own.relative_to(root)}/"):
+        manifest(folder, "web", UID, **at(same))
+        assert poll(folder, node).problems == []
 
 
 def test_the_pod_comes_when_the_kubelet_makes_its_cgroup(node: Path, folder: Path) -> None:

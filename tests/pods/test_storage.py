@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from monitor.kernel import cgroupfs
 from monitor.pods.model import FoundPod
-from monitor.pods.storage import Measured, Roots, limited, measure, process_count, process_stats, upper_directory
+from monitor.pods.overlay import upper_directory
+from monitor.pods.storage import Measured, Roots, limited, measure, process_count, process_stats
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.stats import PodStats
