@@ -176,23 +176,45 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// The last thread of a killed process leaves. Since 6.17 this comes before its memory is freed, until 6.14 after.
+// A process leaves that nobody killed, with so many page tables: they come back late, and until then nobody needs to die for them. Not
+// where others use its memory too (a child of vfork). Until 6.14 it has none left here, and is not told.
+#define TABLES_TOLD (1 << 20)
+static __always_inline u64 late_tables(u64 task) {
+  u64 mm = 0, tables = 0;
+  u32 users = 0;
+  READ(mm, task, OFF_TASK_MM);
+  if (!mm) return 0;
+  READ(tables, mm, OFF_MM_PGTABLES);
+  READ(users, mm, OFF_MM_USERS);
+  if (tables < TABLES_TOLD || users != 1) return 0;
+  struct domain *d = domain_at(pod_of(task));
+  return d && afford(&d->kill_due, &d->kill_over, bpf_ktime_get_ns(), KILL_NS, KILL_BURST) ? tables : 0;
+}
+
+// The last thread of a process leaves: of one that was killed, or that leaves page tables. Since 6.17 this comes before its memory is
+// freed, until 6.14 after.
 int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
-  u64 task = ctx->args[0], signal = 0;
+  u64 task = ctx->args[0], signal = 0, tables = 0;
   u32 tgid = bpf_get_current_pid_tgid() >> 32;
-  struct killed *k = killed.lookup(&tgid);
-  if (!k || k->gone) return 0;
   s32 live = 0;
   READ(signal, task, OFF_TASK_SIGNAL);
   READ(live, signal, OFF_SIGNAL_LIVE);
   if (live) return 0;
+  struct killed *k = killed.lookup(&tgid);
+  if (k && k->gone) return 0;
+  if (!k && !(tables = late_tables(task))) return 0;
   struct oom_event e = {};
   e.kind = OOM_EXIT;
-  e.si_code = k->si_code;
   e.ts_ns = bpf_ktime_get_ns();
   fill_victim(&e, task);
-  e.domain = k->domain;
-  k->gone = 1;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
+  if (k) {
+    e.si_code = k->si_code;
+    e.domain = k->domain;
+    k->gone = 1;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
+  } else {
+    e.flags = OOM_BY_ITSELF;
+    e.pgtables = tables;
+  }
   send_kill(&e, COUNT_EMIT_EXIT);
   return 0;
 }

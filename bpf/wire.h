@@ -89,6 +89,7 @@ enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };
 enum oom_flag {
   OOM_EXITING = 1,    // marked while already dying: the kernel killed nobody
   OOM_MEMSW = 2,      // the limit hit was memory+swap (cgroup v1)
+  OOM_BY_ITSELF = 4,  // OOM_EXIT: nobody killed it; `pgtables` is what it had
 };
 
 struct oom_event {

@@ -282,6 +282,11 @@ class Decider:
         if not ours and self._patience.killed(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
+    def left(self, entry: PodEntry, size: int) -> None:
+        """A process of a pod left by itself, and ``size`` bytes of it come back late."""
+        if not self._evictor.holds(entry.uid) and self._patience.left_late(entry, size, time.monotonic_ns()):
+            self._trigger.stand_down()
+
     def dropped(self, entry: PodEntry) -> None:
         """A pod is about to be forgotten. If nobody is left of it, what it had comes back."""
         if not self._evictor.holds(entry.uid) and self._patience.dropped(entry, time.monotonic_ns()):

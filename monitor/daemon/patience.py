@@ -149,6 +149,21 @@ class Patience:
         held = self._gauge.table.working_set(entry.index)
         return self._begin(entry.uid, held, held, now_ns, None, unsure=True, size=size)
 
+    def left_late(self, entry: PodEntry, size: int, now_ns: int) -> bool:
+        """A process of a pod left by itself, and ``size`` bytes of it come back late; whether anything may be coming.
+
+        Whether others of the pod live on makes no difference: it is known what was its own.
+        """
+        for one in self._leaving:
+            if one.uid == entry.uid:
+                more = min(size, one.kept)
+                one.kept, one.left, one.held = one.kept - more, one.left + more, one.held + more
+                return False
+        self._gauge.reread()
+        has = self._gauge.table.working_set(entry.index)
+        size = min(size, has)
+        return self._begin(entry.uid, size, size, now_ns, None, unsure=False, kept=has - size)
+
     def dropped(self, entry: PodEntry, now_ns: int) -> bool:
         """A pod is about to be forgotten, and its counters with it; whether anything of it is coming back."""
         if entry.evicted or any(one.uid == entry.uid for one in self._leaving):
@@ -170,6 +185,7 @@ class Patience:
         *,
         unsure: bool,
         size: int = 0,
+        kept: int = 0,
     ) -> bool:
         entry = self._registry.by_uid.get(uid)
         self._number += 1
@@ -186,6 +202,7 @@ class Patience:
             evicted=evicted,
             unsure=unsure,
             size=size,
+            kept=kept,
         )
         if leaving.is_back:
             if evicted is not None:

@@ -25,6 +25,7 @@ _OOM_RECORDS = {
     "mark": "records_oom",
     "kill": "records_kill",
     "exit": "records_exit",
+    "left": "records_exit",
     "reclaim": "records_reclaim",
 }
 #: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, what becomes a message for the side 40),
@@ -257,6 +258,10 @@ class Records:
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers
             pod = self._registry.owner_of_cgroup(self._gauge.table.cgroup_id(event.domain))
+        if event.kind == "left":
+            if pod is not None and not self._away:
+                self._decider.left(pod, event.pgtables)
+            return
         message: dict[str, Any] = {
             "t": "oom",
             **event.as_dict(),

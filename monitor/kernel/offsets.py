@@ -41,6 +41,7 @@ _OFFSETS = {
     "OFF_SIGNAL_LIVE": ("signal_struct", "live.counter"),
     "OFF_SIGINFO_CODE": ("kernel_siginfo", "si_code"),
     "OFF_MM_TOTAL_VM": ("mm_struct", "total_vm"),
+    "OFF_MM_USERS": ("mm_struct", "mm_users.counter"),
     "OFF_MM_PGTABLES": ("mm_struct", "pgtables_bytes"),
 }
 _ENUMS = {

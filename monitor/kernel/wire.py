@@ -27,7 +27,7 @@ EVICTION = struct.Struct("=QQQQQQQ")
 
 CROSS, STEP, SIGNAL = 1, 2, 3
 OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4
-OOM_EXITING, OOM_MEMSW = 1, 2
+OOM_EXITING, OOM_MEMSW, OOM_BY_ITSELF = 1, 2, 4
 _OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit", OOM_RECLAIM: "reclaim"}
 _PROC_KINDS = {1: "fork", 2: "exec", 3: "attach"}
 
@@ -64,6 +64,7 @@ class OomEvent:
     Sizes in bytes, times CLOCK_MONOTONIC ns. RSS parts come from the kernel's approximate per-process counters.
     ``oom_cgroup`` is the id of the memory cgroup whose limit was hit, 0 for the machine ("global"); its file cache is
     known where it is a watched domain.
+    A process that nobody killed has ``left``: only what it was and ``pgtables`` are told.
     ``exiting``: the task was marked while already dying; the kernel killed nobody.
     """
 
@@ -102,7 +103,7 @@ class OomEvent:
          swap, pgtables, kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
          ) = OOM.unpack_from(data)  # fmt: skip
         return cls(
-            kind=_OOM_KINDS[kind],
+            kind="left" if flags & OOM_BY_ITSELF else _OOM_KINDS[kind],
             ts_ns=ts,
             victim_pid=tgid,
             victim_tid=tid,

@@ -113,7 +113,8 @@ def test_the_enums_are_the_headers() -> None:
         "OOM_EXIT": wire.OOM_EXIT,
         "OOM_RECLAIM": wire.OOM_RECLAIM,
     }
-    assert enumerators("oom_flag") == {"OOM_EXITING": wire.OOM_EXITING, "OOM_MEMSW": wire.OOM_MEMSW}
+    flags = ("OOM_EXITING", "OOM_MEMSW", "OOM_BY_ITSELF")
+    assert enumerators("oom_flag") == {name: getattr(wire, name) for name in flags}
     kinds = {f"PROC_{name.upper()}": value for value, name in wire._PROC_KINDS.items()}
     assert enumerators("proc_kind") == kinds
     theirs = [
