@@ -532,6 +532,7 @@ class Hot:
 
     def abandon(self) -> int:
         """Let go of everything because a program in the kernel failed; the pid of the side, which ends by itself."""
+        self.patience.flush()
         with suppress(MonitorError, OSError):
             self.trigger.disarm()
             self.gauge.arming.detach()

@@ -123,6 +123,8 @@ class Patience:
         ``evicted`` is told, with the final figure in ``freed``, as soon as that is known.
         """
         for old in [one for one in self._leaving if one.uid == uid]:  # its memory counts once
+            if uid not in self._registry.by_uid:  # its counters went before this was known
+                left = min(left, old.left)
             self._leaving.remove(old)
             self._settle(old, gone_ns)
         self._begin(uid, held, left, gone_ns, evicted, unsure=False)
@@ -143,6 +145,9 @@ class Patience:
                 if one.evicted is None and not one.unsure:  # it was killed, and is only gone now
                     one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
                 return False
+        if now_ns - self._doubts_ns >= DOUBTS_NS:
+            self._doubted_ns.clear()
+            self._doubts_ns = now_ns
         if self._doubted_ns.get(entry.uid, 0) >= CONFIRM_NS:
             return False
         self._gauge.reread()
@@ -343,9 +348,6 @@ class Patience:
     def _settle(self, leaving: Leaving, now_ns: int) -> None:
         """Nothing more is expected of it."""
         if leaving.unsure:
-            if now_ns - self._doubts_ns >= DOUBTS_NS:
-                self._doubted_ns.clear()
-                self._doubts_ns = now_ns
             self._doubted_ns[leaving.uid] = self._doubted_ns.get(leaving.uid, 0) + now_ns - leaving.gone_ns
         elif leaving.is_back:
             took = max(0, now_ns - leaving.gone_ns)

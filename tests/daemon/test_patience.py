@@ -1,0 +1,207 @@
+"""What is coming back and how the others grow, with stand-ins for the counters: time and memory can be anything.
+
+On the live kernel: test_hot_patience.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from monitor.daemon.patience import (
+    CONFIRM_NS,
+    DOUBTS_NS,
+    FIRST_BOUND_NS,
+    LEAST_BOUND_NS,
+    RECLAIM_NS,
+    REMEMBERED,
+    STAYS_NS,
+    Patience,
+)
+from monitor.kernel.domains import Reading
+from monitor.policy.patience import Coming, waits
+
+MIB, MS, SIGNAL = 1 << 20, 1_000_000, "memory.available"
+ROOT = Path("/node")
+
+
+class World:
+    """Pods by name with what they hold, in one domain; ``rest`` is held by nobody known."""
+
+    def __init__(self) -> None:
+        self.now = 10**12
+        self.held: dict[str, int] = {}
+        self.rest = 0
+        self.told: list[dict[str, Any]] = []
+        self.stats: dict[str, int] = {}
+        self.by_uid: dict[str, Any] = {}
+        watch = SimpleNamespace(signal=SIGNAL, thresholds=(1,), path=ROOT)
+        table = SimpleNamespace(working_set=lambda index: self.held.get(index, 0))
+        gauge = SimpleNamespace(
+            watches=[watch],
+            table=table,
+            reread=lambda: None,
+            reading=lambda _: Reading(self.rest + sum(self.held.values()), 0, 0),
+        )
+        stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
+        registry = SimpleNamespace(by_uid=self.by_uid)
+        self.patience = Patience(*cast(Any, (gauge, registry, stats, self.told.append)))
+
+    def count(self, name: str) -> None:
+        self.stats[name] = self.stats.get(name, 0) + 1
+
+    def pod(self, name: str, mib: int) -> Any:
+        self.held[name] = mib * MIB
+        entry = SimpleNamespace(uid=name, index=name, cgroup_id=len(self.by_uid) + 7, cgroup=ROOT / name, evicted=False)
+        self.by_uid[name] = entry
+        return entry
+
+    def evicted(self, name: str) -> None:
+        held = self.held[name]
+        self.patience.left(name, held, held, self.now, {"t": "evicted", "pod": name})
+
+    def look(self, after_ms: float = 1) -> Coming | None:
+        self.now += int(after_ms * MS)
+        return self.patience.look(self.now).get(SIGNAL)
+
+    def messages(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.told if message["t"] == kind]
+
+
+def test_what_is_coming_and_who_grows_are_told_apart() -> None:
+    world = World()
+    world.pod("dead", 100)
+    world.pod("other", 20)
+    world.evicted("dead")
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, world.patience._noise)
+    world.held["dead"] -= 60 * MIB
+    world.held["other"] += 3 * MIB
+    seen = world.look()
+    assert seen is not None
+    assert (seen.coming, seen.grown, seen.jump, seen.jump_ns) == (40 * MIB, 3 * MIB, 3 * MIB, MS)
+    assert world.messages("evicted") == []
+    world.held["dead"] = 0
+    assert world.look() is None
+    assert [m["freed"] for m in world.messages("evicted")] == [100 * MIB]
+
+
+def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None:
+    world = World()
+    world.pod("dead", 100)
+    world.evicted("dead")
+    world.look()
+    world.rest = world.held.pop("dead")
+    del world.by_uid["dead"]
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.patience._noise)
+    world.rest -= 70 * MIB
+    seen = world.look()
+    assert seen is not None
+    assert (seen.coming, seen.grown) == (30 * MIB, 0)
+    world.rest = 0
+    assert world.look() is None
+    assert world.messages("evicted")[0]["freed"] == 100 * MIB
+
+
+def test_what_stays_is_asked_for_and_given_up() -> None:
+    world = World()
+    world.pod("dead", 100)
+    world.evicted("dead")
+    world.look(STAYS_NS / MS - 1)
+    assert world.messages("giveback") == []
+    world.look(2)
+    (asked,) = world.messages("giveback")
+    seen = world.look()
+    assert seen is not None
+    assert seen.back_ns > FIRST_BOUND_NS
+    world.patience.reclaimed(asked["id"])
+    seen = world.look()
+    assert seen is not None
+    assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
+    assert world.look(FIRST_BOUND_NS / MS) is None
+    assert world.messages("evicted")[0]["freed"] == 0
+    assert world.stats["memory_kept"] == 1
+
+
+def test_a_side_that_does_not_answer_is_not_waited_for_for_ever() -> None:
+    world = World()
+    world.pod("dead", 100)
+    world.evicted("dead")
+    world.look(STAYS_NS / MS + 1)
+    assert world.look(RECLAIM_NS / MS) is None
+
+
+def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_only() -> None:
+    world = World()
+    entry = world.pod("murderer", 100)
+    for second in range(3):
+        begun, waited = world.now, 0
+        while world.now < begun + DOUBTS_NS:
+            if world.patience.killed(entry, 0, world.now):
+                before = world.now
+                assert world.look(10) is not None
+                world.patience.answered(world.messages("left")[-1]["id"], lives=True)
+                assert world.look(0) is None
+                waited += world.now - before
+            else:
+                world.look(10)
+        assert 0 < waited <= CONFIRM_NS + 10 * MS, second
+
+
+def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
+    world = World()
+    entry = world.pod("pod", 100)
+    assert world.patience.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
+    assert not world.patience.killed(entry, 70 * MIB, world.now)
+    world.patience.answered(world.messages("left")[0]["id"], lives=True)
+    seen = world.look()
+    assert seen is not None
+    assert seen.coming == 70 * MIB
+    world.held["pod"] = 30 * MIB
+    assert world.look() is None
+
+
+def test_memory_counts_once() -> None:
+    """A process of a pod is killed, then the pod is evicted; it runs again, and is evicted again."""
+    world = World()
+    entry = world.pod("pod", 100)
+    world.patience.killed(entry, 0, world.now)
+    for _ in range(2):
+        world.evicted("pod")
+        seen = world.look()
+        assert seen is not None
+        assert seen.coming == 100 * MIB
+    assert len(world.messages("evicted")) == 1
+
+
+def test_the_bound_is_twice_the_slowest_of_late() -> None:
+    world = World()
+    assert world.stats["return_bound_ns"] == FIRST_BOUND_NS
+
+    def eviction(ms: int) -> int:
+        world.pod("pod", 100)
+        world.evicted("pod")
+        for _ in range(10):
+            world.look(ms / 10)
+            world.held["pod"] -= 9 * MIB
+        world.held["pod"] = 0
+        assert world.look(0) is None
+        return world.stats["return_bound_ns"]
+
+    assert eviction(20) == FIRST_BOUND_NS
+    assert eviction(300) == 600 * MS, "also of who was slower than the bound"
+    for _ in range(REMEMBERED):
+        bound = eviction(20)
+    assert bound == LEAST_BOUND_NS
+
+
+def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
+    world = World()
+    world.pod("dead", 100)
+    world.pod("other", 20)
+    world.evicted("dead")
+    world.look()
+    world.held["other"] += 64 * 4096
+    seen = world.look(0.01)
+    assert seen is not None
+    assert waits(seen, 16 * MIB, 64 * MIB)
