@@ -13,19 +13,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Self
 
-from monitor.kernel.cgroupfs import empty, pids_below
+from monitor.kernel.cgroupfs import pids_below as pids_below
+from monitor.kernel.cgroupfs import pids_in, populated, walk
 from monitor.kernel.procfs import is_kernel_thread, wants_cpu
 from monitor.kernel.spared import with_ancestors
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes. A pod may have more: descriptors of those that had their SIGKILL are given up for those that had not.
 MAX_PIDFDS = 4096
-#: Descriptors opened in one look (6 ms); the next goes on where more are needed.
-_OPEN = 1024
+#: A look at a pod of thousands of cgroups is made in parts.
+_PART_NS = 5_000_000
+#: Descriptors opened in one look (6 ms, and as much for their signals); the next goes on where more are needed.
+_OPEN = 512
 #: Descriptors given back when the process has no more (EMFILE): as many as reading cgroups and serving the rest takes.
 _SPARE_FDS = 32
 #: Signals are sent for this long, then the rings are read, then it goes on: 4,096 SIGKILLs take 20 ms, under load 180.
@@ -65,6 +68,11 @@ class Victim:
         #: Whether there is more to do at once: processes without a descriptor, or without their signal.
         self.unfinished = False
         self.found = 0  # processes that the last look had not known
+        self.nobody = False  # whether the last look, when it was complete, found no process at all
+        self.rest_ns = 0  # who looks at leisure waits for this long before he goes on
+        self._walk: Generator[tuple[str, set[int]]] | None = None  # a look that is not complete
+        self._seen: set[int] = set()  # by it
+        self._left = False  # it found some that there was no descriptor for
         self.spared: set[int] = set()  # in the pod, but never signalled
         self._told: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
         self._let_go: set[int] = set()  # had their SIGKILL, and their descriptor was needed for another
@@ -78,25 +86,49 @@ class Victim:
                 pass  # before Linux 5.14, or the cgroup is gone: pidfds do it
 
     def refresh(self, forget: bool = True) -> None:
-        """Open a pidfd for every process now in the pod's cgroups, as far as they go; ``forget`` those that left."""
-        pids = pids_below(self.cgroup)
-        self.spared = pids & SPARED.pids()
-        pids -= self.spared
-        if self.spared and self._kill_fd >= 0:
-            os.close(self._kill_fd)  # cgroup.kill would take them too
-            self._kill_fd = -1
-        if forget:
-            for pid in self.pidfds.keys() - pids:
+        """Open a pidfd for every process now in the pod's cgroups, as far as they go; ``forget`` those that left.
+
+        For `_PART_NS` at a time: what is left is gone on with by the next call, and `is_partial` until then.
+        """
+        began = time.monotonic_ns()
+        if self._walk is None:
+            self._walk, self._seen, self._left = walk(self.cgroup), set(), False
+        self.found = opened = 0
+        for directory, pids in self._walk:
+            self._seen |= pids
+            opened += self._open(pids, directory)
+            if opened >= _OPEN or time.monotonic_ns() - began > _PART_NS:
+                self.unfinished, self.nobody = True, False
+                break
+        else:
+            self._walk = None
+            self.nobody = not self._seen
+            self.spared = self._seen & SPARED.pids()
+            if forget:
+                for pid in self.pidfds.keys() - self._seen:
+                    self._forget(pid)
+            self._let_go &= self._seen
+            self.unfinished = self._left
+        self.prepared_ns = time.monotonic_ns()
+        self.rest_ns = _REST * (self.prepared_ns - began)
+
+    def _open(self, pids: set[int], directory: str) -> int:
+        """Open a pidfd for those of ``pids``, in cgroup ``directory``, that have none; how many were opened."""
+        spared = pids & SPARED.pids()
+        if spared:
+            pids = pids - spared
+            for pid in self.pidfds.keys() & spared:
                 self._forget(pid)
-        self._let_go &= pids
+            if self._kill_fd >= 0:
+                os.close(self._kill_fd)  # cgroup.kill would take them too
+                self._kill_fd = -1
         unknown = pids - self.pidfds.keys()
         untold = unknown - self._let_go
         self._make_room(min(len(untold), _OPEN))
         fresh: set[int] = set()
-        self.unfinished = False
         for pid in (*untold, *(unknown & self._let_go)):
             if len(self.pidfds) >= self._limit or len(fresh) >= _OPEN:
-                self.unfinished = pid in untold  # signalled first are those before it; then their places are free
+                self._left |= pid in untold  # signalled first are those before it; then their places are free
                 break
             if is_kernel_thread(pid):
                 continue
@@ -106,18 +138,18 @@ class Victim:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     self._give_back(fresh)
-                    self.unfinished = pid in untold
+                    self._left |= pid in untold
                     break
                 # Gone, or a thread of a process that is leaving (EINVAL; since Linux 6.15 ENOENT).
                 if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                     raise
         if fresh:
             # The pid may have been used again between reading and opening: only who is still listed is who was meant.
-            for pid in fresh - pids_below(self.cgroup):
+            for pid in fresh - pids_in(directory):
                 self._forget(pid)
-        self.found = len(fresh & untold)
+        self.found += len(fresh & untold)
         self._let_go -= fresh
-        self.prepared_ns = time.monotonic_ns()
+        return len(fresh)
 
     def _make_room(self, wanted: int) -> None:
         """Give up descriptors for ``wanted`` others: of who has ended, then of who had a SIGKILL and will end."""
@@ -147,7 +179,7 @@ class Victim:
     @property
     def is_partial(self) -> bool:
         """Whether it has processes without a descriptor that the next look would open one for."""
-        return self.unfinished and len(self.pidfds) < self._limit
+        return self._walk is not None or (self.unfinished and len(self.pidfds) < self._limit)
 
     @property
     def is_blind(self) -> bool:
@@ -196,6 +228,9 @@ class Victim:
         return [pid for pid, fd in self.pidfds.items() if fd not in ended]
 
     def close(self) -> None:
+        if self._walk is not None:
+            self._walk.close()
+            self._walk = None
         for pid in list(self.pidfds):
             self._forget(pid)
         if self._kill_fd >= 0:
@@ -260,9 +295,12 @@ class Eviction:
         if self.kill_at_ns is not None and now_ns >= self.kill_at_ns:
             self._kill()
         self._forked = False
-        if empty(self.victim.cgroup) and not self.victim.alive():
+        runs = populated(self.victim.cgroup)
+        if runs is False and not self.victim.alive():
             return True
         self.victim.refresh(forget=False)
+        if runs is None and self.victim.nobody and not self.victim.alive():
+            return True  # cgroup v1 does not tell; pidfds do (`cgroupfs.empty`)
         self._forked = self.victim.found > 0
         self.pids.update(self.victim.pidfds)
         if self.killed_ns is not None:

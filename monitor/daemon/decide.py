@@ -158,13 +158,15 @@ class Decider:
                 continue
             runs = cgroupfs.populated(entry.cgroup)
             if runs is None and at_leisure:
-                runs = bool(cgroupfs.pids_below(entry.cgroup))
+                runs = cgroupfs.anybody(entry.cgroup)
             if runs:
                 self._registry.set_evicted(entry, False)
                 self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
             elif runs is not None:
                 entry.ask_ns = now + ASK_NS
                 self._registry.settle(entry)
+            elif at_leisure:
+                entry.ask_ns = now + ASK_NS  # too many cgroups to tell: it stays what it is
 
     def prepare(self) -> None:
         """Have the next victim ready, where something may be killed at all; note what grew."""

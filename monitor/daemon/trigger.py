@@ -48,7 +48,9 @@ class Trigger:
         victim = self._prepared.get(entry.uid)
         if victim is None:
             self._prepared[entry.uid] = self._make(entry)
-        elif victim.is_partial or now - victim.prepared_ns > (_REFRESH_NS if victim.pidfds else _EMPTY_NS):
+        elif now - victim.prepared_ns > (
+            victim.rest_ns if victim.is_partial else _REFRESH_NS if victim.pidfds else _EMPTY_NS
+        ):
             victim.refresh()
         # Two that overtake each other are not prepared anew each time; but nobody is killed by a list that is old.
         for uid in [u for u, v in self._prepared.items() if now - v.prepared_ns > _REFRESH_NS]:

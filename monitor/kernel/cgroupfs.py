@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,9 +199,17 @@ def pids_below(path: Path) -> set[int]:
     """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none. Raises OSError.
 
     Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes their domain's
-    cgroup.procs lists. Written for the moment of a kill: no objects, one descriptor at a time.
+    cgroup.procs lists.
     """
-    pids: set[int] = set()
+    return {pid for _, pids in walk(path) for pid in pids}
+
+
+def walk(path: Path) -> Generator[tuple[str, set[int]]]:
+    """A cgroup and every cgroup below it, one at a time: a path that is good until the next one, and its processes.
+
+    As `pids_below`, for whoever may have to stop: each takes 15 us, and a pod may have thousands. Written for the
+    moment of a kill: no objects, one descriptor at a time. Raises OSError.
+    """
     stack = [os.fspath(path)]
     anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
     try:
@@ -211,19 +219,40 @@ def pids_below(path: Path) -> set[int]:
                 if len(directory) > _LONG:
                     anchors.append((os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), len(stack)))
                     directory = f"/proc/self/fd/{anchors[-1][0]}"
-                pids.update(_pids_in(directory))
+                pids = set(_pids_in(directory))
                 with os.scandir(directory) as entries:
                     stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
             except OSError as e:
                 if e.errno not in (*_GONE, errno.ENOTDIR):
                     raise
+            else:
+                pids.discard(0)
+                yield directory, pids
             while anchors and len(stack) == anchors[-1][1]:
                 os.close(anchors.pop()[0])
     finally:
         for descriptor, _ in anchors:
             os.close(descriptor)
-    pids.discard(0)
-    return pids
+
+
+def pids_in(directory: str) -> set[int]:
+    """Processes of this one cgroup; none if it is gone. Raises OSError."""
+    try:
+        return set(_pids_in(directory))
+    except OSError as e:
+        if e.errno in (*_GONE, errno.ENOTDIR):
+            return set()
+        raise
+
+
+def anybody(path: Path, most: int = 1000) -> bool | None:
+    """Whether a process runs in the cgroup or below; None where ``most`` cgroups do not tell. Raises OSError."""
+    for number, (_, pids) in enumerate(walk(path)):
+        if pids:
+            return True
+        if number >= most:
+            return None
+    return False
 
 
 def _pids_in(directory: str) -> list[int]:

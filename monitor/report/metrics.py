@@ -152,6 +152,11 @@ class Metrics(Collector):
         yield _gauge("sweep_partial", "1 while a sweep has begun and is not complete.", stats.get("sweep_partial"))
         for name, what in _SWEEP_TIMES.items():
             yield _gauge(f"sweep_{name}_seconds", what, stats.get(f"sweep_{name}_ns") / 1e9)
+        yield CounterMetricFamily(
+            "outrace_memory_cgroups_uncounted",
+            "Times there was no room to note the page cache of a memory cgroup, which counts as working set meanwhile.",
+            view.counted().get("uncounted", 0),
+        )
         uncounted = "Pods that are not watched because the programs in the kernel do not look that deep."
         yield _gauge("pods_uncounted", uncounted, stats.get("pods_uncounted"))
         yield _gauge("armed", "1 while the fine-grained program is attached.", stats.get("armed"))
