@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class Gauge:
         """
         changed = False
         for watch in list(self.watches):
-            if watch.path is not None and not cgroupfs.exists(watch.path):
+            if not watch.is_there():
                 self.lost(watch)
                 changed = True
         self.take_capacities()
@@ -222,7 +223,7 @@ class Gauge:
     def uncounted(self) -> Watch | None:
         """After a sweep: a domain with thresholds that the kernel's programs do not get to see."""
         for watch in self.watches:
-            if watch.thresholds and not self.known(watch) and watch.path is not None and cgroupfs.exists(watch.path):
+            if watch.thresholds and not self.known(watch) and watch.is_there():
                 return watch
         return None
 
@@ -252,7 +253,8 @@ class Gauge:
             self._sweeper.reread()
             return
         runs = self.sweeping
-        self._sweeper.run()
+        with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for tell
+            self._sweeper.run()
         if runs:
             self._sweeper.begin(self.unknown)  # somebody waits for the end of one that begins after he asked
 

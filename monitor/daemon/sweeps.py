@@ -20,6 +20,13 @@ from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
 _REMEDY = "name a cgroup further up, or run with --hooks poll, which reads files"
 
 
+def _is_there(entry: PodEntry) -> bool:
+    try:
+        return cgroupfs.cgroup_id(entry.cgroup) == entry.cgroup_id
+    except MonitorError:
+        return False
+
+
 class Sweeps:
     """One sweep at a time; ``between`` is called in the midst of it, so that crossings do not wait."""
 
@@ -96,7 +103,7 @@ class Sweeps:
         lost = [e for e in self._pods if self._registry.by_uid.get(e.uid) is e and not e.counted]
         self._stats.set("pods_uncounted", len(lost))
         for entry in lost:
-            if entry.uid not in self._told and cgroupfs.exists(entry.cgroup):
+            if entry.uid not in self._told and _is_there(entry):
                 self._told.add(entry.uid)
                 fields: dict[str, Any] = {"cgroup": str(entry.cgroup), "levels": MAX_LEVEL, "remedy": _REMEDY}
                 self._log(

@@ -51,6 +51,15 @@ class Watch:
             return None
         return cgroupfs.limit_of(os.pread(self.limit_fd, 32, 0))
 
+    def is_there(self) -> bool:
+        """Whether the cgroup is; not another one of its name."""
+        if self.path is None:
+            return True
+        try:
+            return os.stat(self.path).st_ino == self.cgroup_id
+        except OSError:
+            return False
+
     def set_capacity(self, capacity: int) -> None:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
         self.capacity = capacity

@@ -165,3 +165,20 @@ def test_memory_that_is_plugged_into_the_machine_and_taken_away_again() -> None:
             live.ended(daemon)
             assert live.messages(daemon, "evicting") == []
             assert len(live.messages(daemon, CHANGED)) <= 4, "two blocks come and two go, each is said once"
+
+
+@pytest.mark.once
+def test_a_node_that_was_removed_and_made_again_is_another_one() -> None:
+    """Its old descriptors tell nothing any more; by its name alone it would seem to be there."""
+    with LabNode("test-again", 64 * MIB) as node:
+        inner = cgroupfs.make(node.cgroup / "inner")
+        cgroupfs.set_limit(inner, 32 * MIB)
+        relative = str(inner.relative_to(node.hierarchy.root))
+        with live.daemon(node, *hard(8), "--node-cgroup", relative) as daemon:
+            os.kill(daemon.pid, signal.SIGSTOP)
+            inner.rmdir()
+            cgroupfs.make(inner)
+            os.kill(daemon.pid, signal.SIGCONT)
+            assert daemon.process is not None
+            assert daemon.process.wait(live.TIMEOUT_S) == 1
+            assert f"the node's cgroup {inner} was removed" in daemon.complaint()
