@@ -16,7 +16,7 @@ from monitor.pods.cgroup_tree import PodDir, class_dirs, pods_in
 from monitor.pods.containers import Told, look
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.kubepods import kubepods_of, not_believed, search_dirs
-from monitor.pods.model import FoundPod, PodSource, Scan
+from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
 from monitor.policy.pods import Pod, pod_from_object
 
 #: How the API server makes a pod's uid. A static pod's is the hash of its configuration: 32 hex digits, no dashes.
@@ -44,6 +44,7 @@ class TreeSource(PodSource):
         self._cgroup_root = cgroup_root
         self._mem_total = mem_total
         self._settled: dict[int, Told] = {}  # by container cgroup id: fixed once processes are in it
+        self._looked_s, self._again = time.monotonic(), False
         self._met_s: dict[int, float] = {}  # container cgroup id -> when it was first seen, while it is not settled
         #: Pod cgroup id -> whether a container of it had the score of a critical pod; absent while none has told.
         self._spared_pods: dict[int, bool] = {}
@@ -61,6 +62,9 @@ class TreeSource(PodSource):
             return scan
         for path in (kubepods.parent, *class_dirs(kubepods)):
             scan.watch[path] = CHILDREN
+        self._again = time.monotonic() - self._looked_s >= RESCAN_S
+        if self._again:
+            self._looked_s = time.monotonic()
         live: dict[int, Told] = {}
         met: dict[int, float] = {}
         spared = self._spared_cgroups()
@@ -91,7 +95,11 @@ class TreeSource(PodSource):
         ids = [own]
         for name, path in pod_dir.containers.items():
             key = cgroupfs.cgroup_id(path)
-            told = self._settled.get(key) or self._look(pod_dir.qos, path, key, met)
+            told = self._settled.get(key)
+            if told is None or (self._again and not told.sandbox):
+                # Again once a minute: who has the score of a critical pod by now, and was not to be known before.
+                now = self._look(pod_dir.qos, path, key, met)
+                told = now if told is None else told._replace(spared=told.spared or bool(now and now.spared))
             if told is None:
                 scan.unsettled = True
                 scan.watch[path] = CGROUP_FILES

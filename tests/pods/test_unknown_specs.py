@@ -175,6 +175,26 @@ def test_once_critical_always_critical(
 
 
 @pytest.mark.live
+def test_a_score_that_comes_later_counts_too(
+    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that is not known may set it when the container has long been judged."""
+    hierarchy, node = tree
+    pid = start(cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main"))
+    source = TreeSource(hierarchy, 16 * GI, node)
+    try:
+        assert not critical(source.poll().updated[0])
+        score(pid, -997)
+        monkeypatch.setattr("monitor.pods.tree.RESCAN_S", 0.0)
+        source._next_scan = 0.0
+        [found] = source.poll().updated
+        assert critical(found)
+        assert pod_message(found)["request"] == 8 * GI  # what it asked for is not guessed anew
+    finally:
+        source.close()
+
+
+@pytest.mark.live
 def test_a_pod_whose_processes_are_not_known_yet_is_critical_until_they_are(
     tree: tuple[Hierarchy, Path], start: Start
 ) -> None:
