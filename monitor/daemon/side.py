@@ -35,7 +35,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.alarms import Timer
 from monitor.kernel.disks import find_disks
 from monitor.kernel.rungs import BPF_RUNGS
-from monitor.kernel.sched import hurry
+from monitor.kernel.sched import hurry, started
 from monitor.pods.kubepods import of_pods
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
 from monitor.policy.admission import admit
@@ -139,6 +139,7 @@ class Side:
         self.view.kubepods = self._kubepods()
         self._examine(first, {})
         self.disks.start()
+        started()  # what the hot process waits for, it has
         self._open_races()
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)

@@ -15,6 +15,7 @@ import time
 from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, SIDE, STATS_FD
 from monitor.kernel.alarms import Timer
+from monitor.kernel.sched import start_fast
 
 #: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
 _STOP_S = 20.0
@@ -81,6 +82,7 @@ class Side:
         finally:
             for fd in fds:
                 os.set_inheritable(fd, False)
+        start_fast(pid)  # whatever a real-time parent that resets on fork has left of it
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError:  # one that nobody would hear of again

@@ -5,7 +5,7 @@ It joins the cgroup, prints `ready`, works until stdin is closed, and then print
 Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 live ones), forks (fork and exit), execs
 (fork and exec), threads, line (takes 8 MiB and gives them back: with others, up and down past a threshold), reclaim
 (page cache at a limit of its own: limit a cgroup of its own first), cgroups (made and removed in DIR), names (of every
-kind that a terminal, a log or a parser could choke on, borne by children that are killed).
+kind that a terminal, a log or a parser could choke on, borne by children that are killed), spin (the CPU, no events).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GROUP = 20
 #: Whatever happens, it ends.
 _MOST_S = 900
 _LINE = 8 * MIB
-_CACHE = 64 * MIB
+_CACHE, _READ = 64 * MIB, 1 << 16
 #: 15 bytes at most.
 NAMES = (
     b"a\nlevel=error\n",
@@ -143,9 +143,9 @@ def reclaim() -> Iterator[int]:
     fd = os.open("/var/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     os.ftruncate(fd, _CACHE)  # all holes: page cache without a disk
     while True:
-        for at in range(0, _CACHE, MIB):
-            os.pread(fd, MIB, at)
-        yield _CACHE // MIB
+        for at in range(0, _CACHE, _READ):
+            os.pread(fd, _READ, at)
+        yield _CACHE // _READ
 
 
 def cgroups() -> Iterator[int]:
@@ -168,6 +168,13 @@ def names() -> Iterator[int]:
             yield _ROUND + 1
 
 
+def spin() -> Iterator[int]:
+    while True:
+        for _ in range(10 * _ROUND):
+            pass
+        yield 0
+
+
 KINDS: dict[str, Callable[[], Iterator[int]]] = {
     "zombie": zombie,
     "children": children,
@@ -178,6 +185,7 @@ KINDS: dict[str, Callable[[], Iterator[int]]] = {
     "reclaim": reclaim,
     "cgroups": cgroups,
     "names": names,
+    "spin": spin,
 }
 options: dict[str, str] = {}
 
