@@ -116,6 +116,7 @@ class Victim:
         """Open a pidfd for those of ``pids``, in cgroup ``directory``, that have none; how many were opened."""
         spared = pids & SPARED.pids()
         if spared:
+            self.spared |= spared
             pids = pids - spared
             for pid in self.pidfds.keys() & spared:
                 self._forget(pid)
@@ -187,8 +188,11 @@ class Victim:
         return not self.pidfds and self._kill_fd < 0
 
     def kill(self) -> None:
-        """SIGKILL everything. Reads no file."""
+        """SIGKILL everything. Reads no file, but for a pod that is not looked through yet."""
         self.send(signal.SIGKILL)
+        if self._walk is not None and self._kill_fd >= 0 and SPARED.within(self.cgroup):
+            os.close(self._kill_fd)  # the look had not come to them
+            self._kill_fd = -1
         # After the pidfds, because it takes the lock of all cgroups, and that may be held for a while when containers
         # come and go.
         if self._kill_fd >= 0:

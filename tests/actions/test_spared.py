@@ -67,7 +67,7 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
     with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
-        monkeypatch.setattr(evict, "pids_below", lambda _path: set(listed))
+        monkeypatch.setattr(evict, "walk", lambda path: iter([(str(path), set(listed))]))
         victim = Victim("uid", pod, VERSION)
         try:
             victim.refresh()
@@ -136,3 +136,13 @@ def test_an_eviction_of_others_goes_on_beside_them(pod: Path) -> None:
             assert not eviction.step(0)  # not empty, and it never signals who is left
         side.do("pass")
         victim.close()
+
+
+def test_where_they_are_is_asked_before_all_of_a_pod_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cgroup.kill` of a pod of thousands, before the look at it came to them. (Their places on v2 are only said.)"""
+    spared = Spared()
+    assert not spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
+    monkeypatch.setattr("monitor.kernel.spared._unified", lambda _pid: iter(["/kubepods/poda/c", "/kubepods/poda"]))
+    assert spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
+    assert spared.within(Path("/sys/fs/cgroup/kubepods/poda/c"))
+    assert not spared.within(Path("/sys/fs/cgroup/kubepods/podb"))
