@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
+from monitor.actions.evict import SPARED
 from monitor.daemon.trigger import _EMPTY_NS, Trigger
 
 pytestmark = pytest.mark.kernel
@@ -54,3 +55,18 @@ def test_a_kill_that_would_reach_nobody_is_looked_at_again(pod: Path) -> None:
         victim.kill()
         assert late.wait() == -9
         victim.close()
+
+
+def test_the_kernel_is_not_armed_for_a_pod_with_somebody_spared_in_it(pod: Path) -> None:
+    """It would signal whoever of the pod charges memory, the side among them."""
+    entry: Any = SimpleNamespace(uid="uid", cgroup=pod, cgroup_id=7)
+    registry: Any = SimpleNamespace(first=lambda: entry, by_uid={"uid": entry})
+    with live.Puppet(pod), live.Puppet(pod) as side:
+        for is_spared in (False, True):
+            if is_spared:
+                SPARED.add(side.pid)
+            word = memoryview(bytearray(32)).cast("Q")
+            trigger = Trigger(word, registry, 1, in_kernel=True)
+            trigger.prepare()
+            assert bool(word[0]) == (not is_spared)
+            trigger.forget("uid")
