@@ -188,7 +188,8 @@ static __always_inline u64 late_tables(u64 task) {
   READ(users, mm, OFF_MM_USERS);
   if (tables < TABLES_TOLD || users != 1) return 0;
   struct domain *d = domain_at(pod_of(task));
-  return d && afford(&d->kill_due, &d->kill_over, bpf_ktime_get_ns(), KILL_NS, KILL_BURST) ? tables : 0;
+  // Not the budget of kills, which its pod could use up so that others die for these tables.
+  return d && afford(&d->exit_due, &d->exit_over, bpf_ktime_get_ns(), KILL_NS, KILL_BURST) ? tables : 0;
 }
 
 // The last thread of a process leaves: of one that was killed, or that leaves page tables. Since 6.17 this comes before its memory is

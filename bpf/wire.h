@@ -25,7 +25,7 @@ struct domain {
   s64 pull_above;                // above this the armed victim is signalled inside its own charge
   u64 step;                      // report when the working set moved this far; 0: never
   u64 rearm_ns;                  // a ceiling is not reported again sooner than this after its last crossing
-  u64 reserved[2];
+  u64 exit_due, exit_over;       // written by BPF: the last of the budgets below
 
   u64 usage;
   s64 inactive_file;             // of the whole subtree

@@ -109,16 +109,17 @@ def run(triples: int) -> list[dict[str, object]]:
         pod = node.add_pod("faulting", "Burstable", request=64 * MIB)
         table = watch(pins, node, pod)
         Sweeper(pins, table).run()
-        ring = Ring(pins, "events", lambda record: None)
+        rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
         cpu = max(os.sched_getaffinity(0))
         child = node.start(pod, FAULTS, f"mib={LOOP_MIB}", f"cpu={cpu}")
         child.expect("ready")
         try:
             passes = max(1, ROUND_NS // _took(child, 1))
-            found = ratios(lambda: _took(child, passes), pins, ring.consume, triples)
+            found = ratios(lambda: _took(child, passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
             return [summarise(state, values) for state, values in found.items()]
         finally:
-            ring.close()
+            for ring in rings:
+                ring.close()
             table.close()
 
 

@@ -27,6 +27,8 @@ from monitor.kernel.oomlog import NEVER_SAID, OomLog, kmsg_records, stamp
 PATIENCE_NS = 5_000_000_000
 #: Most records that are read of what was written meanwhile; the log itself has room for some thousands.
 _WAITING = 20_000
+#: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
+_TURN = 50
 #: Everything of an `OomEvent` that a counter does not tell.
 _UNKNOWN: dict[str, Any] = dict.fromkeys(
     (
@@ -121,7 +123,7 @@ class SoftOom:
 
     def _read(self, while_away: bool = False) -> None:
         try:
-            records, gap = kmsg_records(self._fd, _WAITING if while_away else 500)
+            records, gap = kmsg_records(self._fd, _WAITING if while_away else _TURN)
         except OSError as error:
             assert self._epoll is not None
             self._epoll.unregister(self._fd)

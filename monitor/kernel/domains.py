@@ -29,7 +29,7 @@ _FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 6, 7, 8, 9
 # ... and what BPF writes.
 _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 13, 14, 17, 18, 19, 20, 22
 #: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
-OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31}
+OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31, "exits": 11}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
 
 

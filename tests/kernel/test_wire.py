@@ -94,7 +94,18 @@ def test_the_domain_table_has_the_headers_layout() -> None:
         "seen_ns": domains._SEEN,
         "dipped": domains._DIPPED,
     }
+    ours |= {
+        f"{name}_over": domains.OVER[what]
+        for name, what in (
+            ("step", "steps"),
+            ("kill", "kills"),
+            ("exit", "exits"),
+            ("proc", "processes"),
+            ("reclaim", "reclaims"),
+        )
+    }
     assert ours == {name: words[name] for name in ours}
+    assert len(domains.OVER) == sum(name.endswith("_over") for name in words)
     for name in ("MAX_DOMAINS", "MAX_THRESHOLDS", "NO_CEILING"):
         assert getattr(domains, name) == NAMES[name]
     flags = enumerators("domain_flag")
