@@ -269,6 +269,14 @@ def _crossed(step: Json) -> str:
     return f"{clean(step['kind'])} threshold crossed: {threshold} ({held})"
 
 
+def _held(step: Json) -> str:
+    have = "" if step.get("pods") is None else f", pods have {format_bytes(step['pods'])}"
+    outside = "" if step.get("outside") is None else f", outside {format_bytes(step['outside'])}"
+    kubelet = step.get("kubelet_would_evict")
+    instead = f"; a kubelet would evict {clean(kubelet)}" if kubelet else ""
+    return f"evictions are held: they would not help ({clean(step['reason'])}{have}{outside}){instead}"
+
+
 def _decided(step: Json) -> str:
     verb = "would evict" if step["observed"] else "decides to evict"
     where = ", in the kernel" if step["trigger"] == "kernel" else ""
@@ -316,6 +324,8 @@ def _activated(step: Json) -> str:
 _WORDS: dict[str, Callable[[Json], str]] = {
     "crossed": _crossed,
     "seen": lambda step: f"{clean(step['by'])} sees it",
+    "held": _held,
+    "not_held": lambda _: "evictions are not held any more",
     "decided": _decided,
     "signalled": _signalled,
     "gone": _gone,

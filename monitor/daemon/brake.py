@@ -45,7 +45,7 @@ COSTLY_NS = 250_000_000
 #: A node that stands still is sampled so often: with `SAMPLES` of them growth is remembered for 12 s.
 STILL_NS = 500_000_000
 SAMPLES = 24
-#: Two times that evictions are held are told apart in the log only if there is so much between them.
+#: That evictions are held is told at most so often; the counter and the state know of every time.
 QUIET_NS = 1_000_000_000
 
 Tell = Callable[[dict[str, Any]], None]
@@ -87,6 +87,7 @@ class Brake:
         self._active = active
         self.state: dict[str, Any] | None = None
         self._news = False
+        self._said = ""  # the reason that was told last, until it is told that evictions are not held any more
         self._samples: dict[str, deque[Sample]] = {}
         self._due_ns = self._recounted_ns = self._said_ns = 0
         self._in_vain = 0
@@ -106,7 +107,7 @@ class Brake:
         costly = not self._gauge.is_precise
         self._due_ns = now_ns + (COSTLY_NS if costly else SPACING_NS + POD_NS * len(self._registry))
         for watch in self._gauge.watches:
-            if not watch.thresholds:
+            if not watch.thresholds or not self._gauge.known(watch):
                 continue
             taken = self._samples.setdefault(watch.signal, deque(maxlen=SAMPLES))
             if taken and now_ns - taken[-1].ts_ns < STILL_NS:
@@ -201,7 +202,7 @@ class Brake:
         if self.state is not None:
             return True
         for watch in self._gauge.watches:
-            if watch.hard_line:
+            if watch.hard_line and self._gauge.known(watch):
                 reading = self._gauge.reading(watch)
                 short = max(0, watch.hard_line - watch.capacity + reading.working_set)
                 if answer(short, watch.hard_line, self._quickly(watch, reading, {})).reason:
@@ -261,13 +262,13 @@ class Brake:
 
     def began(self, entry: PodEntry) -> None:
         """A pod was signalled; what becomes of it is looked at before the next one is."""
-        if self._active:
+        if self._active and self._gauge.known(self._gauge.watches[0]):
             now = self._sample(self._gauge.watches[0])
             self._begun = (entry.uid, now.usages.get(entry.uid, entry.usage or 0), now)
 
     def _settle(self) -> None:
         """Look what the last eviction gained: nobody is being evicted now."""
-        if self._begun is None:
+        if self._begun is None or not self._gauge.known(self._gauge.watches[0]):
             return
         uid, claimed, then = self._begun
         self._begun = None
@@ -331,20 +332,22 @@ class Brake:
             "victim": entry.uid,
             "name": entry.title,
         }
-        if before is not None and (before["reason"], before["victim"]) == (reason, entry.uid):
-            return
-        self._news = True
-        if (before is None or before["reason"] != reason) and now_ns - self._said_ns >= QUIET_NS:
-            self._said_ns = now_ns
-            self._tell({"t": "braked", "ts_ns": now_ns, **self.state})
+        if before is None or (before["reason"], before["victim"]) != (reason, entry.uid):
+            self._news = True
+        if self._said != reason and now_ns - self._said_ns >= QUIET_NS:
+            self._said, self._said_ns = reason, now_ns
+            self._tell({"t": "braked", "ts_ns": now_ns, **self.state, "order": self._registry.leaders()})
 
     def _release(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
-        if state is not None:
-            self._news = True
-            held_ns = now_ns - state["since_ns"]
-            over = {"reason": "", "was": state["reason"], "why": why, "held_ns": held_ns}
-            self._tell({"t": "braked", "ts_ns": now_ns, **over})
+        if state is None:
+            return
+        self._news = True
+        if self._said:
+            self._said = ""
+            over = {"reason": "", "was": state["reason"], "why": why, "held_ns": now_ns - state["since_ns"]}
+            about = {key: state[key] for key in ("signal", "domain", "kind")}
+            self._tell({"t": "braked", "ts_ns": now_ns, **over, **about})
 
     def _outside(self, threshold: Threshold) -> int:
         """What is in use outside of all pods that may be evicted."""

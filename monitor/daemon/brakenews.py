@@ -33,7 +33,7 @@ class BrakeNews:
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Evictions are held, for another reason than before, or not any more."""
-        fields = {key: value for key, value in message.items() if key not in ("t", "victim", "name")}
+        fields = {key: value for key, value in message.items() if key not in ("t", "victim", "name", "order")}
         if not message["reason"]:
             self._log.info("evictions are not held any more", **fields)
             self.takers = ()

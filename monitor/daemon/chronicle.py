@@ -30,6 +30,7 @@ from monitor.race.events import (
     Event,
     Exit,
     Gone,
+    Held,
     Kill,
     Lost,
     Mark,
@@ -89,6 +90,7 @@ class Chronicle:
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "cross": self._on_cross,
             "decision": self._on_decision,
+            "braked": self._on_braked,
             "killed": self._on_killed,
             "evicted": self._on_evicted,
             "clear": self._on_clear,
@@ -265,6 +267,24 @@ class Chronicle:
         if message["signalled_ns"] is not None:
             number = SIGTERM if grace_s else SIGKILL
             self._feed(Signalled(message["signalled_ns"], message["pod"], message["name"], number))
+
+    def _on_braked(self, message: Mapping[str, Any]) -> None:
+        where = (message["ts_ns"], message["domain"], message["signal"], message["kind"] == "hard", message["reason"])
+        if not message["reason"]:
+            self._feed(Held(*where))
+            return
+        self._order(message["ts_ns"], message["order"])
+        self._feed(
+            Held(
+                *where,
+                available=message["available"],
+                quantity=message["quantity"],
+                pods=message["pods_bytes"],
+                outside=message["outside_bytes"],
+                pod=message["victim"],
+                pod_name=message["name"],
+            )
+        )
 
     def _on_killed(self, message: Mapping[str, Any]) -> None:
         self._feed(Signalled(message["ts_ns"], message["pod"], message["name"] or message["pod"], SIGKILL))

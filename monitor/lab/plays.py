@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.stage import Stage
@@ -183,6 +184,16 @@ def collateral(stage: Stage) -> None:
     hog.go()
     stage.dies(service)
     hog.expect("grown")
+
+
+def braked(stage: Stage) -> None:
+    """What grows is in no pod; five small pods, far below their requests, could not make up for it."""
+    pods = [stage.filled(stage.pod(f"small-{n}", qos="Burstable", request=32 * MIB), 3) for n in range(5)]
+    service = stage.stranger(400, rate=STEADY)
+    service.go()
+    stage.dies(service)
+    if any(hog.process.poll() is not None for hog in pods):
+        raise MonitorError("a pod died for what it could not give back")
 
 
 # -- no race -----------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ SCENARIOS = (
     Scenario(
         "frozen-victim",
         "the evicted pod cannot die; the kernel kills a critical pod",
-        Truth(i.OOM_DURING_GRACE, evicted=("stuck",), killed=("agent",)),
+        Truth(i.OOM_DURING_GRACE, _flags(i.BRAKED), evicted=("stuck",), killed=("agent",)),
         plays.frozen_victim,
         hard(64),
         enforce=True,
@@ -210,6 +210,15 @@ SCENARIOS = (
         Truth(i.OOM_BEFORE_DECISION, _flags(i.COLLATERAL), killed=("",)),
         plays.collateral,
         soft(64, "10m"),
+    ),
+    Scenario(
+        "braked",
+        "a process in no pod grows; no pod is evicted for what none can give back",
+        Truth(i.OOM_BEFORE_DECISION, _flags(i.COLLATERAL, i.BRAKED), killed=("",)),
+        plays.braked,
+        hard(32),
+        enforce=True,
+        grows_steadily=True,
     ),
     Scenario(
         "own-limit",

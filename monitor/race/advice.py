@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, PODS, Sample
+from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Sample
 from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
@@ -32,6 +32,13 @@ def advice(
         found.append(
             f"The kernel goes by size and oom_score_adj ({wrong.oom_score_adj} here), not by the policy: a memory "
             f"request of at least {quantity(wrong.rss)} for {wrong.pod_name or wrong.pod} lowers its oom_score_adj."
+        )
+    if i.BRAKED in flags:
+        held = next(e for e in f.episode.events if isinstance(e, Held) and e.reason)
+        outside = f" ({size(held.outside)} were)" if held.outside is not None else ""
+        found.append(
+            f"What was short was in no pod that may be evicted{outside}: limit who takes it (MemoryMax= of its unit), "
+            "or reserve it for the system (systemReserved)."
         )
     over = over_eviction(f)
     if over is not None:

@@ -138,6 +138,27 @@ class Seen(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Held(_Event):
+    """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more.
+
+    `pods`: what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet
+    would evict.
+    """
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    reason: str
+    available: int | None = None
+    quantity: int | None = None
+    pods: int | None = None
+    outside: int | None = None
+    pod: str | None = None
+    pod_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decided(_Event):
     """A pod is to be evicted. `observed`: it would be, if outrace were told to act.
 
@@ -327,8 +348,8 @@ class End(_Event):
 
 
 Event = (
-    Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Decided | Signalled | Kill | Mark | Exit
-    | Gone | Checked | Clear | Tick | End
+    Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Held | Decided | Signalled | Kill | Mark
+    | Exit | Gone | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

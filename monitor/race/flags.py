@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.badness import evictable
-from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark
+from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Held, Mark
 from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts, one_kill
 
@@ -21,6 +21,7 @@ def flags(f: Facts) -> tuple[str, ...]:
         i.OVER_EVICTION: over_eviction(f) is not None,
         i.USER_KILL: bool(f.user_kills),
         i.ALREADY_EXITING: bool(f.exiting),
+        i.BRAKED: any(isinstance(e, Held) and e.reason for e in f.episode.events),
         i.LOST_EVENTS: any(lost.what not in ("sample", "reclaim") for lost in f.lost),
     }
     return tuple([flag for flag in i.FLAGS if found[flag]])
@@ -51,6 +52,12 @@ def wrong_victim(f: Facts) -> Mark | None:
 def collateral(f: Facts) -> list[Mark]:
     """Kills outside every pod in an OOM that was about pods too."""
     return [m for m in f.kills if m.pod is None and m.scope in RACE_SCOPES and is_known(m)]
+
+
+def braked_at(f: Facts, ts_ns: int) -> Held | None:
+    """That evictions were held at this moment, as it was told last."""
+    told = [e for e in f.episode.events if isinstance(e, Held) and e.ts_ns <= ts_ns]
+    return told[-1] if told and told[-1].reason else None
 
 
 def is_group_kill(f: Facts) -> bool:

@@ -39,6 +39,7 @@ OVER_EVICTION = "over_eviction"
 USER_KILL = "user_kill"
 ALREADY_EXITING = "already_exiting"
 LOST_EVENTS = "lost_events"
+BRAKED = "braked"
 FLAGS = (
     GLOBAL,
     KUBEPODS_LIMIT,
@@ -49,6 +50,7 @@ FLAGS = (
     USER_KILL,
     ALREADY_EXITING,
     LOST_EVENTS,
+    BRAKED,
 )
 
 

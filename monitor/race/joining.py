@@ -21,6 +21,7 @@ from monitor.race.events import (
     Event,
     Exit,
     Gone,
+    Held,
     Kill,
     Lost,
     Mark,
@@ -94,7 +95,7 @@ class Open:
 
 def place_of(event: Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
-    if isinstance(event, Crossing | Clear | Seen | Decided):
+    if isinstance(event, Crossing | Clear | Seen | Held | Decided):
         return (PRESSURE if event.domain in (NODE, KUBEPODS) else event.domain), event.domain
     if isinstance(event, Mark):
         if event.scope in RACE_SCOPES:
@@ -182,7 +183,7 @@ def joined(o: Open, event: Event, bounds: Bounds, before: bool = False) -> Open:
 
 def _lasts(o: Open, event: Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    if isinstance(event, Ranked | Reclaim | Lost | Seen | Checked):
+    if isinstance(event, Ranked | Reclaim | Lost | Seen | Held | Checked):
         return False
     if isinstance(event, Clear):  # may be said again and again
         return (event.domain, event.signal, event.hard) in o.met

@@ -14,6 +14,7 @@ from monitor.race.events import (
     Event,
     Exit,
     Gone,
+    Held,
     Kill,
     Lost,
     Mark,
@@ -70,6 +71,11 @@ def _step(event: Event) -> dict[str, Any] | None:
             made |= {"available": event.available, "usage": event.usage, "working_set": event.working_set}
         case Seen():
             made = {"what": "seen", "by": event.by, "signal": event.signal, "available": event.available}
+        case Held():
+            made = {"what": "held" if event.reason else "not_held", "signal": event.signal, "reason": event.reason}
+            if event.reason:
+                made |= {"available": event.available, "pods": event.pods, "outside": event.outside}
+                made |= {"kubelet_would_evict": event.pod_name}
         case Decided():
             made = {"what": "decided", "by": event.by, "pod": event.pod_name, "rank": event.rank}
             made |= {"grace_s": event.grace_s, "available": event.available, "observed": event.observed}

@@ -6,7 +6,7 @@ from monitor.race import incident as i
 from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Mark
 from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
-from monitor.race.flags import collateral, wrong_victim
+from monitor.race.flags import braked_at, collateral, wrong_victim
 from monitor.race.margins import held, thought_in_time
 from monitor.race.words import listed, size, span
 
@@ -90,6 +90,8 @@ def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_m
     had = (f.kill_ns or 0) - (f.crossed_ns or 0)
     kind = "soft threshold" if f.crossing is not None and not f.crossing.hard else "threshold"
     when = f"{span(had)} after the {kind} was crossed" if had else f"in the very moment the {kind} was crossed"
+    if braked_at(f, f.kill_ns or 0):
+        return f"OOM killer won: it took {killed(f)} {when}, while evictions were held that would not have helped"
     late = f"; it was decided {span(-margin_ms * 1e6)} too late" if margin_ms else ""
     return f"OOM killer won: it took {killed(f)} {when}, before anybody decided{late}"
 
@@ -172,6 +174,8 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     outside = collateral(f)
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
+    if i.BRAKED in flags and not braked_at(f, f.kill_ns or 0):
+        found.append("evictions were held that would not have helped")
     if i.GROUP_KILL in flags:
         found.append(f"{len(f.kills)} processes were killed as a group")
     if f.user_kills:

@@ -18,6 +18,7 @@ from monitor.race.events import (
     Event,
     Exit,
     Gone,
+    Held,
     Kill,
     Mark,
     Ranked,
@@ -84,6 +85,13 @@ def crossing(t: float = 0, available_mi: float = 99.75, **more: Any) -> Crossing
 def clear(t: float, available_mi: float = 600, **more: Any) -> Clear:
     given = {"domain": NODE, "signal": SIGNAL, "hard": True, "available": round(available_mi * MI)}
     return Clear(**{"ts_ns": ms(t), **given, **more})
+
+
+def held(t: float, reason: str = "outgrown", **more: Any) -> Held:
+    figures = {"available": 99 * MI, "quantity": 100 * MI, "pods": 16 * MI, "outside": 800 * MI} if reason else {}
+    return Held(
+        ms(t), **{"domain": NODE, "signal": "memory.available", "hard": True, "reason": reason, **figures, **more}
+    )
 
 
 def decided(t: float, name: str = "hog", available_mi: float = 99.75, **more: Any) -> Decided:

@@ -13,6 +13,7 @@ from tests.race.builders import (
     died,
     gone,
     growing,
+    held,
     kill,
     mark,
     ms,
@@ -68,6 +69,16 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         {"global"},
     ),
     "before anybody decided": ((*START, *GROWTH, crossing(), *MARKED, *CLEAR), "oom_before_decision", set()),
+    "evictions were held": (
+        (*START, *GROWTH, crossing(), held(0.1), *MARKED, *CLEAR),
+        "oom_before_decision",
+        {"braked"},
+    ),
+    "evictions were held and it went away": (
+        (*START, crossing(), held(0.1), held(11, ""), *CLEAR),
+        "relieved",
+        {"braked"},
+    ),
     "decided too late": ((*START, crossing(), *MARKED, decided(3.5), gone(11), *CLEAR), "oom_before_decision", set()),
     "in the grace of a soft threshold": (
         (*START, crossing(-900, 200, hard=False, quantity=200 * MI), *MARKED, clear(12, hard=False), End(ms(5000))),

@@ -98,12 +98,14 @@ class World:
             table=self.table,
             reading=lambda watch: Reading(self.working_set, 0, 0),
             take_capacities=lambda: None,
+            known=lambda watch: True,
             arming=types.SimpleNamespace(armed=True),
             is_precise=True,
             recount=lambda: None,
         )
         self.fired: Any = None
-        self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None)
+        self.note = types.SimpleNamespace(told=lambda: None, begin=lambda *_: None)
+        self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         slow = SlowSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
