@@ -21,6 +21,7 @@ from monitor.kernel.cgroupfs import pids_below as pids_below
 from monitor.kernel.cgroupfs import pids_in, populated, walk
 from monitor.kernel.procfs import is_kernel_thread, wants_cpu
 from monitor.kernel.spared import with_ancestors
+from monitor.kernel.troubles import TROUBLES
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes. A pod may have more: descriptors of those that had their SIGKILL are given up for those that had not.
@@ -88,29 +89,38 @@ class Victim:
     def refresh(self, forget: bool = True) -> None:
         """Open a pidfd for every process now in the pod's cgroups, as far as they go; ``forget`` those that left.
 
-        For `_PART_NS` at a time: what is left is gone on with by the next call, and `is_partial` until then.
+        For `_PART_NS` at a time: what is left is gone on with by the next call, and `is_partial` until then. Never
+        raises OSError: what cannot be looked at now is as it was, and noted.
         """
         began = time.monotonic_ns()
         if self._walk is None:
             self._walk, self._seen, self._left = walk(self.cgroup), set(), False
         self.found = opened = 0
-        for directory, pids in self._walk:
-            self._seen |= pids
-            opened += self._open(pids, directory)
-            if opened >= _OPEN or time.monotonic_ns() - began > _PART_NS:
-                self.unfinished, self.nobody = True, False
-                break
-        else:
-            self._walk = None
-            self.nobody = not self._seen
-            self.spared = self._seen & SPARED.pids()
-            if forget:
-                for pid in self.pidfds.keys() - self._seen:
-                    self._forget(pid)
-            self._let_go &= self._seen
-            self.unfinished = self._left
+        try:
+            for directory, pids in self._walk:
+                self._seen |= pids
+                opened += self._open(pids, directory)
+                if opened >= _OPEN or time.monotonic_ns() - began > _PART_NS:
+                    self.unfinished, self.nobody = True, False
+                    break
+            else:
+                self._walked(forget)
+        except OSError as error:
+            TROUBLES.note("cgroup", error, self.uid)
+            self._walk, self.unfinished, self.nobody = None, False, False  # begun anew by the next call
         self.prepared_ns = time.monotonic_ns()
         self.rest_ns = _REST * (self.prepared_ns - began)
+
+    def _walked(self, forget: bool) -> None:
+        """All cgroups of the pod were looked at."""
+        self._walk = None
+        self.nobody = not self._seen
+        self.spared = self._seen & SPARED.pids()
+        if forget:
+            for pid in self.pidfds.keys() - self._seen:
+                self._forget(pid)
+        self._let_go &= self._seen
+        self.unfinished = self._left
 
     def _open(self, pids: set[int], directory: str) -> int:
         """Open a pidfd for those of ``pids``, in cgroup ``directory``, that have none; how many were opened."""
@@ -138,19 +148,28 @@ class Victim:
                 fresh.add(pid)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    TROUBLES.note("pidfd", error, self.uid)
                     self._give_back(fresh)
                     self._left |= pid in untold
                     break
                 # Gone, or a thread of a process that is leaving (EINVAL; since Linux 6.15 ENOENT).
                 if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
-                    raise
+                    TROUBLES.note("pidfd", error, self.uid)
         if fresh:
             # The pid may have been used again between reading and opening: only who is still listed is who was meant.
-            for pid in fresh - pids_in(directory):
+            # Where that cannot be read, nobody is known to be.
+            for pid in fresh - self._still_in(directory):
                 self._forget(pid)
         self.found += len(fresh & untold)
         self._let_go -= fresh
         return len(fresh)
+
+    def _still_in(self, directory: str) -> set[int]:
+        try:
+            return pids_in(directory)
+        except OSError as error:
+            TROUBLES.note("cgroup", error, self.uid)
+            return set()
 
     def _make_room(self, wanted: int) -> None:
         """Give up descriptors for ``wanted`` others: of who has ended, then of who had a SIGKILL and will end."""
@@ -222,13 +241,20 @@ class Victim:
                 pass
             except PermissionError:
                 self.refused += 1
+            except OSError as error:
+                del self._told[pid]  # not sent: the next look does
+                TROUBLES.note("signal", error, self.uid)
 
     def alive(self) -> list[int]:
         """Prepared processes that have not ended, wherever they are now. (A zombie has ended.)"""
         poller = select.poll()
         for fd in self.pidfds.values():
             poller.register(fd, select.POLLIN)
-        ended = {fd for fd, _ in poller.poll(0)}
+        try:
+            ended = {fd for fd, _ in poller.poll(0)}
+        except OSError as error:
+            TROUBLES.note("poll", error, self.uid)
+            ended = set()  # not known to have
         return [pid for pid, fd in self.pidfds.items() if fd not in ended]
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.kernel.troubles import TROUBLES
 
 #: A packet larger than this is refused by the sender (a pod with containers is ~600 bytes; a `state` ~3 KB).
 MAX_PACKET = 128 * 1024
@@ -90,6 +91,9 @@ def drain(sock: socket.socket, limit: int = 64) -> Iterator[dict[str, Any] | Non
         try:
             message = receive(sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
+            return
+        except OSError as error:  # ENOMEM: it is still there at the next turn
+            TROUBLES.note("channel", error)
             return
         yield message
         if message is None:

@@ -22,6 +22,7 @@ from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import Watch
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
+from monitor.kernel.troubles import TROUBLES
 from monitor.policy import acting, patience
 from monitor.policy.compat import SANE
 from monitor.policy.patience import Coming
@@ -158,7 +159,10 @@ class Decider:
                 continue
             runs = cgroupfs.populated(entry.cgroup)
             if runs is None and at_leisure:
-                runs = cgroupfs.anybody(entry.cgroup)
+                try:
+                    runs = cgroupfs.anybody(entry.cgroup)
+                except OSError as error:
+                    TROUBLES.note("cgroup", error, uid)
             if runs:
                 self._registry.set_evicted(entry, False)
                 self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)

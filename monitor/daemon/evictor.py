@@ -15,6 +15,7 @@ from monitor.daemon.registry import PodEntry, Registry
 from monitor.daemon.stats import SharedStats
 from monitor.daemon.trigger import Trigger
 from monitor.kernel.domains import Reading
+from monitor.kernel.troubles import TROUBLES
 
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
@@ -79,9 +80,18 @@ class Evictor:
         self._cgroup_id = entry.cgroup_id
         self._helper = 0
         self._leaving = set(self.current.pidfds())
-        for fd in self._leaving:
-            self._epoll.register(fd, select.EPOLLIN)
+        for fd in list(self._leaving):
+            self._listen(fd)
         return self.current
+
+    def _listen(self, fd: int) -> None:
+        """Hear of the end of a process. Where that cannot be, the next look sees it."""
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._leaving.add(fd)
+        except OSError as error:  # ENOSPC: max_user_watches
+            self._leaving.discard(fd)
+            TROUBLES.note("poll", error, self.current.victim.uid if self.current is not None else "")
 
     def ended(self, fd: int) -> bool:
         """Whether ``fd``, which is ready, is a process of an evicted pod. The last that is known is reason to look."""
@@ -118,8 +128,7 @@ class Evictor:
         held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
         self._leaving -= {fd for _, fd in known - held}
         for _, fd in held - known:
-            self._epoll.register(fd, select.EPOLLIN)
-            self._leaving.add(fd)
+            self._listen(fd)
         refused = eviction.victim.refused
         entry = self._registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)

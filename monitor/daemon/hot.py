@@ -7,6 +7,7 @@ question: both misread EPOLLPRI descriptors.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -24,6 +25,7 @@ from monitor.daemon.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.daemon.decide import Decider
 from monitor.daemon.evictor import Evictor
 from monitor.daemon.gauge import SWEEP_NS, Gauge, NodeGone
+from monitor.daemon.guard import Guard
 from monitor.daemon.notes import EvictionNote
 from monitor.daemon.patience import Patience
 from monitor.daemon.pulse import Pulse
@@ -38,8 +40,9 @@ from monitor.daemon.supervise import Side
 from monitor.daemon.sweeps import Sweeps
 from monitor.daemon.trigger import Trigger
 from monitor.daemon.vigil import Vigil
-from monitor.errors import EXIT_FAILURE, MonitorError
+from monitor.errors import EXIT_FAILURE, MonitorError, remedy_of
 from monitor.kernel.sched import Protection, may_kill, protect
+from monitor.kernel.troubles import TROUBLES
 from monitor.policy.eras import Era, era
 from monitor.policy.standing import Standing
 
@@ -60,6 +63,8 @@ class Hot:
         self.retold = Retold()
         self.side = Side(config_fd, self.stats.fd, config.listen_fd)
         self.pulse = Pulse(self.stats, self.side.timer)
+        self.guard = Guard(self.stats)
+        self.unwatched: dict[str, dict[str, Any]] = {}  # uid -> the message of a pod that could not be watched yet
         self.epoll = select.epoll()
         self.sleep = Sleep(self.epoll)
         self.source = open_source(config)
@@ -144,18 +149,9 @@ class Hot:
                 break  # closed: the pidfd says the rest
             kind = message["t"]
             if kind == "pod+":
-                try:
-                    self.registry.put(message)
-                except OSError as error:
-                    self.log("warning", "a pod's cgroup is gone", pod=message["name"], error=error.strerror)
-                except MonitorError as error:
-                    self.log("error", "a pod is not watched", pod=message["name"], problem=str(error))
+                self.guard(self.put, message)
                 self.resent.add(message["uid"])
                 stale = True
-                if "kubepods" in message["cgroup"] and self.gauge.find_kubepods(
-                    (Path(message["cgroup"]), message["uid"])
-                ):
-                    self.watch_thresholds()
             elif kind == "pod-":
                 self.drop(message["uid"])
             elif kind == "synced":
@@ -213,7 +209,38 @@ class Hot:
                 self.tell,
             )
 
+    def put(self, message: dict[str, Any]) -> None:
+        """Take in a pod. One that cannot be watched, for want of a descriptor say, is tried again."""
+        uid, name = message["uid"], message["name"]
+        again = self.unwatched.pop(uid, None) is not None
+        problem = ""
+        try:
+            self.registry.put(message)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                self.log("warning", "a pod's cgroup is gone", pod=name, error=error.strerror)
+            else:
+                TROUBLES.note("pod", error, uid)
+                problem = error.strerror or str(error)
+        except MonitorError as error:
+            problem = str(error)
+        if problem:
+            self.unwatched[uid] = message
+            if not again:
+                self.log("error", "a pod is not watched", pod=name, problem=problem)
+        if "kubepods" in message["cgroup"] and self.gauge.find_kubepods((Path(message["cgroup"]), uid)):
+            self.watch_thresholds()
+
+    def put_again(self) -> None:
+        """Once a second: the pods that could not be watched."""
+        before = len(self.unwatched)
+        for message in list(self.unwatched.values()):
+            self.guard(self.put, message)
+        if len(self.unwatched) < before:
+            self.sweeps.ask(self.decider.prepare)
+
     def drop(self, uid: str) -> None:
+        self.unwatched.pop(uid, None)
         entry = self.registry.by_uid.get(uid)
         if entry is not None:
             self.decider.dropped(entry)
@@ -287,9 +314,12 @@ class Hot:
         """Once a second."""
         # Detached and with no limit that somebody could lower, there is nothing to look after so often.
         waiting = self.gauge.arming.armed or self.evictor.stuck
-        quiet = not waiting and all(w.machine for w in self.gauge.watches)
+        quiet = not waiting and not self.unwatched and all(w.machine for w in self.gauge.watches)
         self.housekeeping_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
         self.records.look_after()
+        self.side.collect()
+        if self.unwatched:
+            self.put_again()
         self.evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
         if self.gauge.limits_changed():
             self.watch_thresholds()
@@ -382,9 +412,15 @@ class Hot:
             self.side.start(now)
         assert self.side.sock is not None
         self.stats.add("side_starts")
-        SPARED.add(self.side.pid)
-        self.epoll.register(self.side.sock.fileno(), select.EPOLLIN)
-        self.epoll.register(self.side.pidfd, select.EPOLLIN)
+        try:
+            SPARED.add(self.side.pid)
+            self.epoll.register(self.side.sock.fileno(), select.EPOLLIN)
+            self.epoll.register(self.side.pidfd, select.EPOLLIN)
+        except OSError:  # one that is not heard, or not spared, is none
+            self.side.kill(now)
+            self.side.leave()
+            self._without_side()
+            raise
         self._tell_again()
 
     def side_ended(self) -> None:
@@ -432,49 +468,57 @@ class Hot:
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
         self.start()
-        decider = self.decider
+        guarded = self.guard
         while not self.stopping:
-            for fd in self.sleep.until(self.deadline(time.monotonic_ns())):
-                self.dispatch(fd)
+            self.guard.turn()
+            guarded(self._sleep)
             now = time.monotonic_ns()
-            self.records.go_on(now)
             self.stats.add("loops")
             self.service.alive(now)
-            if decider.moved:
-                decider.rank_moved()
-                decider.prepare()
-                self.patience.hasten()
-                self.dirty = True
-                if decider.braked is not None:
-                    decider.run_pass()  # what grows may be in a pod now
-            elif decider.stirred:
-                decider.prepare()
-            if decider.reread_ns is not None and now >= decider.reread_ns:
-                decider.reread()
-            if self.evictor.current is not None and decider.follow(now, self.side.pid):
-                self.records.pod_went()
-                if self.evictor.stuck:
-                    self.housekeeping_ns = min(self.housekeeping_ns, now + HOUSEKEEPING_NS)
-                self.gauge.arming.next_look_ns = now  # what was met may be met anew
-            if self.patience.active and now >= self.patience.next_look_ns:
-                decider.follow_return()
-            if decider.deadline_ns is not None and now >= decider.deadline_ns:
-                decider.run_pass()
-            if self.sweeps.runs and now >= self.sweeps.next_ns:
-                self.sweeps.go_on()
+            guarded(self._act, now)
             if self.gauge.recapped:
                 self.gauge.arming.next_look_ns = now
-                self.look(now)
             if self.gauge.arming.looks and now >= self.gauge.arming.next_look_ns:
-                self.look(now)
+                guarded(self.look, now)
             if now >= self.housekeeping_ns:
-                self.housekeeping(now)
-            self.report(now)
+                guarded(self.housekeeping, now)
+            guarded(self.report, now)
             if not self.side.pid and now >= self.side.next_start_ns:
-                self.start_side()
+                guarded(self.start_side)
             elif self.side.pid and now >= self.pulse.next_ns:
-                self.look_at_side(now)
-            self.vigil.keep()
+                guarded(self.look_at_side, now)
+            guarded(self.vigil.keep)
+
+    def _sleep(self) -> None:
+        for fd in self.sleep.until(self.deadline(time.monotonic_ns())):
+            self.guard(self.dispatch, fd)
+
+    def _act(self, now: int) -> None:
+        """What is due about the pods."""
+        decider, guarded = self.decider, self.guard
+        guarded(self.records.go_on, now)
+        if decider.moved:
+            guarded(decider.rank_moved)
+            guarded(decider.prepare)
+            self.patience.hasten()
+            self.dirty = True
+            if decider.braked is not None:
+                guarded(decider.run_pass)  # what grows may be in a pod now
+        elif decider.stirred:
+            guarded(decider.prepare)
+        if decider.reread_ns is not None and now >= decider.reread_ns:
+            guarded(decider.reread)
+        if self.evictor.current is not None and guarded(decider.follow, now, self.side.pid):
+            self.records.pod_went()
+            if self.evictor.stuck:
+                self.housekeeping_ns = min(self.housekeeping_ns, now + HOUSEKEEPING_NS)
+            self.gauge.arming.next_look_ns = now  # what was met may be met anew
+        if self.patience.active and now >= self.patience.next_look_ns:
+            guarded(decider.follow_return)
+        if decider.deadline_ns is not None and now >= decider.deadline_ns:
+            guarded(decider.run_pass)
+        if self.sweeps.runs and now >= self.sweeps.next_ns:
+            guarded(self.sweeps.go_on)
 
     def dispatch(self, fd: int) -> None:
         """One descriptor is ready; the rings first, they are what this process is for."""
@@ -489,7 +533,8 @@ class Hot:
         elif self.side.left(fd):
             pass  # killed long ago
         elif fd == self.wake_fd:
-            os.read(fd, 64)
+            with suppress(BlockingIOError):
+                os.read(fd, 64)
         elif self.evictor.ended(fd):
             self.epoll.unregister(fd)  # it would be reported for ever; the next look sees who is left
 
@@ -509,6 +554,10 @@ class Hot:
                 **ladder.unwatched(self.stats, now_ns),
                 **self._protected(),
             )
+        for trouble in self.guard.to_tell(now_ns):
+            entry = self.registry.by_uid.get(trouble.whose)
+            pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
+            self.log("error", "a system call failed: going on without it", **pod, **trouble.fields)
         if self.decider.changed:
             self.decider.changed = False
             self.dirty = True
@@ -552,6 +601,10 @@ def main() -> int:
     try:
         hot = Hot(config, config_fd)
         hot.run()
+    except OSError as error:  # before the loop, which goes on without what failed
+        where = f"{error.filename}: " if error.filename else ""
+        os.write(2, f"outrace: error: cannot start: {where}{error.strerror}; {remedy_of(error.errno, '')}\n".encode())
+        return EXIT_FAILURE
     except MonitorError as error:
         if hot is not None and not isinstance(error, NodeGone) and ladder.may_step_down(config):
             failed, hot = hot, None

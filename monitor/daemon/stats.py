@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
+from monitor.kernel.troubles import CALLS
+
 #: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
 LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 100_000, 250_000, 1_000_000)
 
@@ -99,7 +101,7 @@ MESSAGES = (
 )
 HISTOGRAMS = ("detection_us", "kill_us", "gone_us", "memory_return_us")
 
-_NAMES = (*COUNTERS, *(f"dropped_{name}" for name in MESSAGES))
+_NAMES = (*COUNTERS, *(f"dropped_{name}" for name in MESSAGES), *(f"errors_{call}" for call in CALLS))
 _SLOTS: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}
 _HIST_WIDTH = len(LATENCY_BUCKETS_US) + 2  # buckets, overflow, sum
 _HIST_BASE = {name: len(_NAMES) + i * _HIST_WIDTH for i, name in enumerate(HISTOGRAMS)}

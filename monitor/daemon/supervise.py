@@ -16,6 +16,7 @@ from monitor.daemon import channel
 from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, SIDE, STATS_FD
 from monitor.kernel.alarms import Timer
 from monitor.kernel.sched import start_fast
+from monitor.kernel.troubles import TROUBLES
 
 #: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
 _STOP_S = 20.0
@@ -98,7 +99,10 @@ class Side:
     def kill(self, now_ns: int) -> None:
         """SIGKILL to one that hangs; its end is heard of by its pidfd, or `is_overdue` says that it does not end."""
         self._killed_ns = now_ns
-        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except OSError as error:
+            TROUBLES.note("side", error)
 
     def is_overdue(self, now_ns: int) -> bool:
         """Whether it was killed and should have been gone by now."""
@@ -127,6 +131,17 @@ class Side:
         os.close(pidfd)
         return True
 
+    def collect(self) -> None:
+        """Those that were not waited for and are gone by now, also where nobody heard of their end."""
+        for pidfd, pid in list(self._leaving.items()):
+            try:
+                gone = os.waitpid(pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:
+                gone = True
+            if gone:
+                del self._leaving[pidfd]
+                os.close(pidfd)
+
     def forget_read(self) -> None:
         """Close the channels of dead ones that were read to the end."""
         for left in [left for left in self._left if channel.is_read(left)]:
@@ -145,8 +160,8 @@ class Side:
             old.close()
         try:
             self._open_channel()
-        except OSError:
-            pass  # no descriptor now: tried again when the next one is started
+        except OSError as error:  # no descriptor now: tried again when the next one is started
+            TROUBLES.note("side", error)
         early = self._ended_early()
         self._failures = self._failures + 1 if early else 0
         if early:

@@ -284,8 +284,8 @@ def populated(path: Path) -> bool | None:
     """
     try:
         events = (path / "cgroup.events").read_text()
-    except OSError:
-        return None if path.exists() else False
+    except OSError as e:
+        return False if e.errno in _GONE and not os.path.exists(path) else None
     return "populated 1" in events.splitlines()
 
 

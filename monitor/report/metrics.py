@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from monitor import __version__
 from monitor.daemon.stats import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.kernel.rungs import NAMES
+from monitor.kernel.troubles import CALLS
 from monitor.policy.eras import era
 from monitor.policy.eviction_brake import REASONS
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
@@ -338,6 +339,15 @@ class Metrics(Collector):
             "Messages for the side process that were dropped, by what they tell.",
             ("message",),
             dropped,
+        )
+
+        failed = (((call,), float(stats.get(f"errors_{call}"))) for call in CALLS)
+        yield _labelled(
+            CounterMetricFamily,
+            "errors",
+            "System calls of the hot process that failed, by what for.",
+            ("call",),
+            failed,
         )
 
     def _latencies(self) -> Iterator[Metric]:

@@ -1,0 +1,262 @@
+"""System calls of the hot process that fail: the daemon goes on, and evicts.
+
+Every call that it makes through Python, with every errno that it may give, in the real process on a live node
+(tests/faulty/sitecustomize.py makes them fail there). Real limits of descriptors beside them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from tests import live
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+HARD = ("--enforce", "--eviction-hard", "memory.available<96Mi")
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EINVAL)
+ODD = (errno.EIO, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EOPNOTSUPP)
+#: What the loop and all it uses calls through Python -> what that may fail with.
+CALLS: dict[str, tuple[int, ...]] = {
+    "pidfd_open": (*SHORT, *GONE, *ODD),
+    "signal": (*GONE, errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EINTR),
+    "open": (*SHORT, *GONE, *ODD),
+    "scandir": (*SHORT, *GONE, *ODD),
+    "stat": (errno.ENOMEM, *ODD),  # not ENOENT: the node's cgroup is gone then, and the daemon ends
+    "read": (errno.EIO, errno.ENOMEM, errno.ENODEV, errno.EAGAIN, errno.EOPNOTSUPP),
+    "pread": (errno.EIO, errno.ENOMEM, errno.ENODEV, errno.EAGAIN, errno.EOPNOTSUPP),
+    "write": (errno.EIO, errno.ENOMEM, errno.ENODEV, errno.EAGAIN, errno.EBUSY),
+    "getsid": (errno.ESRCH, errno.EPERM),
+    "epoll.poll": (errno.EINTR, errno.ENOMEM, errno.EINVAL),
+    "epoll.register": (errno.ENOSPC, errno.ENOMEM, errno.EEXIST, errno.EPERM),
+    "epoll.unregister": (errno.ENOENT, errno.EBADF),
+    "poll.poll": (errno.ENOMEM, errno.EINVAL, errno.EINTR),
+    "recvmsg": (errno.ENOMEM, errno.EIO, errno.EINTR),
+    "recv": (errno.ENOMEM, errno.EIO),
+    "send": (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EPIPE),
+}
+TIMES = 12
+#: What these say is the truth, where the kernel says it: the cgroup, or the process behind a pidfd, is there no more.
+TRUE = {
+    "signal": {errno.ESRCH},
+    "open": {errno.ENOENT, errno.ENODEV},
+    "scandir": {errno.ENOENT, errno.ENODEV},
+}
+
+
+class Faults:
+    """The plan of what fails, and how often it has."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "fault"
+        self.set()
+
+    def set(self, **plan: Any) -> None:
+        whole = self.path.with_suffix(".new")
+        whole.write_text(json.dumps(plan))
+        whole.rename(self.path)
+
+    @property
+    def hits(self) -> int:
+        return int(Path(f"{self.path}.hits").read_text())
+
+    def apply(self, daemon: LabDaemon, **plan: Any) -> None:
+        """Have it fail from now on."""
+        hits = Path(f"{self.path}.hits")
+        hits.unlink(missing_ok=True)
+        self.set(**plan)
+        os.kill(daemon.pid, signal.SIGUSR1)
+        live.until(hits.exists, "the plan to be read")
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-faults", 192 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    made = Faults(tmp_path)
+    monkeypatch.setenv("OUTRACE_FAULT", str(made.path))
+    monkeypatch.setenv("PYTHONPATH", str(live.ROOT / "tests" / "faulty"))
+    return made
+
+
+def goes_on(daemon: LabDaemon, since: int) -> None:
+    """It has not ended, nor become another by stepping down."""
+    assert daemon.process is not None
+    assert daemon.process.poll() is None, "\n".join(str(r) for r in daemon.log[since:])
+    assert daemon.get("/readyz")[0] == 200
+    assert not live.messages(daemon, "stepped down the hook ladder while running")
+
+
+def name(pod: LabPod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def over(node: LabNode, pod: LabPod, daemon: LabDaemon, since: int) -> None:
+    """A process of the pod takes the node over its threshold, and no further; it is evicted."""
+    hog = node.start_hog(pod, mib=120)
+    hog.go()
+    live.message(daemon, "evicted", since, pod=name(pod))
+    killed(node, hog)
+
+
+def killed(node: LabNode, hog: Hog) -> None:
+    assert hog.wait() == -signal.SIGKILL
+    hog.close()
+    node.children.remove(hog)
+
+
+def beaten(daemon: LabDaemon, hog: Hog, faults: Faults, call: str, number: int) -> int:
+    """How often the call failed until the hog was killed; where it is the truth, for half a second."""
+    if number in TRUE.get(call, ()):
+        time.sleep(0.5)
+    else:
+        assert hog.wait() == -signal.SIGKILL
+    hits = faults.hits
+    faults.apply(daemon)
+    return hits
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, call: str) -> None:
+    with live.daemon(node, *HARD) as daemon:
+        hit = 0
+        for number in CALLS[call]:
+            since = len(daemon.log)
+            pod = node.add_pod(f"hog{number}")
+            live.message(daemon, "pod found", since, uid=pod.uid)
+            faults.apply(daemon, call=call, errno=number, times=TIMES)
+            hog = node.start_hog(pod, mib=120)
+            hog.go()
+            hit += beaten(daemon, hog, faults, call, number)
+            goes_on(daemon, since)
+            if hog.process.poll() is None:
+                hog.process.kill()
+            killed(node, hog)
+            node.remove_pod(pod)
+        assert hit or call in ("epoll.unregister", "read", "recv", "write"), "this call was never made"
+        live.ended(daemon)
+    assert node.oom_kills() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("pidfd_open", errno.EIO),
+        ("pidfd_open", errno.EMFILE),
+        ("signal", errno.EIO),
+        ("scandir", errno.EIO),
+        ("open", errno.EMFILE),
+        ("open", errno.ENODEV),
+    ],
+)
+def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faults, call: str, number: int) -> None:
+    """All that is about it fails for as long as it lives; the next pod is evicted, and it is told which and why."""
+    with live.daemon(node, *HARD) as daemon:
+        sick, next_one = node.add_pod("sick"), node.add_pod("next")
+        live.message(daemon, "pod found", uid=sick.uid)
+        live.message(daemon, "pod found", uid=next_one.uid)
+        # Before it is prepared: who has a descriptor already is killed by it.
+        whose = {"procs": str(sick.containers["c0"] / "cgroup.procs")}
+        if call in ("open", "scandir"):
+            whose = {"path": str(sick.cgroup)}
+        faults.apply(daemon, call=call, errno=number, times=10**9, **whose)
+        # The second one grows on, which lifts the brake on evictions that do not help.
+        hogs = [node.start_hog(sick, mib=60), node.start_hog(next_one, mib=110, rate=30)]
+        for hog in hogs:
+            hog.go()
+        live.message(daemon, "evicting", pod=name(next_one))
+        assert hogs[1].wait() == -signal.SIGKILL
+        assert live.alive(hogs[0].pid)
+        if number != errno.ENODEV:  # which says that the cgroup is gone
+            said = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == name(sick))
+            assert said is not None
+            assert said["level"] == "error"
+            live.until(lambda: errors(daemon) > 0, "the errors to be counted")
+        goes_on(daemon, 0)
+        faults.apply(daemon)
+        live.ended(daemon)
+    assert node.oom_kills() == 0
+
+
+def errors(daemon: LabDaemon) -> float:
+    return sum(value for name, value in daemon.metrics().items() if name.startswith("outrace_errors_total"))
+
+
+def test_without_a_descriptor_it_goes_on_and_evicts_who_is_prepared(node: LabNode) -> None:
+    """The real limit: whatever opens anything fails."""
+    pod = node.add_pod("hog")
+    with live.daemon(node, *HARD) as daemon:
+        hog = node.start_hog(pod, mib=120)
+        live.until(lambda: prepared(daemon, hog.pid), "a pidfd of the hog")
+        hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
+        used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
+        first_free = next(fd for fd in range(1024) if fd not in used)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+        try:
+            hog.go()
+            assert hog.wait() == -signal.SIGKILL
+            time.sleep(0.5)  # some turns in which nothing can be opened
+            goes_on(daemon, 0)
+        finally:
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        live.message(daemon, "evicted", pod=name(pod))
+        assert errors(daemon) > 0
+        over(node, node.add_pod("another"), daemon, len(daemon.log))
+        goes_on(daemon, 0)
+        live.ended(daemon)
+    assert node.oom_kills() == 0
+
+
+def prepared(daemon: LabDaemon, pid: int) -> bool:
+    for fd in os.listdir(f"/proc/{daemon.pid}/fdinfo"):
+        try:
+            if f"Pid:\t{pid}\n" in Path(f"/proc/{daemon.pid}/fdinfo/{fd}").read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_a_pod_that_could_not_be_watched_is_tried_again(node: LabNode, faults: Faults) -> None:
+    with live.daemon(node, *HARD) as daemon:
+        late = cgroupfs.make(node.cgroup / "placeholder")
+        faults.apply(daemon, call="stat", errno=errno.ENOMEM, times=2, path=str(node.cgroup / "pod"))
+        pod = node.add_pod("late")
+        said = live.message(daemon, "a pod is not watched")
+        assert said["pod"] == "late"
+        over(node, pod, daemon, 0)
+        assert daemon.metrics()['outrace_errors_total{call="pod"}'] == faults.hits
+        late.rmdir()
+        live.ended(daemon)
+
+
+@pytest.mark.parametrize("call", ["posix_spawn", "socketpair", "pidfd_open", "epoll.register"])
+def test_a_side_that_cannot_be_started_is_tried_again(node: LabNode, faults: Faults, call: str) -> None:
+    pod = node.add_pod("hog")
+    with live.daemon(node, *HARD) as daemon:
+        (side,) = live.children(daemon.pid)
+        faults.apply(daemon, call=call, errno=errno.EMFILE, times=2)
+        os.kill(side, signal.SIGKILL)
+        live.until(lambda: faults.hits == 2, "two tries")
+        live.until(lambda: daemon.get("/readyz")[0] == 200, "another side")
+        over(node, pod, daemon, 0)
+        assert errors(daemon) >= 2
+        live.until(lambda: len(live.children(daemon.pid)) == 1, "one side, and no zombie")
+        live.ended(daemon)
