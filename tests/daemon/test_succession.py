@@ -57,6 +57,7 @@ def node() -> Iterator[LabNode]:
 
 
 @needs_kernel
+@pytest.mark.once
 def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evicted(node: LabNode) -> None:
     """Its pod frees some memory meanwhile, so that another would be the first in order."""
     large, other = node.add_pod("large"), node.add_pod("other")
@@ -102,6 +103,7 @@ def test_a_pod_signalled_by_a_daemon_that_could_not_say_so_is_finished_and_told_
 
 
 @needs_kernel
+@pytest.mark.once
 def test_a_signal_that_did_not_go_out_does_not_when_the_shortage_is_over(node: LabNode) -> None:
     """The note is written before the signal."""
     pod = node.add_pod("spared")
@@ -118,6 +120,7 @@ def test_a_signal_that_did_not_go_out_does_not_when_the_shortage_is_over(node: L
 
 
 @needs_kernel
+@pytest.mark.once
 @pytest.mark.parametrize("state", [KILLED, GONE])
 def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: int) -> None:
     pod = node.add_pod("again")
@@ -138,6 +141,7 @@ def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: i
 
 
 @needs_kernel
+@pytest.mark.once
 def test_what_an_evicted_pod_left_is_no_reason_for_the_next_daemon_to_evict_it_again(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, "--enforce", *hard(16)) as daemon:
