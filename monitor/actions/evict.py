@@ -304,7 +304,8 @@ class Eviction:
     @classmethod
     def resumed(cls, victim: Victim, started_ns: int, kill_at_ns: int, killed_ns: int, usage_before: int) -> Self:
         """One that a daemon before this one began, in its grace or after its SIGKILL (``killed_ns``; 0: not yet)."""
-        made = cls(victim, 0, usage_before, (started_ns, killed_ns or started_ns))
+        # Its SIGKILL goes out again now, and from now on it is seen whether it gives anything back.
+        made = cls(victim, 0, usage_before, (started_ns, time.monotonic_ns() if killed_ns else started_ns))
         if not killed_ns:  # it was asked, and is not asked twice
             made.killed_ns, made.kill_at_ns, made.grace_ns = None, kill_at_ns, kill_at_ns - started_ns
         return made
