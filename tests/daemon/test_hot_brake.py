@@ -134,6 +134,22 @@ def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, opt
     assert node.oom_kills() == 0
 
 
+def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
+    with live.daemon(node, "--enforce", "--hooks", "poll", *hard(32)) as daemon:
+        pods = five_small(node)
+        outside = stranger(node, mib=92, rate=100)
+        outside.go()
+        outside.expect("grown")
+        live.message(daemon, HELD)
+        survive(pods)
+        hog = node.start_hog(node.add_pod("hog"), mib=100)
+        hog.go()
+        assert hog.wait() == -signal.SIGKILL
+        survive(pods)
+        live.ended(daemon)
+        assert decided(daemon) == ["hog"]
+
+
 def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(48)) as daemon:
         outside = stranger(node, mib=24, rate=40)
