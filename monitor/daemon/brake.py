@@ -23,6 +23,7 @@ from monitor.policy.eviction_brake import (
     GREW,
     LEAST_SPAN_NS,
     NOISE,
+    OBSERVE_NS,
     Answer,
     Figures,
     Growth,
@@ -89,6 +90,7 @@ class Brake:
         self._news = False
         self._said = ""  # the reason that was told last, until it is told that evictions are not held any more
         self._samples: dict[str, deque[Sample]] = {}
+        self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage that nobody saw begin is observed
         self._due_ns = self._recounted_ns = self._said_ns = 0
         self._in_vain = 0
         self._begun: tuple[str, int, Sample] | None = None  # the last eviction: uid, what the pod had, the node then
@@ -96,6 +98,12 @@ class Brake:
         self._strays: dict[str, frozenset[str]] = {}  # signal -> pods that are not in its domain
 
     # measuring
+
+    def begin(self, now_ns: int) -> None:
+        """All pods are known and counted from now on: what was measured before knows nothing of them."""
+        self._samples.clear()
+        self._due_ns = 0
+        self.note(now_ns)
 
     def note(self, now_ns: int) -> None:
         """Take a sample, if that is due and something moved. Not for the moment of a crossing."""
@@ -109,7 +117,11 @@ class Brake:
         for watch in self._gauge.watches:
             if not watch.thresholds or not self._gauge.known(watch):
                 continue
-            taken = self._samples.setdefault(watch.signal, deque(maxlen=SAMPLES))
+            if watch.signal not in self._samples:
+                self._samples[watch.signal] = deque(maxlen=SAMPLES)
+                short = watch.capacity - self._gauge.reading(watch).working_set < max(watch.lines)
+                self._observe_ns[watch.signal] = now_ns + OBSERVE_NS if short else 0
+            taken = self._samples[watch.signal]
             if taken and now_ns - taken[-1].ts_ns < STILL_NS:
                 moved = self._gauge.reading(watch).working_set - taken[-1].working_set
                 if max(abs(moved), abs(self._registry.held[0] - taken[-1].ranked)) < NOISE:
@@ -205,7 +217,7 @@ class Brake:
             if watch.hard_line and self._gauge.known(watch):
                 reading = self._gauge.reading(watch)
                 short = max(0, watch.hard_line - watch.capacity + reading.working_set)
-                if answer(short, watch.hard_line, self._quickly(watch, reading, {})).reason:
+                if answer(short, watch.hard_line, self._quickly(watch, reading, {})) != GO:
                     return True
         return False
 
@@ -225,7 +237,8 @@ class Brake:
         first = self._registry.first()
         has = None if first is None else moved.get(first.index, first.usage)
         left = self._left(watch, reading)
-        return Figures(left, self._lasts_ns(watch, reading, left, now), has, pods, unknown, self._in_vain, growth)
+        lasts, unseen = self._lasts_ns(watch, reading, left, now), now < self._observe_ns.get(watch.signal, 0)
+        return Figures(left, lasts, has, pods, unknown, self._in_vain, growth, unseen)
 
     def _exactly(self, watch: Watch, reading: Reading) -> Figures:
         """By what every pod has at this moment."""
@@ -240,7 +253,8 @@ class Brake:
         has = None if first is None or first.usage is None else now.usages.get(first.uid, first.usage)
         left, unknown = self._left(watch, reading), self._registry.held[1]
         lasts = self._lasts_ns(watch, reading, left, now.ts_ns)
-        return Figures(left, lasts, has, now.pods, unknown, self._in_vain, growth)
+        unseen = now.ts_ns < self._observe_ns.get(watch.signal, 0)
+        return Figures(left, lasts, has, now.pods, unknown, self._in_vain, growth, unseen)
 
     def _lasts_ns(self, watch: Watch, reading: Reading, left: int, now_ns: int) -> int | None:
         """How long what is left lasts, by growth over a quarter of it at least."""
@@ -291,7 +305,7 @@ class Brake:
         """
         if asked.answer.reason:
             self._hold(asked, outcome, seen, entry, now_ns)
-        elif asked.known:
+        elif asked.known and asked.answer.go:
             self._release("evictions help now", now_ns)
         if not asked.answer.go:
             self._trigger.rest()
@@ -360,7 +374,7 @@ def _is_plain(found: Answer, known: Iterable[Figures]) -> bool:
     nothing grew outside.
     """
     grew = [f.growth for f in known if f.growth is not None]
-    return not found.reason and all(2 * g.inside >= max(GREW, g.grew) or g.outside < NOISE for g in grew)
+    return found == GO and all(2 * g.inside >= max(GREW, g.grew) or g.outside < NOISE for g in grew)
 
 
 def _with(coming: Mapping[str, Coming], watch: Watch, figures: Figures) -> Figures:

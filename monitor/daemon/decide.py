@@ -111,6 +111,12 @@ class Decider:
         """Whether no memory threshold is met and nobody is being evicted."""
         return self._evictor.current is None and not self.pressed
 
+    def begin(self) -> None:
+        """All pods are known and counted: act from now on."""
+        self.may_act = True
+        self._brake.begin(time.monotonic_ns())
+        self.run_pass()
+
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
         self.moved[index] = working_set

@@ -186,8 +186,7 @@ class Hot:
         self.records.pods_came()
         if not self.decider.may_act:
             self._succeed()
-            self.decider.may_act = True
-            self.decider.run_pass()
+            self.decider.begin()
             self.decider.evict_over_limit()
         self.decider.prepare()
         self.dirty = True

@@ -96,6 +96,36 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert live.messages(daemon, "would evict") == []
 
 
+def test_a_daemon_that_is_started_again_evicts_nobody_before_it_knows_what_grows(node: LabNode) -> None:
+    """It knew nothing of what had grown, took what pods had before it knew them for growth of theirs, and evicted all
+    five within a second.
+    """
+    before, hog = stranger(node, mib=60, rate=200), stranger(node, mib=40, rate=10)
+    pods = five_small(node)
+    before.go()
+    before.expect("grown")
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        hog.go()
+        live.message(daemon, HELD)
+        daemon.process.kill()
+        daemon.process.wait()
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        live.message(daemon, HELD)
+        hog.expect("grown")
+        live.ended(daemon)
+        assert decided(daemon) == []
+    survive(pods)
+
+
+def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNode) -> None:
+    pods = [live.filled(node, node.add_pod(f"large-{n}", "Burstable", request=8 * MIB), 25) for n in range(4)]
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        live.message(daemon, "evicted")
+        live.ended(daemon)
+        assert len(decided(daemon)) == 1
+    assert sum(hog.process.poll() is None for hog in pods) == 3
+
+
 def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
         pods = five_small(node)

@@ -17,6 +17,7 @@ from monitor.policy.eviction_brake import (
     NOISE,
     NOT_COVERED,
     OUTGROWN,
+    WAIT,
     Answer,
     Figures,
     Growth,
@@ -46,6 +47,7 @@ figures = st.builds(
     unknown=st.integers(0, 3),
     in_vain=st.integers(0, 4),
     growth=growths | st.none(),
+    unseen=st.booleans(),
 )
 lines = st.integers(1, 1 << 38)
 
@@ -72,6 +74,11 @@ SMALL = Figures(
         (17.5, SMALL._replace(growth=outside(0, 10)), Answer(False, NOT_COVERED)),  # stands still, and they do not
         (0.25, SMALL._replace(growth=None), GO),  # not measured: nobody is held by a guess
         (20, SMALL._replace(growth=None), Answer(False, NOT_COVERED)),
+        (0.25, SMALL._replace(growth=None, unseen=True), WAIT),  # what grows will be known
+        (10, SMALL._replace(growth=Growth(S // 10, 0, MIB // 2), unseen=True), WAIT),
+        (10, SMALL._replace(growth=Growth(S // 10, MIB, 0), unseen=True), GO),
+        (10, SMALL._replace(growth=outside(10), unseen=True), Answer(False, OUTGROWN)),
+        (10, SMALL._replace(left=3 * MIB, growth=None, unseen=True), GO),  # it would be used up before
         (20, SMALL._replace(unknown=1), GO),  # one of whom nothing is known may cover anything
         (20, SMALL._replace(growth=Growth(S, 30 * MIB, 10 * MIB)), GO),  # the hog is in a pod
         (20, SMALL._replace(growth=Growth(S, 10 * MIB, 30 * MIB)), GO),  # a quarter of it is
@@ -105,7 +112,7 @@ def test_growth_in_pods_is_never_held(known: Figures, short: int, line: int, mor
 def test_who_stands_still_is_held_only_where_evictions_cannot_end_the_shortage(
     known: Figures, short: int, line: int
 ) -> None:
-    still = known._replace(growth=Growth(10 * S, 0, 0), unknown=0)
+    still = known._replace(growth=Growth(10 * S, 0, 0), unknown=0, unseen=False)
     found = answer(short, line, still)
     assert found.go == (still.pods >= short and still.in_vain < IN_VAIN)
     assert answer(short, line, still._replace(growth=None)) == found
@@ -119,8 +126,14 @@ def test_more_to_give_back_never_holds_anybody(known: Figures, short: int, line:
 
 @given(known=figures, short=st.integers(-(1 << 30), 1 << 40), line=lines)
 def test_unknown_is_not_zero(known: Figures, short: int, line: int) -> None:
-    found = answer(short, line, known._replace(unknown=1, in_vain=0))
+    found = answer(short, line, known._replace(unknown=1, in_vain=0, unseen=False))
     assert found == GO
+
+
+@given(known=figures, short=st.integers(-(1 << 30), 1 << 40), line=lines)
+def test_a_shortage_that_was_there_is_observed_and_nothing_else_changes(known: Figures, short: int, line: int) -> None:
+    seen, unseen = (answer(short, line, known._replace(unseen=each)) for each in (False, True))
+    assert unseen == seen or (unseen == WAIT and seen == GO and known.left >= 4 * MIB)
 
 
 @given(known=figures, short=st.integers(-(1 << 30), 1 << 40), line=lines)
