@@ -294,7 +294,7 @@ class Patience:
         """
         if leaving.asked or leaving.unsure or not leaving.until_ns:
             return leaving.until_ns
-        return leaving.gone_ns + 2 * self.bound_ns
+        return max(leaving.until_ns, leaving.gone_ns + 2 * self.bound_ns)
 
     def _ask(self, leaving: Leaving, now_ns: int) -> None:
         """It gives nothing back any more: have the kernel asked for it. (Not where there is no cgroup any more.)"""
@@ -312,6 +312,9 @@ class Patience:
         left = max(0, self._gauge.table.working_set(entry.index) - leaving.kept)
         if left < leaving.left:
             leaving.left, leaving.moved_ns = left, now_ns
+            if not leaving.unsure and leaving.until_ns:  # what keeps coming is counted on, on a slow machine too
+                last_ns = min(now_ns + self.bound_ns, leaving.gone_ns + MOST_BOUND_NS)
+                leaving.until_ns = max(leaving.until_ns, last_ns)
 
     def _grow(self, watch: Watch, now_ns: int) -> None:
         """How the others in a domain grew. A fall is taken for what pods without counters of their own gave back."""

@@ -205,3 +205,18 @@ def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
     seen = world.look(0.01)
     assert seen is not None
     assert waits(seen, 16 * MIB, 64 * MIB)
+
+
+def test_what_keeps_coming_is_counted_on_and_told_in_the_end() -> None:
+    """150 MiB of page tables took longer than 0.4 s on an emulated CPU."""
+    world = World()
+    world.pod("dead", 100)
+    world.evicted("dead")
+    for _ in range(30):
+        seen = world.look(3 * FIRST_BOUND_NS / MS / 30)
+        assert seen is not None
+        assert seen.coming == world.held["dead"]
+        world.held["dead"] -= 3 * MIB
+    world.held["dead"] = 0
+    assert world.look() is None
+    assert world.messages("evicted")[0]["freed"] == 100 * MIB
