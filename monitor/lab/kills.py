@@ -34,6 +34,8 @@ _AFTER_S = 0.04
 _RATES = (0, 200, 800)
 #: An episode is over after some seconds of quiet, and then stored.
 _STORED_S = 20.0
+#: So long it may take until an eviction is in the log.
+_TOLD_S = 10.0
 _NOT_MET = 'outrace_threshold_met{kind="hard",signal="memory.available"} 0.0'
 
 
@@ -114,6 +116,9 @@ class Kills:
         self._until(self._is_calm, "the pressure to end")
         self._ours |= {self._daemon.pid, *_children(self._daemon.pid)}
         self._read_log()
+        won = self._node.oom_kills() == before
+        if won:  # the side may be a moment behind its own metrics
+            self._daemon.wait_for(self._is_told, _TOLD_S, since)
         records = self._fresh(since)
         # What a side that took the place of another is told again may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
@@ -122,7 +127,6 @@ class Kills:
         tally.again += sum("going on with the eviction" in str(r.get("msg")) for r in records)
         unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
         tally.unsaid += unsaid
-        won = self._node.oom_kills() == before
         if won and not decided and not unsaid:
             tally.problems.append(f"run {number}: an eviction that nobody told of")
         tally.evicted, tally.oom = tally.evicted + won, tally.oom + (not won)
@@ -161,6 +165,10 @@ class Kills:
     def _is_calm(self) -> bool:
         status, body = self._daemon.get("/metrics")
         return status == 200 and self._node.usage() < NODE_BYTES // 2 and _NOT_MET in body
+
+    def _is_told(self, record: Record) -> bool:
+        fresh = record.get("msg") == "evicting" and record["decided_ns"] not in self._decided
+        return fresh or "while it was signalling" in str(record.get("msg"))
 
     def _fresh(self, since: int) -> list[Record]:
         self._daemon.poll()
