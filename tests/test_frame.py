@@ -99,7 +99,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
         ),
         (CannotError("no BTF", "use another kernel"), 3, "outrace: error: no BTF; use another kernel\n"),
         (KeyboardInterrupt(), 130, ""),
-        (click.UsageError("what?"), 2, "Error: what?\n"),
+        (click.UsageError("what?"), 2, "outrace: error: what?; see `outrace try --help`\n"),
     ],
 )
 def test_errors_become_one_line_and_the_documented_exit_code(command, capsys, raised, code: int, line: str) -> None:
