@@ -56,6 +56,7 @@ REFUSED = "refused-hooks.json"
 #: What clang and the verifier say, in the state dir.
 LOG = "loader.log"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PARENT = "OUTRACE_LOADER_PARENT"  # pid of who waits for the loader
 
 
 def bpf_directory() -> Path:
@@ -228,7 +229,7 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": package_path()},
+        env=os.environ | {"PYTHONPATH": package_path(), _PARENT: str(os.getpid())},
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -349,6 +350,8 @@ def _end_with_parent() -> None:
     """SIGTERM when `outrace run` is killed while it waits for this: nobody would remove what is pinned then."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # past what undoes half a load
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+        sys.exit(128 + signal.SIGTERM)  # it was killed before this could be asked for
 
 
 def main(argv: list[str]) -> int:

@@ -237,9 +237,12 @@ def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
         process.wait()
     live.ends(pidfd, fd=True)
     instance = instances.instance_directory(tmp_path)
-    assert instances.pinned(instance) == 0
-    instances.tidy(instance)
-    assert not instance.exists()
+    try:
+        assert instances.pinned(instance) == 0
+        instances.tidy(instance)
+        assert not instance.exists()
+    finally:
+        instances.remove(instance)
     assert loader.instance_directory(tmp_path) == instance
 
 
