@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from monitor.daemon.gauge import Gauge
@@ -43,7 +44,8 @@ from monitor.policy.thresholds import Threshold
 SPACING_NS, POD_NS = LEAST_SPAN_NS, 50_000
 #: Where files have to be read for it (2 ms for 110 pods).
 COSTLY_NS = 250_000_000
-#: A node that stands still is sampled so often: with `SAMPLES` of them growth is remembered for 12 s.
+#: A node that stands still is sampled so often, and of one that moves one sample is kept that often: with `SAMPLES` of
+#: them growth is remembered for 12 s. (Not for the last `SAMPLES` alone, 0.12 s: 4 MiB a second are noise in that.)
 STILL_NS = 500_000_000
 SAMPLES = 24
 #: That evictions are held is told at most so often; the counter and the state know of every time.
@@ -90,6 +92,7 @@ class Brake:
         self._news = False
         self._said = ""  # the reason that was told last, until it is told that evictions are not held any more
         self._samples: dict[str, deque[Sample]] = {}
+        self._kept: dict[str, deque[Sample]] = {}  # some of them, for longer
         self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage that nobody saw begin is observed
         self._due_ns = self._recounted_ns = self._said_ns = 0
         self._in_vain = 0
@@ -118,7 +121,7 @@ class Brake:
             if not watch.thresholds or not self._gauge.known(watch):
                 continue
             if watch.signal not in self._samples:
-                self._samples[watch.signal] = deque(maxlen=SAMPLES)
+                self._samples[watch.signal], self._kept[watch.signal] = deque(maxlen=SAMPLES), deque(maxlen=SAMPLES)
                 short = watch.capacity - self._gauge.reading(watch).working_set < max(watch.lines)
                 self._observe_ns[watch.signal] = now_ns + OBSERVE_NS if short else 0
             taken = self._samples[watch.signal]
@@ -127,6 +130,9 @@ class Brake:
                 if max(abs(moved), abs(self._registry.held[0] - taken[-1].ranked)) < NOISE:
                     continue
             taken.append(self._sample(watch))
+            kept = self._kept[watch.signal]
+            if not kept or now_ns - kept[-1].ts_ns >= STILL_NS:
+                kept.append(taken[-1])
 
     def _sample(self, watch: Watch, reading: Reading | None = None) -> Sample:
         """The domain at this moment, or with its ``reading`` of just now; every pod is looked at."""
@@ -155,7 +161,8 @@ class Brake:
     def _before(self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW) -> Sample | None:
         """The sample that growth up to now is measured from: so long ago that it ``grew`` by that, or the oldest."""
         found = None
-        for sample in reversed(self._samples.get(watch.signal, ())):
+        recent, kept = self._samples.get(watch.signal, ()), self._kept.get(watch.signal, ())
+        for sample in chain(reversed(recent), reversed(kept)):
             if now_ns - sample.ts_ns >= LEAST_SPAN_NS:
                 found = sample
                 if working_set - sample.working_set >= grew:

@@ -117,6 +117,23 @@ def test_a_daemon_that_is_started_again_evicts_nobody_before_it_knows_what_grows
     survive(pods)
 
 
+def test_a_leak_outside_is_seen_beside_a_pod_that_trembles(node: LabNode) -> None:
+    """Growth was remembered for 24 samples: 0.12 s where something moves all the time, and 4 MiB a second were none."""
+    trembling = node.add_pod("trembling", priority=2_000_001_000)  # critical: what it takes is outside of who may go
+    with live.daemon(node, "--enforce", *hard(32)) as daemon:
+        pods = five_small(node)
+        before, leak = stranger(node, mib=62, rate=200), stranger(node, mib=36, rate=4)
+        before.go()
+        before.expect("grown")
+        node.start_hog(trembling, mib=3, cycles=1 << 30).go()
+        leak.go()
+        live.message(daemon, HELD)
+        leak.expect("grown")
+        live.ended(daemon)
+        assert decided(daemon) == []
+    survive(pods)
+
+
 def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNode) -> None:
     pods = [live.filled(node, node.add_pod(f"large-{n}", "Burstable", request=8 * MIB), 25) for n in range(4)]
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
