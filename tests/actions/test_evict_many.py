@@ -138,12 +138,27 @@ def test_descriptors_are_opened_for_so_many_at_a_time(pod: Path, monkeypatch: py
         finish(Eviction(victim, 0, 0))
 
 
+def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
+    pod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an emulated CPU 5 ms went by with the pod's own cgroup, which holds nobody: its victim held no descriptor, so
+    that no early SIGKILL could leave.
+    """
+    monkeypatch.setattr(evict, "_PART_NS", -1)  # a clock that jumps stands for a slow machine
+    with live.Puppet(pod / "c0") as one, live.Puppet(pod / "c1") as other:
+        victim = prepared(pod)
+        assert set(victim.pidfds) == {one.pid, other.pid}
+        assert (victim.is_blind, victim.is_partial, victim.unfinished) == (False, False, False)
+        victim.close()
+
+
 def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """17,000 cgroups take half a second, in which no crossing would be answered; who was found is killed meanwhile."""
     held = len(os.listdir("/proc/self/fd"))
     for i in range(60):
         cgroupfs.make(pod / f"c1/n{i}")
-    monkeypatch.setattr(evict, "_PART_NS", -1)  # one cgroup at a time
+    monkeypatch.setattr(evict, "_PART_NS", -1)
+    monkeypatch.setattr(evict, "_PART_CGROUPS", 1)
     with live.Puppet(pod / "c1/n7") as one, live.Puppet(pod / "c1/n55") as other, live.Puppet(pod / "c0") as third:
         victim = prepared(pod)
         assert victim.is_partial
