@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from monitor.daemon import choice
+from monitor.kernel import cgroupfs
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, LabNode
+from monitor.lab.node import MIB, Hog, LabNode
 from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
@@ -103,6 +104,28 @@ def test_an_eviction(node: LabNode, tmp_path: Path, trigger: str) -> None:
     assert [(one["name"], one["observed"]) for one in found["decisions"]] == [("lab/hog", False)]
     assert [one["verdict"] for one in of_node(found)] == ["eviction_won"]
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("trigger", ["user", "kernel"])
+def test_evictions_that_were_held_and_one_that_growth_demanded(node: LabNode, tmp_path: Path, trigger: str) -> None:
+    """With a soft threshold above the hard one, and memory short before the daemon looked for the first time."""
+    path, state = tmp_path / "rec", tmp_path / "state"
+    soft = ("--eviction-soft", "memory.available<56Mi", "--eviction-soft-grace-period", "memory.available=1m")
+    options = (*HARD, *soft, "--enforce", "--trigger", trigger, "--record", str(path))
+    live.filled(node, node.add_pod("large"), 50)
+    hog = Hog(cgroupfs.make(node.cgroup / "system"), mib=69, rate=60)
+    node.children.append(hog)
+    live.filled(node, node.add_pod("small"), 28)
+    with live.daemon(node, *options, state_dir=state) as daemon:
+        hog.go()
+        live.message(daemon, "evictions are held: they would not help")
+        decision = live.message(daemon, "evicting", pod="lab/large")
+        live.message(daemon, "evicted", id=decision["id"])
+        hog.expect("grown")
+        assert lost(daemon) == 0
+        live.ended(daemon)
+        found = check(daemon, path)
+    assert [(one["name"], one["braked"]) for one in found["decisions"]] == [("lab/large", "outgrown")]
 
 
 def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> None:
