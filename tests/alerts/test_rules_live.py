@@ -43,12 +43,11 @@ def page(registry: CollectorRegistry) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         text = "text/plain; version=0.0.4; charset=utf-8"
         server = http.Server(listener, {"/metrics": lambda _: http.Response(200, text, generate_latest(registry))})
-        thread = server.start(0.1)
+        server.start()
         try:
             yield listener.getsockname()[1]
         finally:
-            server.shutdown()
-            thread.join()
+            server.close()
 
 
 @contextmanager

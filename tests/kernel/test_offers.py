@@ -6,6 +6,7 @@ For `outrace run` and `outrace doctor` alike.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,10 @@ def planned(state: Path, *checks: doctor.Check) -> dict[str, rungs.Rung]:
 def taken(state: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, CannotError] | None = None) -> str:
     """The rung that `outrace run` takes, where loading fails for some."""
 
-    def load(_: RunConfig, rung: str) -> tuple[str, bool]:
+    def load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
         if fails and rung in fails:
             raise fails[rung]
-        return "", True
+        return replace(config, rung=rung), True
 
     monkeypatch.setattr(ladder, "_load", load)
     return ladder.take(RunConfig(state_dir=str(state)))[0].rung
