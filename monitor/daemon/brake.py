@@ -56,7 +56,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 class Sample(NamedTuple):
     """A domain at a moment: its working set, that of each pod, that of all candidates (bytes). ``ranked``: the last, by
-    what each had when it was ranked.
+    what each had when it was ranked; ``joined``: what of it they had when they became known (`Registry.joined`).
     """
 
     ts_ns: int
@@ -64,6 +64,7 @@ class Sample(NamedTuple):
     usages: Mapping[str, int]
     pods: int
     ranked: int
+    joined: int
 
 
 class Asked(NamedTuple):
@@ -145,7 +146,8 @@ class Brake:
             usages.pop(uid, None)
         reading = reading or self._gauge.reading(watch)
         pods = sum([has for uid, has in usages.items() if self._registry.is_candidate(uid)])
-        return Sample(time.monotonic_ns(), reading.working_set, usages, pods, self._registry.held[0])
+        ranked, joined = self._registry.held[0], self._registry.joined
+        return Sample(time.monotonic_ns(), reading.working_set, usages, pods, ranked, joined)
 
     def _away(self, watch: Watch) -> frozenset[str]:
         """Pods that are not in the domain: a service of the VM is not in kubepods."""
@@ -157,6 +159,13 @@ class Brake:
                 if w.path is not None
             }
         return self._strays.get(watch.signal, frozenset())
+
+    def _then(self, sample: Sample, now: Sample) -> Mapping[str, int]:
+        """What each pod had then. One that is known since then is taken for what it had when it was counted first: a
+        pod that stands still is no growth because its manifest comes late, and one that grows is seen from then on.
+        """
+        by_uid = self._registry.by_uid
+        return {**{uid: by_uid[uid].began for uid in now.usages if uid not in sample.usages}, **sample.usages}
 
     def _before(self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW) -> Sample | None:
         """The sample that growth up to now is measured from: so long ago that it ``grew`` by that, or the oldest."""
@@ -239,7 +248,7 @@ class Brake:
         sample = self._before(watch, reading.working_set, now)
         growth = None
         if sample is not None:
-            inside = pods - sample.ranked
+            inside = pods - sample.ranked - (self._registry.joined - sample.joined)
             growth = Growth(now - sample.ts_ns, inside, reading.working_set - sample.working_set - inside)
         first = self._registry.first()
         has = None if first is None else moved.get(first.index, first.usage)
@@ -253,7 +262,7 @@ class Brake:
         sample = self._before(watch, now.working_set, now.ts_ns)
         growth = None
         if sample is not None:
-            inside, everywhere = grown(sample.usages, now.usages, self._registry.candidate_uids)
+            inside, everywhere = grown(self._then(sample, now), now.usages, self._registry.candidate_uids)
             outside = now.working_set - sample.working_set - everywhere
             growth = Growth(now.ts_ns - sample.ts_ns, inside, outside)
         first = self._registry.first()
@@ -294,7 +303,7 @@ class Brake:
         uid, claimed, then = self._begun
         self._begun = None
         now = self._sample(self._gauge.watches[0])
-        everywhere = grown(then.usages, now.usages, ())[1]
+        everywhere = grown(self._then(then, now), now.usages, ())[1]
         outside = now.working_set - then.working_set - everywhere
         if was_in_vain(claimed - now.usages.get(uid, 0), claimed, outside):
             self._in_vain += 1

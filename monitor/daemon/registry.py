@@ -44,6 +44,7 @@ class PodEntry:
     floor: int = 0  # the least it had since it was evicted, or was last found to be empty
     ask_ns: int = 0  # whether somebody runs in it is not asked again before this
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
+    began: int = 0  # what it had then: nobody saw it grow to that
     summed: Held = (0, 0)  # what of it is in `Registry.held`
 
     @property
@@ -80,6 +81,7 @@ class Registry:
         self.changes = 0  # counts re-rankings; a cheap way to notice one
         self.members = 0  # counts pods that came or went
         self.held: Held = (0, 0)  # together, by what each had when it was ranked
+        self.joined = 0  # bytes that candidates had when they were counted for the first time, all that ever were
 
     def __len__(self) -> int:
         return len(self.by_uid)
@@ -209,9 +211,10 @@ class Registry:
             if entry.counted:
                 self.move(entry, working_set)
             else:
-                entry.counted, entry.usage = True, working_set
+                entry.counted, entry.usage, entry.began = True, working_set, working_set
                 self._note_growth(entry)
                 self._rank(entry)
+                self.joined += entry.summed[0]
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
         """An evicted pod is no candidate any more, until it has grown and somebody runs in it again."""

@@ -16,6 +16,10 @@ from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node
 
 pytestmark = pytest.mark.kernel
+#: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
+#: follows from it does not (monitor/policy).
+ENFORCE = pytest.param(("--enforce",), id="enforce")
+KERNEL = pytest.param(IN_KERNEL, id="kernel", marks=pytest.mark.once)
 
 HELD = "evictions are held: they would not help"
 OVER = "evictions are not held any more"
@@ -34,9 +38,14 @@ def stranger(node: LabNode, **options: str | int) -> Hog:
     return hog
 
 
-def five_small(node: LabNode) -> list[Hog]:
-    """Five pods of 3 MiB, each far below its request."""
-    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), 3) for n in range(5)]
+#: What a process outside has, of a node of 128 MiB with a threshold of 32: more than any eviction makes up for. (With
+#: less it is evicted for once it stands still, which is known after 12 s: no time at all on an emulated CPU.)
+TOO_MUCH = 100
+
+
+def small(node: LabNode, number: int = 5) -> list[Hog]:
+    """Pods of 3 MiB, each far below its request."""
+    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), 3) for n in range(number)]
 
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
@@ -61,14 +70,14 @@ def braked(daemon: LabDaemon) -> list[str]:
     return [k.removeprefix(prefix)[:-2] for k, v in daemon.metrics().items() if k.startswith(prefix) and v == 1]
 
 
-@pytest.mark.parametrize("options", [("--enforce",), IN_KERNEL, ()], ids=["enforce", "kernel", "observe"])
+@pytest.mark.parametrize("options", [ENFORCE, KERNEL, pytest.param((), id="observe", marks=pytest.mark.once)])
 def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple[str, ...]) -> None:
     with live.daemon(node, *options, *hard(32)) as daemon:
-        pods = five_small(node)
-        hog = stranger(node, mib=92, rate=100)
+        pods = small(node)
+        hog = stranger(node, mib=TOO_MUCH, rate=100)
         hog.go()
-        said = live.message(daemon, HELD)
-        assert said["reason"] in ("outgrown", "not_covered")
+        assert live.message(daemon, HELD)["reason"] in ("outgrown", "not_covered")
+        said = live.message(daemon, HELD, reason="not_covered")
         assert said["kubelet_would_evict"].startswith("lab/small-")
         hog.expect("grown")
         live.until(lambda: braked(daemon), "the metric")
@@ -78,9 +87,10 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert armed() == 0
         survive(pods)
         told = asked(daemon, "top", "--once")["braked"]
-        assert (told["reason"], told["takers"][0]) == (braked(daemon)[0], taker)
+        assert [told["reason"]] == braked(daemon)
+        assert told["takers"][0].startswith(taker.partition(": ")[0])
         told = asked(daemon, "explain")
-        assert told["node"]["braked"]["takers"][0] == taker
+        assert told["node"]["braked"]["takers"][0].startswith(taker.partition(": ")[0])
         # Whom the kubelet would evict now stays the answer, and is said.
         assert told["node"]["verdict"].endswith(f"{told['order'][0]['pod']} would be evicted now")
         assert told["node"]["braked"]["name"].startswith("lab/small-")
@@ -96,12 +106,13 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
         assert live.messages(daemon, "would evict") == []
 
 
+@pytest.mark.once
 def test_a_daemon_that_is_started_again_evicts_nobody_before_it_knows_what_grows(node: LabNode) -> None:
     """It knew nothing of what had grown, took what pods had before it knew them for growth of theirs, and evicted all
     five within a second.
     """
     before, hog = stranger(node, mib=60, rate=200), stranger(node, mib=40, rate=10)
-    pods = five_small(node)
+    pods = small(node)
     before.go()
     before.expect("grown")
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
@@ -117,11 +128,12 @@ def test_a_daemon_that_is_started_again_evicts_nobody_before_it_knows_what_grows
     survive(pods)
 
 
+@pytest.mark.once
 def test_a_leak_outside_is_seen_beside_a_pod_that_trembles(node: LabNode) -> None:
     """Growth was remembered for 24 samples: 0.12 s where something moves all the time, and 4 MiB a second were none."""
     trembling = node.add_pod("trembling", priority=2_000_001_000)  # critical: what it takes is outside of who may go
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = five_small(node)
+        pods = small(node)
         before, leak = stranger(node, mib=62, rate=200), stranger(node, mib=36, rate=4)
         before.go()
         before.expect("grown")
@@ -134,6 +146,31 @@ def test_a_leak_outside_is_seen_beside_a_pod_that_trembles(node: LabNode) -> Non
     survive(pods)
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("hooks", ["auto", "poll"])
+def test_a_pod_that_becomes_known_meanwhile_has_not_grown(node: LabNode, hooks: str) -> None:
+    """What it had already was taken for growth of pods, and it was evicted for what a process in no pod took."""
+    late = live.filled(node, node.add_pod("late", "Burstable", request=32 * MIB), 10)
+    manifest = node.pods["late"].manifest
+    away = manifest.rename(manifest.with_suffix(".away"))
+    with live.daemon(node, "--enforce", "--hooks", hooks, *hard(32)) as daemon:
+        pods = small(node)
+        before = stranger(node, mib=(96 * MIB - node.usage()) // MIB - 6, rate=200)
+        before.go()
+        before.expect("grown")
+        hog = stranger(node, mib=14, rate=3)
+        hog.go()
+        live.until(lambda: node.usage() > 93 * MIB, "the threshold to be near")
+        away.rename(manifest)
+        live.message(daemon, "pod found", pod="lab/late")
+        live.message(daemon, HELD)
+        hog.expect("grown")
+        live.ended(daemon)
+        assert decided(daemon) == []
+    survive([late, *pods])
+
+
+@pytest.mark.once
 def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNode) -> None:
     pods = [live.filled(node, node.add_pod(f"large-{n}", "Burstable", request=8 * MIB), 25) for n in range(4)]
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
@@ -143,9 +180,10 @@ def test_a_shortage_that_stands_still_when_a_daemon_starts_is_ended(node: LabNod
     assert sum(hog.process.poll() is None for hog in pods) == 3
 
 
+@pytest.mark.once
 def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = five_small(node)
+        pods = small(node)
         hog = stranger(node, mib=200, rate=100)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
@@ -155,23 +193,24 @@ def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(n
         assert decided(daemon) == []
 
 
+@pytest.mark.once
 def test_with_the_answers_of_the_kubelet_there_is_no_brake(node: LabNode) -> None:
     with live.daemon(node, "--enforce", "--compat", "kubelet-1.36", *hard(32)) as daemon:
-        five_small(node)
+        small(node)
         stranger(node, mib=92, rate=100).go()
         live.until(lambda: len(decided(daemon)) >= 2, "two pods to be evicted for nothing")
 
 
-@pytest.mark.parametrize("options", [("--enforce",), IN_KERNEL], ids=["enforce", "kernel"])
+@pytest.mark.parametrize("options", [ENFORCE, KERNEL])
 def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, options: tuple[str, ...]) -> None:
-    """What is outside stands still, and covers more than all pods have: a pod that then grows goes, and nobody else."""
+    """What is outside stands still, and no eviction makes up for it: a pod that then grows goes, and nobody else."""
     with live.daemon(node, *options, *hard(32)) as daemon:
-        pods = five_small(node)
-        outside = stranger(node, mib=90, rate=200)
+        pods = small(node, 2)
+        outside = stranger(node, mib=TOO_MUCH, rate=200)
         outside.go()
         outside.expect("grown")
         live.message(daemon, HELD)
-        hog = node.start_hog(node.add_pod("hog"), mib=100)
+        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=100)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         evicted(daemon, node.pods["hog"])
@@ -181,15 +220,16 @@ def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, opt
     assert node.oom_kills() == 0
 
 
+@pytest.mark.once
 def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
     with live.daemon(node, "--enforce", "--hooks", "poll", *hard(32)) as daemon:
-        pods = five_small(node)
-        outside = stranger(node, mib=92, rate=100)
+        pods = small(node, 2)
+        outside = stranger(node, mib=TOO_MUCH, rate=100)
         outside.go()
         outside.expect("grown")
         live.message(daemon, HELD)
         survive(pods)
-        hog = node.start_hog(node.add_pod("hog"), mib=100)
+        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=100)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         survive(pods)
@@ -197,6 +237,7 @@ def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
         assert decided(daemon) == ["hog"]
 
 
+@pytest.mark.once
 def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(48)) as daemon:
         outside = stranger(node, mib=24, rate=40)
@@ -210,10 +251,11 @@ def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
     assert node.oom_kills() == 0
 
 
+@pytest.mark.once
 def test_candidates_that_just_cover_what_is_missing_are_evicted(node: LabNode) -> None:
     """Outside of the pods grew, and stands still: with one pod less the shortage is over."""
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = five_small(node)
+        pods = small(node)
         outside = stranger(node, mib=70, rate=200)
         outside.go()
         outside.expect("grown")
@@ -229,6 +271,7 @@ def test_candidates_that_just_cover_what_is_missing_are_evicted(node: LabNode) -
         assert sum(hog.process.poll() is None for hog in pods) == 4
 
 
+@pytest.mark.once
 def test_growth_that_demands_it_takes_a_pod_that_covers(node: LabNode) -> None:
     """The pod covers what is missing; memory would be used up otherwise, and was not yet when it was crossed."""
     with live.daemon(node, "--enforce", *hard(48)) as daemon:
