@@ -32,7 +32,7 @@ def node(losing: LabNode) -> Iterator[LabNode]:
     assert losing.oom_kills() == 0, "the OOM killer was first"
 
 
-@pytest.mark.parametrize("hooks", ["auto", "poll"])
+@pytest.mark.parametrize("hooks", ["auto", pytest.param("poll", marks=pytest.mark.once)])
 def test_page_tables_of_the_dead_are_waited_for(node: LabNode, hooks: str) -> None:
     """They are freed after a grace period of RCU: the last process was gone 24 ms after its SIGKILL and had given back
     nothing, and the next pod was evicted 0.5 ms later, for memory that was all back 50 ms after that."""
@@ -65,8 +65,8 @@ def near(node: LabNode, line: int) -> None:
     live.filled(node, node.add_pod("filler", "Guaranteed", request=128 * MIB), mib)
 
 
-@pytest.mark.parametrize("trigger", ["user", "kernel"])
-@pytest.mark.parametrize("end", ["killed", "left"])
+@pytest.mark.parametrize("trigger", ["user", pytest.param("kernel", marks=pytest.mark.once)])
+@pytest.mark.parametrize("end", ["killed", pytest.param("left", marks=pytest.mark.newest)])
 def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: LabNode, end: str, trigger: str) -> None:
     if end == "left" and release() < (6, 17):
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
@@ -87,6 +87,7 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
         assert calm.process.poll() is None
 
 
+@pytest.mark.newest
 def test_the_oom_killers_victim_leaves_others_alive_and_its_memory_comes_back(losing: LabNode) -> None:
     """The kernel kills one process of a pod, which goes on; what that process had is known, and waited for.
 
@@ -127,6 +128,7 @@ while True:
 """
 
 
+@pytest.mark.once
 def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: LabNode) -> None:
     pod = node.add_pod("murderer")
     with live.daemon(node, "--enforce", *hard(64)) as daemon, live.Puppet(pod.containers["c0"]) as killer:
@@ -137,6 +139,7 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
         assert decided(daemon) == ["murderer"]
 
 
+@pytest.mark.once
 def test_who_grows_meanwhile_is_evicted_in_time(node: LabNode) -> None:
     """What the dead pod had stays (a tmpfs that outlives it), and a hog takes what is left as fast as it can."""
     files, grower = node.add_pod("files"), node.add_pod("grower", priority=1)
@@ -156,6 +159,7 @@ def test_who_grows_meanwhile_is_evicted_in_time(node: LabNode) -> None:
         assert calm.process.poll() is None
 
 
+@pytest.mark.newest
 def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None:
     """Dentries of names that do not exist outlive who looked for them, until somebody else needs the memory."""
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")

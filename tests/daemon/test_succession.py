@@ -85,6 +85,7 @@ def test_a_grace_that_a_daemon_began_is_ended_by_the_next_and_nobody_else_is_evi
 
 
 @needs_kernel
+@pytest.mark.newest
 def test_a_pod_signalled_by_a_daemon_that_could_not_say_so_is_finished_and_told_of(node: LabNode) -> None:
     pod, other = node.add_pod("half"), node.add_pod("other")
     hogs = [node.start_hog(pod, mib=46), node.start_hog(other, mib=64)]  # the policy would take the larger one now
@@ -162,6 +163,7 @@ def test_what_an_evicted_pod_left_is_no_reason_for_the_next_daemon_to_evict_it_a
 
 
 @needs_kernel
+@pytest.mark.newest
 def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it(tmp_path: Path) -> None:
     """Neither what waited in its socket, nor the episode that was going on, nor what comes before the next one."""
     with losing_node() as node:
