@@ -63,6 +63,7 @@ def test_signals_to_the_dead_are_no_records() -> None:
         assert (counted["emitted_kill"], counted["emitted_exit"]) == (1, 1)
 
 
+@pytest.mark.newest
 def test_a_pod_may_have_so_many_kills_told() -> None:
     with live.Watching(attach=False) as watch, live.cgroup("murders") as node:
         storm, other = cgroupfs.make(node / "storm"), cgroupfs.make(node / "other")
@@ -85,6 +86,7 @@ def test_a_pod_may_have_so_many_kills_told() -> None:
         assert watch.table.over(ids[other])["kills"] == 0
 
 
+@pytest.mark.newest
 def test_what_the_kernel_kills_has_no_budget() -> None:
     with live.Watching(attach=False) as watch, live.cgroup("both", 48 * MIB) as pod:
         watch.add(pod, flags=POD)
