@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from monitor.daemon.trigger import Trigger
 from monitor.daemon.watch import NODE_SIGNAL, Watch
 from monitor.kernel.domains import Reading
 from monitor.policy.eviction_brake import (
+    DYING_NS,
     GO,
     GREW,
     LEAST_SPAN_NS,
@@ -254,7 +255,8 @@ class Brake:
         has = None if first is None else moved.get(first.index, first.usage)
         left = self._left(watch, reading)
         lasts, unseen = self._lasts_ns(watch, reading, left, now), now < self._observe_ns.get(watch.signal, 0)
-        return Figures(left, lasts, has, pods, unknown, self._in_vain, growth, unseen)
+        eases = self._eases(watch, reading.working_set - pods + self._registry.joined, now)
+        return Figures(left, lasts, has, pods, unknown, self._in_vain, growth, unseen, eases)
 
     def _exactly(self, watch: Watch, reading: Reading) -> Figures:
         """By what every pod has at this moment."""
@@ -270,7 +272,19 @@ class Brake:
         left, unknown = self._left(watch, reading), self._registry.held[1]
         lasts = self._lasts_ns(watch, reading, left, now.ts_ns)
         unseen = now.ts_ns < self._observe_ns.get(watch.signal, 0)
-        return Figures(left, lasts, has, now.pods, unknown, self._in_vain, growth, unseen)
+        eases = self._eases(watch, now.working_set - now.pods + now.joined, now.ts_ns)
+        return Figures(left, lasts, has, now.pods, unknown, self._in_vain, growth, unseen, eases)
+
+    def _eases(self, watch: Watch, outside: int, now_ns: int) -> bool:
+        """Whether outside of candidates (and in what they had when they became known) less is in use than a moment ago:
+        at the last sample, or at most `DYING_NS` ago. What the dead give back late is outside of them too.
+        """
+        most = outside
+        for number, sample in enumerate(reversed(self._samples.get(watch.signal, ()))):
+            if number and now_ns - sample.ts_ns > DYING_NS:
+                break
+            most = max(most, sample.working_set - sample.pods + sample.joined)
+        return most - outside >= NOISE
 
     def _lasts_ns(self, watch: Watch, reading: Reading, left: int, now_ns: int) -> int | None:
         """How long what is left lasts, by growth over a quarter of it at least."""
@@ -385,11 +399,13 @@ class Brake:
         return max(0, self._gauge.reading(watch).working_set - self._registry.held[0])
 
 
-def _is_plain(found: Answer, known: Iterable[Figures]) -> bool:
+def _is_plain(found: Answer, known: Collection[Figures]) -> bool:
     """Whether the victim may go by sums that are off by a step of each pod: half of what grew is theirs, or nearly
-    nothing grew outside.
+    nothing grew outside, and nothing is given back there.
     """
     grew = [f.growth for f in known if f.growth is not None]
+    if any(f.eases for f in known):
+        return False
     return found == GO and all(2 * g.inside >= max(GREW, g.grew) or g.outside < NOISE for g in grew)
 
 

@@ -233,12 +233,12 @@ def state_of(data: Mapping[str, Any]) -> State:
 
 def figures_json(known: Mapping[str, Figures]) -> dict[str, list[Any]]:
     """Figures as a recording keeps them."""
-    return {s: [*f[:6], None if f.growth is None else list(f.growth), f.unseen] for s, f in known.items()}
+    return {s: [*f[:6], None if f.growth is None else list(f.growth), f.unseen, f.eases] for s, f in known.items()}
 
 
 def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
     """The figures that `figures_json` wrote. Raises TypeError or ValueError for anything else."""
     return {
-        signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), any(unseen))
-        for signal, (left, lasts, first, pods, unknown, in_vain, growth, *unseen) in data.items()
+        signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), *map(bool, more))
+        for signal, (left, lasts, first, pods, unknown, in_vain, growth, *more) in data.items()
     }

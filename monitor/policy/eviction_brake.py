@@ -17,7 +17,9 @@ request, died in 67 ms). Here a pod is evicted only if that can help:
 Unknown is not zero: a candidate whose use is not known may cover anything, and growth that was not measured yet holds
 nobody whom the numbers of this moment do not hold. But where the shortage was there before anybody looked (a daemon
 that starts in the midst of it), it is looked first what grows, for `OBSERVE_NS` at most: one that was started again
-while evictions were held evicted five pods of 3.3 MiB within a second, for a process in no pod.
+while evictions were held evicted five pods of 3.3 MiB within a second, for a process in no pod. Nor is anybody evicted
+while something outside gives memory back: a process of 100 MiB that ended its shortage itself cost a pod its life when
+what was missing had become less than what the pods have.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class Figures(NamedTuple):
     it, so that a few MiB that came at once say nothing of the rest; None if there was none. ``first``: what the first
     candidate has, None if unknown. ``pods``: what all of them have, but the ``unknown`` ones. ``in_vain``: evictions of
     this shortage, the last ones in a row, that gained nothing. ``unseen``: the shortage was there when it was looked at
-    for the first time, less than `OBSERVE_NS` ago.
+    for the first time, less than `OBSERVE_NS` ago. ``eases``: outside of the pods `NOISE` or more was given back since
+    a moment ago (half a second at most).
     """
 
     left: int
@@ -85,11 +88,12 @@ class Figures(NamedTuple):
     in_vain: int
     growth: Growth | None
     unseen: bool = False
+    eases: bool = False
 
 
 class Answer(NamedTuple):
     """``go``: evict. ``reason``: why evictions are held, "" if they are not; with ``go``, growth demands this one.
-    Neither: wait until it is known what grows.
+    Neither: wait until it is known what grows, or what is given back.
     """
 
     go: bool
@@ -167,9 +171,11 @@ def was_in_vain(freed: int, claimed: int, outside: int) -> bool:
 
 
 def _is_to_be_observed(figures: Figures) -> bool:
-    """Whether it is soon known what grows. Where so little is left that it would be used up before, nobody waits."""
+    """Whether it is soon known what grows, or is over. Where so little is left that it would be used up before, nobody
+    waits.
+    """
     grows = figures.growth is not None and figures.growth.grew >= NOISE
-    return figures.unseen and not grows and figures.left >= GREW
+    return figures.left >= GREW and (figures.eases or (figures.unseen and not grows))
 
 
 def _reason(missing: int, figures: Figures) -> str:

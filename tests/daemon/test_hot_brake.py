@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, Hog, LabNode
+from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node
 
@@ -168,6 +170,22 @@ def test_a_pod_that_becomes_known_meanwhile_has_not_grown(node: LabNode, hooks: 
         live.ended(daemon)
         assert decided(daemon) == []
     survive([late, *pods])
+
+
+@pytest.mark.once
+def test_who_gives_back_outside_is_waited_for(node: LabNode) -> None:
+    """When what was missing had become less than what pods have, one went although 100 MiB were on their way back."""
+    pods = small(node)
+    with live.Puppet(cgroupfs.make(node.cgroup / "system")) as outside:
+        outside.do("for _ in range(104): anon(1)")
+        with live.daemon(node, "--enforce", *hard(32)) as daemon:
+            live.message(daemon, HELD, reason="not_covered")
+            time.sleep(1.5 * OBSERVE_NS / 1e9)  # nobody goes before that anyway
+            outside.do("while kept: kept.pop().close(); time.sleep(0.02)")
+            live.message(daemon, OVER, why="the shortage is over")
+            live.ended(daemon)
+        assert decided(daemon) == []
+    survive(pods)
 
 
 @pytest.mark.once
