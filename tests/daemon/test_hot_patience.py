@@ -66,7 +66,7 @@ def near(node: LabNode, line: int) -> None:
 
 
 @pytest.mark.parametrize("trigger", ["user", pytest.param("kernel", marks=pytest.mark.once)])
-@pytest.mark.parametrize("end", ["killed", pytest.param("left", marks=pytest.mark.newest)])
+@pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.newest) for end in ("killed", "left")])
 def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: LabNode, end: str, trigger: str) -> None:
     if end == "left" and release() < (6, 17):
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
