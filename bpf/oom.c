@@ -12,12 +12,15 @@ struct killed {
   u32 sender;
   s32 si_code;
   u32 domain;
-  u32 gone;
+  u32 gone;  // GONE: its end was told; UNTOLD: neither that nor its SIGKILL is to be, unless the OOM killer marks it
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
+#define GONE 1
+#define UNTOLD 2
 
 // SIGKILLs that processes of one pod send: 100 a second are told, and 256 at once. For whoever is in no pod (a runtime that stops
-// one, outrace itself) it is the victims' pod that is counted for, and 4096 at once.
+// one, outrace itself) it is the victims' pod that is counted for, and 4096 at once; for the kernel too, because a pod has it kill as
+// well: whoever is in a pid namespace when its init ends, who is traced by one that ends.
 #define KILL_NS 10000000ULL
 #define KILL_BURST 256
 #define KILL_BURST_FROM_OUTSIDE 4096
@@ -94,9 +97,9 @@ static __always_inline void note_cache(struct oom_event *e) {
   e->oom_active = d->active_file;
 }
 
-// Whether a SIGKILL that a process sent is within the budget of who sent it.
+// Whether a SIGKILL is within the budget of who sent it.
 static __always_inline int may_tell(struct oom_event *e) {
-  u32 from = pod_of(bpf_get_current_task());
+  u32 from = e->si_code == 128 ? 0 : pod_of(bpf_get_current_task());
   struct domain *d = domain_at(from ? from : e->domain);
   if (!d) return 1;
   return afford(&d->kill_due, &d->kill_over, e->ts_ns, KILL_NS, from ? KILL_BURST : KILL_BURST_FROM_OUTSIDE);
@@ -107,7 +110,7 @@ static __always_inline int may_tell(struct oom_event *e) {
 //
 // A process is killed once: what the kernel drops (to a zombie, to one that is dying already) is no kill. One process sent 28,000 such
 // signals a second to its dead child, more records than the hot process can read. Whom the kernel itself kills (si_code 128) is told at
-// its first signal whatever became of that, and without a budget.
+// its first signal whatever became of that, and known beyond its budget too: a mark by the OOM killer may follow, which has none.
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if ((int)ctx->args[0] != 9) return 0;
   u64 info = ctx->args[1], task = ctx->args[2];
@@ -127,10 +130,11 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!e.domain && code != 128) return 0;
   fill_invoker(&e);
   e.ts_ns = bpf_ktime_get_ns();
-  if (code != 128 && !may_tell(&e)) return 0;
-  struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, 0};
+  int told = may_tell(&e);
+  if (!told && code != 128) return 0;
+  struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, told ? 0 : UNTOLD};
   killed.update(&tgid, &k);
-  send_kill(&e, COUNT_EMIT_KILL);
+  if (told) send_kill(&e, COUNT_EMIT_KILL);
   return 0;
 }
 
@@ -165,6 +169,7 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
     e.domain = k->domain;
   }
 #endif
+  if (k && k->gone == UNTOLD) k->gone = 0;  // its end is told
   // Somebody else's SIGKILL a moment ago makes it one that was exiting anyway, also if the sender is who allocates now.
   if (!k || k->si_code != 128 || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
@@ -211,7 +216,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   if (k) {
     e.si_code = k->si_code;
     e.domain = k->domain;
-    k->gone = 1;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
+    k->gone = GONE;  // not deleted: a victim that takes the CPU from its killer may leave before it is marked
   } else {
     e.flags = OOM_BY_ITSELF;
     e.pgtables = tables;

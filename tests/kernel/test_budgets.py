@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from monitor.kernel.wire import PAGE, ProcEvent
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
 #: bpf/oom.c, bpf/procs.c, bpf/pressure.c: what may come at once, and how many a second afterwards.
-KILLS, KILLS_PER_S = 256, 100
+KILLS, KILLS_FROM_OUTSIDE, KILLS_PER_S = 256, 4096, 100
 PROCESSES, PROCESSES_PER_S = 1000, 500
 STEPS, STEPS_PER_S = 256, 5000
 
@@ -98,6 +99,55 @@ def test_what_the_kernel_kills_has_no_budget() -> None:
             kinds = sorted(e.kind for e in watch.ooms if e.victim_pid == victim.pid)
         assert kinds == ["exit", "kill", "mark"]
         assert next(e for e in watch.ooms if e.kind == "mark" and e.victim_pid == victim.pid).exiting is False
+
+
+#: A pid namespace with ``n`` children of its init, which ends: the kernel kills them.
+_ZAP = """
+import ctypes
+def zap(n):
+    pid = os.fork()
+    if not pid:
+        if ctypes.CDLL(None).unshare(0x20000000):
+            os._exit(1)
+        init = os.fork()
+        if not init:
+            for _ in range(n):
+                if not os.fork():
+                    signal.pause()
+            os._exit(0)
+        os.waitpid(init, 0)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+""".replace("\n", "\\n").replace("'", '"')
+
+
+@pytest.mark.once  # 5,000 forks, likewise
+def test_the_ends_of_pid_namespaces_are_within_a_budget_and_hide_no_oom_kill() -> None:
+    """The kernel kills for a pod whose init ends, with the signal of the OOM killer: 3,651 records in some seconds."""
+    with live.Watching(attach=False) as watch, live.cgroup("zap") as pod:
+        watch.add(pod, flags=POD)
+        number = cgroupfs.cgroup_id(pod)
+        small = cgroupfs.make(pod / "small")
+        cgroupfs.set_limit(small, 48 * MIB)
+        with live.Puppet(pod) as puppet, live.Puppet(small) as victim:
+            puppet.do(f"exec('''{_ZAP}''')")
+            began = time.monotonic()
+            for _ in range(40):
+                puppet.do("zap(400)")
+                watch.consume()  # the ring holds 1,400
+                if watch.table.over(number)["kills"] > 400:
+                    break
+            took = time.monotonic() - began
+            told = len([event for event in watch.ooms if event.kind == "kill"])
+            assert watch.table.over(number)["kills"] > 400
+            assert told <= KILLS_FROM_OUTSIDE + 2 + KILLS_PER_S * (took + 1)
+            # With each record of a kill comes one of the end, and with none none.
+            assert len([event for event in watch.ooms if event.kind == "exit"]) <= told
+            victim.tell("anon(96)")
+            victim.wait()
+            watch.oom(lambda e: e.kind == "exit" and e.victim_pid == victim.pid)
+            mark = next(e for e in watch.ooms if e.kind == "mark" and e.victim_pid == victim.pid)
+        assert mark.exiting is False
 
 
 @pytest.mark.once  # 3,000 forks take minutes on an emulated CPU, where no pod forks faster than its budget
