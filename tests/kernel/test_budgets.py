@@ -127,9 +127,9 @@ def test_the_ends_of_pid_namespaces_are_within_a_budget_and_hide_no_oom_kill() -
     with live.Watching(attach=False) as watch, live.cgroup("zap") as pod:
         watch.add(pod, flags=POD)
         number = cgroupfs.cgroup_id(pod)
-        small = cgroupfs.make(pod / "small")
+        many, small = cgroupfs.make(pod / "many"), cgroupfs.make(pod / "small")
         cgroupfs.set_limit(small, 48 * MIB)
-        with live.Puppet(pod) as puppet, live.Puppet(small) as victim:
+        with live.Puppet(many) as puppet, live.Puppet(small) as victim:
             puppet.do(f"exec('''{_ZAP}''')")
             began = time.monotonic()
             for _ in range(40):
