@@ -90,7 +90,7 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
     live.filled(node, node.add_pod("small"), 8)
     live.lend_pins(tmp_path)
     threshold = available_now() - 192 * MIB  # a daemon takes 60
-    # Evicting a pod of 8 MiB for that would not help, so the brake would hold it: here it is asked for the kubelet's answer.
+    # To evict a pod of 8 MiB would not help, so the brake would hold it: the kubelet's answer is asked for.
     options = ("--eviction-hard", f"memory.available<{threshold}", "--compat", "kubelet-1.36")
     with LabDaemon(node, *options, state_dir=tmp_path, machine=True) as daemon:
         name = live.rung(daemon)
