@@ -141,7 +141,7 @@ def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
 
 
 def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNode) -> None:
-    """A pod that is never evicted grows until nobody else is left."""
+    """A pod that is never evicted grows until nobody else is left: as the kubelet has it, without the brake."""
     before = oom_kills()
     pods = {
         "guaranteed": (node.add_pod("guaranteed", "Guaranteed", request=64 * MIB), 24),  # uses less than it requests
@@ -149,7 +149,7 @@ def test_three_classes_go_in_the_policys_order_down_to_the_last_pod(node: LabNod
         "besteffort": (node.add_pod("besteffort"), 32),
     }
     agent = node.add_pod("agent", priority=2_000_001_000)
-    with watching(node, below_now(220), "--enforce") as daemon:
+    with watching(node, below_now(220), "--enforce", "--compat", "kubelet-1.36") as daemon:
         hogs = {}
         for name, (pod, mib) in pods.items():
             hogs[name] = node.start_hog(pod, mib=mib)
