@@ -200,8 +200,9 @@ class Decider:
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None:
             sent, asked = self._kill_prepared(watch, coming)
-        if sent is not None:
+        if sent is not None and watch is not None:
             reading = sent.reading
+            asked = self._brake.figured(asked, watch, reading, coming)
         self._recheck_ns = None
         readings: dict[str, Reading] = {}
         observations: dict[str, Observation] = {}

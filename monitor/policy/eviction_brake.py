@@ -5,7 +5,8 @@ then costs every pod its life, however little it has, and is still there (five p
 request, died in 67 ms). Here a pod is evicted only if that can help:
 
 1. What grows is in pods that may be evicted: evictions go on, always. It is measured over the last `GREW` bytes of
-   growth; a quarter of it is enough.
+   growth; a quarter of it is enough. So is `GREW` of the first candidate alone, where that is half of it: what others
+   give back meanwhile hides nothing then.
 2. Else they are held where all candidates together have less than what is missing (`NOT_COVERED`), where what grows
    outside would use up what they have within `LASTS_NS` (`OUTGROWN`), or where the last ones gained nothing
    (`NO_GAIN`).
@@ -57,16 +58,23 @@ IN_VAIN = 2
 
 class Growth(NamedTuple):
     """What grew within ``span_ns``, in bytes: ``inside`` pods that may be evicted, and ``outside`` of all pods that are
-    known not to be critical. What ended meanwhile gave back is no negative growth of others.
+    known not to be critical. What ended meanwhile gave back is no negative growth of others. ``first``: the first
+    candidate alone, 0 where that is not known.
     """
 
     span_ns: int
     inside: int
     outside: int
+    first: int = 0
 
     @property
     def grew(self) -> int:
         return max(0, self.inside) + max(0, self.outside)
+
+    @property
+    def is_of_first(self) -> bool:
+        """Whether the first candidate is plainly the one that grows."""
+        return 2 * self.first >= max(2 * GREW, self.grew)
 
 
 class Figures(NamedTuple):
@@ -150,7 +158,7 @@ def judge(met: Iterable[Threshold], seen: Mapping[str, Observation], known: Mapp
 def answer(missing: int, line: int, figures: Figures) -> Answer:
     """Whether the first candidate is to be evicted, where ``missing`` bytes are short for a threshold of ``line``."""
     growth = figures.growth
-    if growth is not None and growth.inside >= max(NOISE, growth.grew // 4):
+    if growth is not None and (growth.is_of_first or growth.inside >= max(NOISE, growth.grew // 4)):
         return GO
     reason = _reason(missing, figures)
     if not reason:

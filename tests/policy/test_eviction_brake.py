@@ -36,7 +36,7 @@ S = 10**9
 sizes = st.integers(0, 1 << 40)
 growths = st.builds(
     Growth, span_ns=st.integers(5_000_000, 20 * S), inside=st.integers(-(1 << 34), 1 << 34),
-    outside=st.integers(-(1 << 34), 1 << 34),
+    outside=st.integers(-(1 << 34), 1 << 34), first=st.integers(-(1 << 34), 1 << 34),
 )  # fmt: skip
 figures = st.builds(
     Figures,
@@ -83,6 +83,9 @@ SMALL = Figures(
         (20, SMALL._replace(growth=Growth(S, 30 * MIB, 10 * MIB)), GO),  # the hog is in a pod
         (20, SMALL._replace(growth=Growth(S, 10 * MIB, 30 * MIB)), GO),  # a quarter of it is
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB)), Answer(False, NOT_COVERED)),  # they breathe
+        (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB, 17 * MIB)), GO),  # the first, and others give back
+        (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB, 16 * MIB)), Answer(False, NOT_COVERED)),
+        (20, SMALL._replace(growth=Growth(S, 0, 6 * MIB, 3 * MIB)), Answer(False, NOT_COVERED)),  # it breathes
         (1, SMALL._replace(growth=None, in_vain=IN_VAIN), Answer(False, NO_GAIN)),
         # Memory is about to be used up, and the first covers what is missing while it dies.
         (25, SMALL._replace(left=7 * MIB, first=40 * MIB, pods=50 * MIB), Answer(True, OUTGROWN)),
