@@ -213,6 +213,11 @@ class Brake:
             found = judge(thresholds, seen, {watch.signal: figures})
         return Asked(found, {watch.signal: figures})
 
+    @property
+    def is_of_first(self) -> bool:
+        """Whether the last crossing was let through because the first candidate itself had grown."""
+        return self._measured is not None
+
     def figured(self, asked: Asked, watch: Watch, reading: Reading, coming: Mapping[str, Coming]) -> Asked:
         """What `crossing` answered, with the figures that it had no need of. For when the signal is out: 40 us."""
         measured, self._measured = self._measured, None

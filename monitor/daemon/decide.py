@@ -42,8 +42,8 @@ RECHECK_NS = 10_000_000
 FIRST_RECHECK_NS = 250_000
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
-#: An evicted pod that grew though nobody ran in it is not asked again before this.
-ASK_NS = 100_000_000
+#: An evicted pod that grew though nobody ran in it is not asked again before this, or before it grew by so much more.
+ASK_NS, ASK_BYTES = 100_000_000, 4 << 20
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -153,15 +153,16 @@ class Decider:
         """Evicted pods that grew are candidates again if somebody runs in them: page cache that they left may turn
         active in use by others.
 
-        On v1 that is asked at leisure only, never at a crossing: reading its cgroup.procs takes a lock which another
-        reader may hold while it waits for a CPU (17 ms, measured; it cost races).
+        On v1 that is asked at leisure only: reading its cgroup.procs takes a lock which another reader may hold while
+        it waits for a CPU (17 ms, measured; it cost races). At a crossing only where another pod would go for it.
         """
         if not self._registry.grown or self._evictor.current is not None:
             return
         now = time.monotonic_ns()
         for uid in list(self._registry.grown):
             entry = self._registry.by_uid[uid]
-            if self._evictor.holds(uid) or now < entry.ask_ns:
+            more = (entry.usage or 0) - entry.floor
+            if self._evictor.holds(uid) or (now < entry.ask_ns and more < ASK_BYTES):
                 continue
             runs = cgroupfs.populated(entry.cgroup)
             if runs is None and at_leisure:
@@ -200,6 +201,8 @@ class Decider:
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None:
             sent, asked = self._kill_prepared(watch, coming)
+        if sent is None and self._registry.grown:
+            self._take_back(at_leisure=self._enforce)
         if sent is not None and watch is not None:
             reading = sent.reading
             asked = self._brake.figured(asked, watch, reading, coming)
@@ -336,8 +339,8 @@ class Decider:
         if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
             return nothing
         asked = self._brake.crossing(watch, reading, self.moved, coming)
-        if not asked.answer.go:
-            return nothing
+        if not asked.answer.go or (self._registry.grown and not self._brake.is_of_first):
+            return nothing  # who grows may be one that was evicted and runs again: ask first
         victim = self._trigger.ready(entry.uid)
         if victim is None:
             return nothing

@@ -5,8 +5,8 @@ then costs every pod its life, however little it has, and is still there (five p
 request, died in 67 ms). Here a pod is evicted only if that can help:
 
 1. What grows is in pods that may be evicted: evictions go on, always. It is measured over the last `GREW` bytes of
-   growth; a quarter of it is enough. So is `GREW` of the first candidate alone, where that is half of it: what others
-   give back meanwhile hides nothing then.
+   growth; a quarter of it is enough. So is half of it, and of `GREW`, in the first candidate alone: what others give
+   back meanwhile hides nothing then.
 2. Else they are held where all candidates together have less than what is missing (`NOT_COVERED`), where what grows
    outside would use up what they have within `LASTS_NS` (`OUTGROWN`), or where the last ones gained nothing
    (`NO_GAIN`).
@@ -74,7 +74,7 @@ class Growth(NamedTuple):
     @property
     def is_of_first(self) -> bool:
         """Whether the first candidate is plainly the one that grows."""
-        return 2 * self.first >= max(2 * GREW, self.grew)
+        return 2 * self.first >= max(GREW, self.grew)
 
 
 class Figures(NamedTuple):

@@ -273,6 +273,31 @@ def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode)
             assert live.messages(daemon, "an evicted pod runs again: it is a candidate again") == []
 
 
+def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_other_pod(node: LabNode) -> None:
+    """It was found to be empty a moment ago, and that is not asked again for 0.1 s: at a crossing it is."""
+    if multi_gen_lru():
+        pytest.skip("reading twice activates nothing under the multi-gen LRU")
+    pod = node.add_pod("phoenix")
+    name = "memory.reclaim" if cgroupfs.detect().version == 2 else "memory.force_empty"
+    reclaim = pod.cgroup / name  # covered, or outrace takes it back
+    kept = live.elsewhere(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
+    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
+    with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=kept) as daemon:
+        with live.Puppet(pod.containers["c0"]) as puppet:
+            puppet.do(f"write('{files}/a', 12)")
+            puppet.tell("anon(100)")
+            evicted(daemon, pod)
+        neighbour = live.filled(node, node.add_pod("neighbour"), 8)
+        with live.cgroup("reader") as outside, live.Puppet(outside) as reader, live.Puppet(outside) as restarted:
+            since = len(daemon.log)
+            reader.do(f"read('{files}/a'); read('{files}/a')")
+            restarted.tell(f"open('{pod.containers['c0']}/cgroup.procs', 'w').write('0'); anon(100)")
+            live.message(daemon, "evicting", since)
+            assert restarted.process.wait() == -signal.SIGKILL
+        assert decided(daemon) == ["phoenix"] * 2
+        assert neighbour.process.poll() is None
+
+
 @pytest.mark.once
 def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
     pod = node.add_pod("critical", priority=2_000_000_000)

@@ -85,7 +85,7 @@ SMALL = Figures(
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB)), Answer(False, NOT_COVERED)),  # they breathe
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB, 17 * MIB)), GO),  # the first, and others give back
         (20, SMALL._replace(growth=Growth(S, 3 * MIB, 30 * MIB, 16 * MIB)), Answer(False, NOT_COVERED)),
-        (20, SMALL._replace(growth=Growth(S, 0, 6 * MIB, 3 * MIB)), Answer(False, NOT_COVERED)),  # it breathes
+        (20, SMALL._replace(growth=Growth(S, 0, 3 * MIB, MIB)), Answer(False, NOT_COVERED)),  # it breathes
         (1, SMALL._replace(growth=None, in_vain=IN_VAIN), Answer(False, NO_GAIN)),
         # Memory is about to be used up, and the first covers what is missing while it dies.
         (25, SMALL._replace(left=7 * MIB, first=40 * MIB, pods=50 * MIB), Answer(True, OUTGROWN)),
