@@ -12,24 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monitor.daemon import choice
-from monitor.daemon.choice import Repeats
-from monitor.daemon.config import RunConfig
-from monitor.daemon.journal import figures_of, outcome_json, state_json, state_of
-from monitor.daemon.judge import judge
 from monitor.errors import MonitorError
-from monitor.policy import acting
-from monitor.policy.eras import era
+from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_of
+from monitor.policy import acting, eviction_facts
 from monitor.policy.eviction_brake import judge as judge_brake
+from monitor.policy.eviction_facts import Repeats
+from monitor.policy.eviction_order import Standing
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
+from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.standing import Standing
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.snapshot import state_from_json
-from monitor.report.recording import Damage, Reader
+from monitor.settings.config import RunConfig
+from monitor.side.judge import judge
+from monitor.side.recording import Damage, Reader
 
 #: Differences shown; the number of all is given.
 _SHOWN = 20
@@ -155,14 +154,18 @@ class Passes:
         decision = None
         # Recordings of earlier versions, which waited for nothing and held nobody, have none of these.
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
-        waits = outcome.victim is not None and not value.get("forced") and choice.waits(outcome, observations, coming)
+        waits = (
+            outcome.victim is not None
+            and not value.get("forced")
+            and eviction_facts.waits(outcome, observations, coming)
+        )
         brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
         acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
         if outcome.victim is not None and acts and (brake.go or value["forced"]):
             crossed_ns = value["crossed_ns"] if acting.of_memory(outcome) else 0
-            facts = choice.facts(outcome, observations, brake.reason)
+            facts = eviction_facts.facts(outcome, observations, brake.reason)
             facts["given_s"] = acting.grace_s(outcome)
-            decision = self._act(value, facts, outcome.victim, choice.subject(outcome), crossed_ns)
+            decision = self._act(value, facts, outcome.victim, eviction_facts.subject(outcome), crossed_ns)
         if self._compare:
             self._check("decision", number, value["decision"], decision)
             self._check("outcome", number, value["outcome"], outcome_json(outcome))
@@ -173,7 +176,7 @@ class Passes:
         """A pod over a limit of its own."""
         namespace, _, name = value["name"].rpartition("/")
         victim = Candidate(value["pod"], namespace, name, 0, 0, None, False)
-        facts = choice.limit_facts(value["message"])
+        facts = eviction_facts.limit_facts(value["message"])
         facts["given_s"] = facts["grace_s"]
         decision = self._act(value, facts, victim, value["pod"], 0)
         if self._compare:
@@ -194,7 +197,7 @@ class Passes:
         if fired is not None:
             uid, name = fired
             facts["given_s"] = 0  # the kernel's trigger sends SIGKILL
-        made = choice.recorded(
+        made = eviction_facts.recorded(
             {
                 "id": self._id,
                 **facts,

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.daemon.settings import build
 from monitor.errors import ConfigError
 from monitor.pods import manifest_files
+from monitor.settings.read import build
 
 #: 351 bytes; printed it is 120 MiB.
 LAUGHS = 'a: &a ["lol","lol","lol","lol","lol","lol","lol","lol","lol"]\n' + "".join(

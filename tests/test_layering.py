@@ -1,4 +1,4 @@
-"""Which part may import which: the policy is pure, and bcc stays in the loader."""
+"""Which part may import which: no import goes upwards or across, the policy is pure, and bcc stays in the loader."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MONITOR = ROOT / "monitor"
 POLICY = sorted((MONITOR / "policy").glob("**/*.py"))
+#: Part -> the parts it may import, beside itself, errors, documents and the version. Nothing imports the lab; hot and
+#: side, the two processes, know nothing of each other but what `link` has.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "documents": set(),
+    "policy": set(),
+    "race": {"policy"},
+    "kernel": {"race"},
+    "pods": {"kernel", "policy"},
+    "link": {"kernel", "race"},
+    "settings": {"kernel", "pods", "policy"},
+    "sources": {"kernel", "link", "policy", "settings"},
+    "actions": {"kernel", "pods", "policy"},
+    "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
+    "side": {"actions", "kernel", "link", "pods", "policy", "race", "settings"},
+    "replay": {"hot", "policy", "race", "settings", "side"},
+    "cli": {"actions", "hot", "kernel", "link", "pods", "policy", "race", "replay", "settings", "side", "sources"},
+    "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
+}
+ANYWHERE = {"", "errors", "documents"}
 #: What would let the policy see the world: files, clocks, sockets, processes, foreign memory, chance.
 IMPURE = {
     "asyncio",
@@ -37,17 +57,68 @@ IMPURE = {
 }
 
 
-def imported(source: str) -> Iterator[str]:
-    """Every module a source imports, wherever in it, also by name at run time."""
+def imported(source: str, members: bool = False) -> Iterator[str]:
+    """Every module a source imports, wherever in it, also by name at run time.
+
+    ``members``: what `from monitor import ...` brings is a module too.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
+            module = "." * node.level + (node.module or "")
+            if members and module == "monitor":
+                yield from (f"monitor.{alias.name}" for alias in node.names if alias.name != "__version__")
+            else:
+                yield module
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in ("import_module", "__import__"):
                 yield str(node.args[0].value)
+
+
+def part_of(module: str) -> str:
+    """`monitor.hot.gauge` is in `hot`; the package itself, with its version, is ""."""
+    return ([*module.split("."), ""])[1]
+
+
+def upwards(part: str, source: str) -> list[str]:
+    """Modules of ours that a source of this part imports and may not."""
+    names = {name for name in imported(source, members=True) if name.split(".")[0] == "monitor"}
+    return sorted(name for name in names if part_of(name) not in MAY_IMPORT[part] | ANYWHERE | {part})
+
+
+@pytest.mark.parametrize("path", sorted(MONITOR.glob("**/*.py")), ids=lambda path: str(path.relative_to(MONITOR)))
+def test_nothing_is_imported_from_above(path: Path) -> None:
+    part = path.relative_to(MONITOR).parts[0].removesuffix(".py")
+    if part != "__init__":
+        assert upwards(part, path.read_text()) == []
+
+
+def test_the_parts_have_an_order() -> None:
+    below: set[str] = set()
+    while len(below) < len(MAY_IMPORT):
+        next_ones = {part for part, others in MAY_IMPORT.items() if part not in below and others <= below}
+        assert next_ones, f"a circle in {set(MAY_IMPORT) - below}"
+        below |= next_ones
+    assert not any("lab" in others for others in MAY_IMPORT.values())
+    assert "hot" not in MAY_IMPORT["side"]
+    assert "side" not in MAY_IMPORT["hot"]
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("hot", "from monitor.side.view import View"),
+        ("hot", "from monitor import side"),
+        ("side", "def f():\n    from monitor.hot import gauge"),
+        ("kernel", "import monitor.pods.model"),
+        ("cli", "from monitor.lab.node import LabNode"),
+        ("policy", "import importlib\nimportlib.import_module('monitor.kernel.wire')"),
+    ],
+)
+def test_the_check_of_parts_can_fail(part: str, source: str) -> None:
+    assert upwards(part, source)
 
 
 def complaints(source: str) -> list[str]:

@@ -16,7 +16,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.containers import may_be_sandbox
 from monitor.pods.model import FoundPod
-from monitor.policy.eras import CURRENT, Era
+from monitor.policy.releases import CURRENT, Era
 
 #: The value of Guaranteed pods and of system-node-critical ones, whatever their class.
 _GUARANTEED = -997
@@ -35,7 +35,7 @@ _REMEDY = "give outrace CAP_SYS_RESOURCE (systemd: CapabilityBoundingSet, Kubern
 
 
 class Logger(Protocol):
-    """What `monitor.report.log.Log` is called like."""
+    """What `monitor.side.export.log.Log` is called like."""
 
     def __call__(self, level: str, message: str, /, **fields: object) -> None: ...
 

@@ -27,7 +27,7 @@ _TAIL = 4096
 
 
 class Logger(Protocol):
-    """What `monitor.report.log.Log` is called like."""
+    """What `monitor.side.export.log.Log` is called like."""
 
     def __call__(self, level: str, message: str, /, **fields: object) -> None: ...
 

@@ -11,15 +11,12 @@ import click
 
 from monitor.cli.options import configuration_options, resolve
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.daemon.config import RunConfig
-from monitor.daemon.settings import SETTINGS, Resolved, check_enforced
-from monitor.daemon.settings import resolve as resolve_settings
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
-from monitor.policy.eras import era
 from monitor.policy.errors import PolicyError
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
+from monitor.policy.releases import era
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
     CONTAINERFS,
@@ -33,6 +30,9 @@ from monitor.policy.signals import (
     PID,
     RESOURCE,
 )
+from monitor.settings.config import RunConfig
+from monitor.settings.read import SETTINGS, Resolved, check_enforced
+from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
 _NOT_LISTED = ("eviction-hard", "eviction-soft", "eviction-soft-grace-period", "eviction-minimum-reclaim", "record")

@@ -15,12 +15,12 @@ from typing import Any
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.daemon.config import RunConfig, fastest_fill
 from monitor.errors import EXIT_CANNOT, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import charging, headers, instances, meminfo, mounts, pace, rungs
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
+from monitor.settings.config import RunConfig, fastest_fill
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
 CAPABILITIES = {

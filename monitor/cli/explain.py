@@ -17,9 +17,9 @@ from monitor.cli.output import output_option, print_json
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.pods.source import open_source
-from monitor.policy.eras import ERAS, Era, era
 from monitor.policy.errors import PolicyError
 from monitor.policy.explain import comparisons, contrast, first_disagreement
+from monitor.policy.releases import ERAS, Era, era
 from monitor.policy.signals import IN_BYTES, RESOURCE, SIGNALS
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold

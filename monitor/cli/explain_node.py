@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from monitor.cli.top_frame import Node
-from monitor.daemon.config import RunConfig
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, limited, measure, process_stats
-from monitor.policy.eras import Era, era
+from monitor.policy.eviction_pass import ManagerConfig, ManagerState, PassResult, manage
 from monitor.policy.layout import DiskLayout
-from monitor.policy.manager import ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.releases import Era, era
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, SIGNALS
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import State, synchronize
 from monitor.policy.victims import Ranked, rank_pods
+from monitor.settings.config import RunConfig
 
 #: The daemon is on this machine; one that does not answer by then is not waited for.
 _TIMEOUT_S = 2.0

@@ -14,9 +14,9 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
+from monitor.policy.eviction_pass import container_usage
 from monitor.policy.explain import changes, contrast, why_class, why_critical, why_request
 from monitor.policy.local_storage import storage_violation
-from monitor.policy.manager import container_usage
 from monitor.policy.messages import eviction_message
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation

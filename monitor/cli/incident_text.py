@@ -15,8 +15,8 @@ import click
 
 from monitor.cli.output import format_bytes, table_lines
 from monitor.race.advisor import Advised
-from monitor.race.words import quantity
-from monitor.report.incident_file import unix_time
+from monitor.race.units import quantity
+from monitor.side.incidents.file import unix_time
 
 Json = Mapping[str, Any]
 
@@ -320,7 +320,7 @@ def _activated(step: Json) -> str:
     return f"page cache had become active in {clean(step['domain'])}: {shift}"
 
 
-#: One for each kind of step that monitor/race/steps.py makes.
+#: One for each kind of step that monitor/race/timeline.py makes.
 _WORDS: dict[str, Callable[[Json], str]] = {
     "crossed": _crossed,
     "seen": lambda step: f"{clean(step['by'])} sees it",

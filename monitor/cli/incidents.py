@@ -21,7 +21,7 @@ from monitor.errors import MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.race.incident import FLAGS, VERDICTS
-from monitor.report.incident_reader import FILE_NAME, REMEDY, IncidentReader
+from monitor.side.incidents.reader import FILE_NAME, REMEDY, IncidentReader
 
 F = TypeVar("F", bound=Callable[..., Any])
 

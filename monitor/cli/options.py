@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from monitor.daemon.config import LOG_FORMATS
 from monitor.kernel.rungs import NAMES
 from monitor.policy.compat import CHOICES
-from monitor.policy.eras import ERAS
+from monitor.policy.releases import ERAS
 from monitor.policy.translate import BOOLEANS
+from monitor.settings.config import LOG_FORMATS
 
 if TYPE_CHECKING:
-    from monitor.daemon.settings import Resolved
+    from monitor.settings.read import Resolved
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
 
     ``options`` by parameter name, as click passes them (``eviction_hard``); None means not given.
     """
-    from monitor.daemon.settings import read
+    from monitor.settings.read import read
 
     flags = {name.replace("_", "-"): value for name, value in options.items()}
     for name in _KUBELETS_BOOLEANS:

@@ -10,12 +10,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, table_lines
-from monitor.daemon import values
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
-from monitor.policy.eras import ERAS
+from monitor.policy.releases import ERAS
 from monitor.policy.signals import IN_BYTES, RESOURCE
 from monitor.race.incident import timestamp
-from monitor.report.recording import Reader
+from monitor.settings import values
+from monitor.side.recording import Reader
 
 if TYPE_CHECKING:
     from monitor.replay import Replayed

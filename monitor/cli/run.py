@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from monitor.cli.options import configuration_options, resolve
-from monitor.daemon.config import CONFIG_FD, RunConfig
-from monitor.daemon.ladder import announcement
-from monitor.daemon.stats import SharedStats
-from monitor.daemon.supervise import Side
 from monitor.errors import CannotError, MonitorError
+from monitor.hot.ladder import announcement
+from monitor.hot.supervise import Side
 from monitor.kernel.rungs import BPF_RUNGS
+from monitor.link.counters import SharedStats
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.report.log import Log
+from monitor.settings.config import CONFIG_FD, RunConfig
+from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
@@ -48,7 +48,7 @@ def run(**options: Any) -> None:
 
 def start(config: RunConfig) -> NoReturn:
     """Take what the daemon needs and become it. Raises MonitorError with one line and its exit code."""
-    from monitor.daemon.settings import check_enforced
+    from monitor.settings.read import check_enforced
 
     check_enforced(config)
     if os.geteuid() != 0:
@@ -56,7 +56,7 @@ def start(config: RunConfig) -> NoReturn:
     config = _with_disks(_with_node(config))
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
-    from monitor.daemon import ladder
+    from monitor.hot import ladder
     from monitor.kernel import instances, loader
 
     config, loaded = ladder.take(config)
@@ -81,7 +81,7 @@ def start(config: RunConfig) -> NoReturn:
     for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.daemon.hot"])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.hot.main"])
 
 
 def _with_node(config: RunConfig) -> RunConfig:

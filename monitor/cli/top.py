@@ -15,8 +15,8 @@ from monitor.cli.brake_text import brake_lines
 from monitor.cli.output import format_bytes, output_option, print_json, table_lines
 from monitor.cli.top_frame import Node
 from monitor.cli.top_limits import cells, columns, container_lines
-from monitor.daemon.config import RunConfig
 from monitor.pods.source import open_source
+from monitor.settings.config import RunConfig
 
 _REFRESH_S = 1.0
 _MEMORY = ("usage", "active_file", "inactive_file", "working_set")
@@ -62,9 +62,9 @@ def top(once: bool, output: str, **flags: Any) -> None:
 
 def _config(flags: Mapping[str, str | None]) -> RunConfig:
     """The flags, checked as `outrace run` checks them."""
-    from monitor.daemon.settings import build
     from monitor.policy.errors import PolicyError
     from monitor.policy.thresholds import parse_flag_map
+    from monitor.settings.read import build
 
     given = {name.replace("_", "-"): value for name, value in flags.items()}
     try:

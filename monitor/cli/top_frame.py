@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from monitor.cli.top_limits import limit_fields, pod_fields
-from monitor.daemon.config import RunConfig
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
@@ -18,6 +17,7 @@ from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource, pod_message
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.thresholds import Threshold
+from monitor.settings.config import RunConfig
 
 #: The daemon is on this machine; one that does not answer by then is not waited for.
 _TIMEOUT_S = 2.0

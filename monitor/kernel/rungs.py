@@ -139,7 +139,7 @@ def _psi_problem() -> tuple[str, str]:
 
 
 def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None = None) -> Bound:
-    """What a rung can promise near a threshold, as the metrics have it (monitor/daemon: gauge.py, softrecords.py).
+    """What a rung can promise near a threshold, as the metrics have it (monitor/hot: gauge.py, polled_records.py).
 
     ``machine``: else a cgroup is the node. ``hidden``: bytes of inactive page cache; None: so much that it hides any
     growth from the thresholds of `eventfd`.

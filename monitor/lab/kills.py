@@ -22,7 +22,7 @@ from monitor.kernel.kmsg import Killed, Kmsg
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, PATIENCE_S, Hog, LabNode
 from monitor.lab.race import populate
-from monitor.report.incident_reader import FILE_NAME, IncidentReader
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
 HOT, SIDE = "hot", "side"
 NODE_BYTES = 256 * MIB

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, Child, LabNode
-from monitor.report.incident_reader import IncidentReader
+from monitor.side.incidents.reader import IncidentReader
 
 #: What each kind holds at once at most. Up to half of the rest may be active page cache, which the kubelet's formula
 #: counts like memory: still 170 MiB of 512 are available, and the threshold is 100.

@@ -26,7 +26,7 @@ from monitor.lab.node import MIB, Hog, LabNode, LabPod
 from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, Truth, judged, unix
 from monitor.race.badness import likely_victim
 from monitor.race.forecast import Point
-from monitor.report.incident_reader import IncidentReader
+from monitor.side.incidents.reader import IncidentReader
 
 #: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
 PATIENCE_S = 120.0

@@ -12,8 +12,8 @@ from typing import Any
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
-from monitor.policy.eras import CURRENT, Era
 from monitor.policy.pods import Pod
+from monitor.policy.releases import CURRENT, Era
 
 #: With inotify a rescan only repairs what no event told (a network file system, an overflowed queue). One scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.

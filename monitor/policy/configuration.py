@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from monitor.policy.eras import CURRENT, Era
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
+from monitor.policy.releases import CURRENT, Era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
 from monitor.policy.thresholds import LESS_THAN, Threshold
 

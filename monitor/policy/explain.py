@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from monitor.policy.eras import CURRENT, Era
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout, measured
 from monitor.policy.pods import Container, Pod, Resources
 from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Key
+from monitor.policy.releases import CURRENT, Era
 from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats

@@ -19,9 +19,9 @@ from monitor.policy.configuration import (
     Settings,
     Source,
 )
-from monitor.policy.eras import CURRENT, Era
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import Quantity
+from monitor.policy.releases import CURRENT, Era
 from monitor.policy.reservation import reserve
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,

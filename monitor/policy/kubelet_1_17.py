@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from monitor.policy.eras import Era
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, GUARANTEED, is_critical, qos_class
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
+from monitor.policy.releases import Era
 from monitor.policy.signals import CONTAINERFS, CONTAINERFS_INODES, MEMORY_SIGNALS, PID, RESOURCE, SIGNALS
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import disk_key, disk_usage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from monitor.policy.eras import Era
 from monitor.policy.kubelet_1_17 import (
     GUARANTEED_ADJ,
     adj_by_class,
@@ -17,6 +16,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.quantity import ZERO
 from monitor.policy.ranking import Candidate, Key, candidate
+from monitor.policy.releases import Era
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
     IMAGEFS,

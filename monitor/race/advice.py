@@ -9,7 +9,7 @@ from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
 from monitor.race.formula import last_sample
-from monitor.race.words import quantity, rate, size, span
+from monitor.race.units import quantity, rate, size, span
 
 #: Polling and the least grace: 10 s + 2 s from a crossing until a kubelet's victim is gone, at worst.
 KUBELET_NS = 12_000_000_000

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race.codec import Record
-from monitor.race.curve import Curve
 from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
 from monitor.race.facts import Facts, growth
+from monitor.race.series import Curve
 
 #: Times looked at, in ms: from outrace's reaction over a notified kubelet's 2.05-2.25 s to the 12 s of one that polls.
 #: In between growth is taken as even.

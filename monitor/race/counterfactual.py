@@ -20,7 +20,7 @@ from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation, notification_level
 from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
 from monitor.race.codec import Record
-from monitor.race.curve import Curve
+from monitor.race.series import Curve
 from monitor.race.staleness import first_victim
 
 POLL, MEMCG = "poll", "memcg"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from monitor.policy.ranking import Candidate, Key, memory_key
-from monitor.race.curve import Curve
+from monitor.race.series import Curve
 
 BUSY_NS = 10_000_000_000
 QUIET_NS = 15_000_000_000

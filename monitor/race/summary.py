@@ -8,7 +8,7 @@ from monitor.race.evictions import Eviction
 from monitor.race.facts import Facts
 from monitor.race.flags import braked_at, collateral, wrong_victim
 from monitor.race.margins import held, thought_in_time
-from monitor.race.words import listed, size, span
+from monitor.race.units import listed, size, span
 
 
 def summary(

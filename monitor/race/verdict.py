@@ -21,9 +21,9 @@ from monitor.race.flags import flags
 from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
 from monitor.race.margins import balance, margins, thought_in_time
-from monitor.race.steps import steps
 from monitor.race.summary import summary
-from monitor.race.words import listed
+from monitor.race.timeline import steps
+from monitor.race.units import listed
 
 #: Of a path in an incident's id; a longer name of a single directory is kept.
 _ID_CHARS = 64

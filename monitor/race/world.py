@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race.counterfactual import World
-from monitor.race.curve import Curve
 from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
 from monitor.race.facts import Facts, growth
+from monitor.race.series import Curve
 
 _SIGNAL = {NODE: MEMORY, KUBEPODS: ALLOCATABLE_MEMORY}
 #: A curve that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from monitor.actions.oomadj import OomScores
-from monitor.daemon.config import RunConfig
-from monitor.daemon.diskwatch import DiskWatch
-from monitor.daemon.races import Races
-from monitor.daemon.stats import SharedStats
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
-from monitor.report.log import Log
-from monitor.report.metrics import Metrics
-from monitor.report.view import View
-from monitor.report.worker import Worker
+from monitor.link.counters import SharedStats
+from monitor.settings.config import RunConfig
+from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
+from monitor.side.export.metrics import Metrics
+from monitor.side.races import Races
+from monitor.side.view import View
+from monitor.side.worker import Worker
 
 _SUFFIXES = {
     "counter": ("_total",),

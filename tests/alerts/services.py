@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from monitor.report.alerts import Alert
-from monitor.report.alertsend import AlertSender
-from monitor.report.log import Log
+from monitor.side.alerts.rules import Alert
+from monitor.side.alerts.send import AlertSender
+from monitor.side.export.log import Log
 from tests.live import environment, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,9 +225,9 @@ def sender(
 _CHILD = """
 import json, sys
 from pathlib import Path
-from monitor.report.alerts import Alert
-from monitor.report.alertsend import AlertSender
-from monitor.report.log import Log
+from monitor.side.alerts.rules import Alert
+from monitor.side.alerts.send import AlertSender
+from monitor.side.export.log import Log
 options = json.loads(sys.argv[1])
 sender = AlertSender(Path(options["state"]), options["alertmanagers"], options["webhooks"], Log(), "node1")
 sender.start()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.report.alerts import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
-from monitor.report.alertsend import AlertSender
+from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
+from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import OOM_DURING_GRACE
 from tests.alerts.services import Alertmanager, Child, LogLines, Webhook, binary, fetch, sender
 from tests.live import until

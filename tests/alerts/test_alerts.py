@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.report import alerts
-from monitor.report.alerthttp import address, check_url
-from monitor.report.alertqueue import FIRING, RESOLVED, Change
-from monitor.report.alertreceiver import alertmanager_body, webhook_body
-from monitor.report.alerts import HOLD_S, Alert, alerts_for, alerts_for_state, fingerprint, rfc3339
+from monitor.settings.urls import check_url
+from monitor.side.alerts import rules
+from monitor.side.alerts.http_post import address
+from monitor.side.alerts.queue import FIRING, RESOLVED, Change
+from monitor.side.alerts.receiver import alertmanager_body, webhook_body
+from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, alerts_for_state, fingerprint, rfc3339
 from tests.alerts.examples import EVICTION_WON, OOM_DURING_GRACE, OWN_LIMIT
 
 VICTIM = OOM_DURING_GRACE["oom_victims"][0]
@@ -28,28 +29,28 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("incident", "expected"),
     [
-        (EVICTION_WON, [(alerts.EVICTION, "warning")]),
-        ({**EVICTION_WON, "observed": True}, [(alerts.EVICTION, "info")]),
+        (EVICTION_WON, [(rules.EVICTION, "warning")]),
+        ({**EVICTION_WON, "observed": True}, [(rules.EVICTION, "info")]),
         (
             {**EVICTION_WON, "flags": ["over_eviction"]},
-            [(alerts.EVICTION, "warning"), (alerts.OVER_EVICTION, "warning")],
+            [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")],
         ),
-        (OOM_DURING_GRACE, [(alerts.OOM_KILL, "critical"), (alerts.WRONG_VICTIM, "warning")]),
+        (OOM_DURING_GRACE, [(rules.OOM_KILL, "critical"), (rules.WRONG_VICTIM, "warning")]),
         *(
-            ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(alerts.OOM_KILL, "critical")])
+            ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(rules.OOM_KILL, "critical")])
             for verdict in ("oom_unseen", "oom_before_decision", "oom_during_grace", "oom_after_eviction")
         ),
-        (OWN_LIMIT, [(alerts.OWN_LIMIT, "info")]),
+        (OWN_LIMIT, [(rules.OWN_LIMIT, "info")]),
         ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": []}, []),
         ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["user_kill"]}, []),
         ({**OWN_LIMIT, "verdict": "relieved", "oom_victims": [], "flags": ["already_exiting"]}, []),
         ({**OWN_LIMIT, "verdict": "undetermined", "oom_victims": [], "flags": ["lost_events"]}, []),
-        ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(alerts.OOM_KILL, "warning")]),
-        ({**OOM_DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(alerts.OOM_KILL, "critical")]),
+        ({**OWN_LIMIT, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "warning")]),
+        ({**OOM_DURING_GRACE, "verdict": "undetermined", "flags": ["lost_events"]}, [(rules.OOM_KILL, "critical")]),
         # Only observed: outrace would have won, and somebody died.
         (
             {**EVICTION_WON, "observed": True, "oom_victims": [VICTIM]},
-            [(alerts.OOM_KILL, "warning"), (alerts.EVICTION, "info")],
+            [(rules.OOM_KILL, "warning"), (rules.EVICTION, "info")],
         ),
     ],
 )
@@ -68,7 +69,7 @@ def test_one_alert_for_each_pod_that_lost_somebody() -> None:
 def test_a_machine_full_of_victims_is_bounded() -> None:
     victims = [{**VICTIM, "pod": f"ns/p{n}"} for n in range(500)]
     found = alerts_for({**OOM_DURING_GRACE, "oom_victims": victims}, "n")
-    assert len([alert for alert in found if alert.name == alerts.OOM_KILL]) == alerts.MAX_PODS
+    assert len([alert for alert in found if alert.name == rules.OOM_KILL]) == rules.MAX_PODS
     assert found[0].annotations["victims"].endswith("; and 490 more")
 
 
@@ -140,13 +141,13 @@ def test_alerts_of_the_state() -> None:
         },
     )
     assert [(a.name, a.labels["severity"], a.starts_at, a.ends_at) for a in found] == [
-        (alerts.PRESSURE, "warning", 1000, None),
-        (alerts.PRESSURE, "info", 1000, None),
-        (alerts.EVICTIONS_BRAKED, "critical", 1000, None),
-        (alerts.VICTIM_MISMATCH, "warning", 1000, None),
-        (alerts.TIME_TO_OOM, "warning", 1000, None),
-        (alerts.EVENTS_LOST, "warning", 1000, 1000 + HOLD_S),
-        (alerts.NOT_READY, "critical", 969, None),
+        (rules.PRESSURE, "warning", 1000, None),
+        (rules.PRESSURE, "info", 1000, None),
+        (rules.EVICTIONS_BRAKED, "critical", 1000, None),
+        (rules.VICTIM_MISMATCH, "warning", 1000, None),
+        (rules.TIME_TO_OOM, "warning", 1000, None),
+        (rules.EVENTS_LOST, "warning", 1000, 1000 + HOLD_S),
+        (rules.NOT_READY, "critical", 969, None),
     ]
     assert found[0].annotations == {
         "summary": "memory.available on n is below its hard eviction threshold",

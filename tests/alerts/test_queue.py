@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.report import alertqueue
-from monitor.report.alertjournal import COMPACT_BYTES, Journal, decode, encode, journal_path
-from monitor.report.alertqueue import EXTEND_S, FIRING, RESOLVED, Outbox
-from monitor.report.alerts import HOLD_S, Alert
-from monitor.report.alertsend import AlertSender
+from monitor.side.alerts import queue
+from monitor.side.alerts.journal import COMPACT_BYTES, Journal, decode, encode, journal_path
+from monitor.side.alerts.queue import EXTEND_S, FIRING, RESOLVED, Outbox
+from monitor.side.alerts.rules import HOLD_S, Alert
+from monitor.side.alerts.send import AlertSender
 from tests.alerts.services import LogLines
 from tests.live import until
 
@@ -147,7 +147,7 @@ def test_a_webhook_hears_late_what_happened_when() -> None:
 
 @pytest.mark.parametrize("every", [True, False])
 def test_the_oldest_resolved_is_dropped_first(every: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertqueue, "MAX_WAITING", 3)
+    monkeypatch.setattr(queue, "MAX_WAITING", 3)
     outbox = Outbox(every)
     for name in "AB":
         outbox.fire(lasting(name))
@@ -169,7 +169,7 @@ def test_the_oldest_resolved_is_dropped_first(every: bool, monkeypatch: pytest.M
 
 
 def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertqueue, "MAX_ACTIVE", 10)
+    monkeypatch.setattr(queue, "MAX_ACTIVE", 10)
     outbox = Outbox(every=False)
     for n in range(25):
         outbox.fire(lasting(f"A{n}"))
@@ -180,7 +180,7 @@ def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_disk_that_hangs_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes the operations: they are replaced by one snapshot, which says the same."""
-    monkeypatch.setattr(alertqueue, "MAX_OPERATIONS", 10)
+    monkeypatch.setattr(queue, "MAX_OPERATIONS", 10)
     outbox = Outbox(every=True)
     for n in range(50):
         outbox.fire(lasting(f"A{n}"))
@@ -417,8 +417,8 @@ def test_the_caller_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for n in range(10_000):
         sending.fire(lasting(f"A{n}", time.time()))
     (found,) = sending.counters.values()
-    assert found["waiting"] == alertqueue.MAX_WAITING
-    assert found["dropped"] >= 10_000 - alertqueue.MAX_WAITING
+    assert found["waiting"] == queue.MAX_WAITING
+    assert found["dropped"] >= 10_000 - queue.MAX_WAITING
     stuck.set()
     sending.close(10)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from monitor.report import alerts
+from monitor.side.alerts.rules import NAMES, runbook
 from tests.alerts.exported import exported_names
 from tests.alerts.services import DEPLOY, ROOT, binary
 
@@ -87,14 +87,14 @@ def test_the_unit_tests_notice_a_rule_that_is_wrong(name: str, tmp_path: Path) -
 
 def test_pushed_alerts_and_rules_have_the_same_names() -> None:
     by_rule_alone = {"OutraceAlertsNotDelivered", "OutraceIncidentStoreFailing", "OutraceUncounted"}
-    assert set(alerts.NAMES) == set(rules()) - by_rule_alone
+    assert set(NAMES) == set(rules()) - by_rule_alone
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, rule in rules().items():
-        assert rule["annotations"]["runbook_url"] == alerts.runbook(name)
+        assert rule["annotations"]["runbook_url"] == runbook(name)
         assert rule["labels"]["source"] == "rule"
-        text = (ROOT / alerts.runbook(name)).read_text()
+        text = (ROOT / runbook(name)).read_text()
         assert text.startswith(f"# {name}\n")
         assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(rules())

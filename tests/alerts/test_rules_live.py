@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from monitor.report import http
+from monitor.side.export import http
 from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, free_port, process, sender
 from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until

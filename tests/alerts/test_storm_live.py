@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli.bench_alerts import receiver, storm
 from monitor.errors import MonitorError
 from monitor.kernel.sched import HURRIED, hurry, take_time
 from monitor.lab import receivers
+from monitor.lab.bench_alerts import receiver, storm
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.receivers import Alertmanager
 from tests import live

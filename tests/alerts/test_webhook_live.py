@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.report import alerthttp
-from monitor.report.alerts import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
-from monitor.report.alertsend import AlertSender
+from monitor.side.alerts import http_post
+from monitor.side.alerts.rules import EVICTION, OOM_KILL, PRESSURE, Alert, alerts_for, rfc3339
+from monitor.side.alerts.send import AlertSender
 from tests.alerts.examples import EVICTION_WON
 from tests.alerts.services import Child, LogLines, Webhook, binary, sender
 from tests.live import until
@@ -165,7 +165,7 @@ def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
 
 def test_an_answer_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps every single read in time, so the whole post has a limit too."""
-    monkeypatch.setattr(alerthttp, "TOTAL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_post, "TOTAL_TIMEOUT_S", 0.3)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -180,8 +180,8 @@ def test_an_answer_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.Mo
 
         thread = threading.Thread(target=drip)
         thread.start()
-        with pytest.raises(alerthttp.PostError):
-            alerthttp.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
+        with pytest.raises(http_post.PostError):
+            http_post.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
         stop.set()
         thread.join()
 
@@ -200,10 +200,10 @@ def test_a_huge_answer_is_not_read(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=flood)
         thread.start()
-        answer = alerthttp.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
+        answer = http_post.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
         thread.join()
     assert answer.ok
-    assert len(answer.text) == alerthttp.MAX_ANSWER
+    assert len(answer.text) == http_post.MAX_ANSWER
 
 
 def test_login_in_the_url_becomes_basic_authentication(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_login_in_the_url_becomes_basic_authentication(tmp_path: Path) -> None:
         thread = threading.Thread(target=listen)
         thread.start()
         port = server.getsockname()[1]
-        assert alerthttp.post(f"http://me:s%20cret@127.0.0.1:{port}/a?b=c", b"{}", "outrace/1").ok
+        assert http_post.post(f"http://me:s%20cret@127.0.0.1:{port}/a?b=c", b"{}", "outrace/1").ok
         thread.join()
     head = heard[0].decode()
     assert head.startswith("POST /a?b=c HTTP/1.1\r\n")
@@ -255,9 +255,9 @@ def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"https://localhost:{server.getsockname()[1]}/"
-        with pytest.raises(alerthttp.PostError, match=r"(?i)certificate"):
-            alerthttp.post(url, b"{}", "test")
+        with pytest.raises(http_post.PostError, match=r"(?i)certificate"):
+            http_post.post(url, b"{}", "test")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SSL_CERT_FILE", str(certificate))
-            assert alerthttp.post(url, b"{}", "test").ok
+            assert http_post.post(url, b"{}", "test").ok
         thread.join()

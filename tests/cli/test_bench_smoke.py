@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from monitor.cli import bench_footprint, bench_pods
 from monitor.kernel import cgroupfs, loader, pins
+from monitor.lab import bench_footprint, bench_pods
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,10 +22,10 @@ from monitor.cli import options
 from monitor.cli.config import _thresholds, check, show
 from monitor.cli.main import main
 from monitor.cli.run import run
-from monitor.daemon.settings import SETTINGS, read
 from monitor.kernel import disks, meminfo
 from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
+from monitor.settings.read import SETTINGS, read
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 

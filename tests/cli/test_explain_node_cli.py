@@ -12,7 +12,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.lab.node import LabNode
-from monitor.policy.eras import ERAS
+from monitor.policy.releases import ERAS
 from tests.cli.explain_node import MEMORY, NOTHING, explain, explained_node, names, options, text
 from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, outrace, until
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monitor.lab.node import LabNode, LabPod
-from monitor.policy.eras import ERAS
+from monitor.policy.releases import ERAS
 from tests.cli.explain_node import MEMORY, NOTHING, explain, explained_node, names, text
 from tests.live import MIB, filled
 

@@ -21,8 +21,8 @@ import live
 from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
 
 from monitor.cli import incident_text
-from monitor.report.incidents import IncidentStore
-from monitor.report.log import Log
+from monitor.side.export.log import Log
+from monitor.side.incidents.store import IncidentStore
 
 UTC = {"env": live.environment(TZ="UTC-01:00")}  # POSIX signs: one hour east of Greenwich
 
@@ -282,7 +282,7 @@ def test_every_kind_of_step_is_told_in_words_and_an_unknown_one_by_its_fields() 
     )
     # One of another version of outrace, whose fields are not those of this one.
     assert incident_text.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
-    source = Path(incident_text.__file__).parents[1] / "race" / "steps.py"
+    source = Path(incident_text.__file__).parents[1] / "race" / "timeline.py"
     kinds = set(re.findall(r'"what": "(\w+)"', source.read_text())) | {"oom"}
     assert len(kinds) > 12
     assert kinds - set(incident_text._WORDS) == set()

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon import channel
-from monitor.daemon.config import RunConfig
-from monitor.daemon.diskwatch import DiskWatch
 from monitor.kernel.disks import Disks, find_disks
+from monitor.link import channel
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots
 from monitor.policy.pods import Pod
-from monitor.report.log import Log
+from monitor.settings.config import RunConfig
+from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
 from tests import live
 from tests.filesystems import Mounts
 

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor.daemon import channel
-from monitor.daemon.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
-from monitor.daemon.stats import SharedStats
 from monitor.kernel import cgroupfs
+from monitor.link import channel
+from monitor.link.counters import SharedStats
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Far longer than anything takes; only a hang reaches it.
@@ -106,7 +106,7 @@ class Hot:
         fds = (config_fd, side_end.fileno(), self.stats.fd, self.listener.fileno())
         names = {CONFIG_FD: fds[0], CHANNEL_FD: fds[1], STATS_FD: fds[2]}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "monitor.daemon.side"],
+            [sys.executable, "-P", "-m", "monitor.side.main"],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stderr=self.log_file if stderr is None else stderr,

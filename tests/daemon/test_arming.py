@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
 from monitor.kernel.pins import Pins
+from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
 
 pytestmark = pytest.mark.kernel
 RATE = 12 << 30

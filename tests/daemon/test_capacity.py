@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from monitor.actions.oomadj import OomScores
-from monitor.daemon.gauge import Gauge
-from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
+from monitor.hot.gauge import Gauge
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from monitor.policy.thresholds import parse_thresholds
+from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
 from tests import live
 from tests.daemon.hot_node import hard, hot_node
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.daemon import channel
+from monitor.link import channel
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from monitor.daemon import clock
-from monitor.daemon.clock import STEP_NS, WallClock, wall_offset_ns
-from monitor.daemon.config import RunConfig
-from monitor.daemon.judge import judge
-from monitor.daemon.recorder import Recorder, header
+from monitor.link import clock
+from monitor.link.clock import STEP_NS, WallClock, wall_offset_ns
 from monitor.race.episode import Episode, State, feed
 from monitor.race.events import Clock, End, Event, Tick
 from monitor.replay import replay
-from monitor.report.log import Log
-from monitor.report.recording import Reader
+from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
+from monitor.side.judge import judge
+from monitor.side.recorder import Recorder, header
+from monitor.side.recording import Reader
 from tests.race.builders import clear, crossing, ms
 
 S = 1_000_000_000

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.daemon.config import RunConfig
-from monitor.daemon.settings import KUBELET_KEYS, SETTINGS, build
 from monitor.errors import ConfigError
 from monitor.policy.kubelet_1_17 import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
+from monitor.settings.config import RunConfig
+from monitor.settings.read import KUBELET_KEYS, SETTINGS, build
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 #: The fields of a KubeletConfiguration (kubelet.config.k8s.io/v1beta1) that say nothing about eviction.

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitor.cli.main import main
-from monitor.daemon.settings import KUBELET_KEYS, OWN_KEYS, SETTINGS, build
 from monitor.errors import ConfigError
+from monitor.settings.read import KUBELET_KEYS, OWN_KEYS, SETTINGS, build
 
 #: What is on the way between right and wrong: the words of the grammar, numbers without an end, several lines.
 _words = st.sampled_from(

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction, Victim
-from monitor.daemon.evictor import Evictor
-from monitor.daemon.notes import EvictionNote
-from monitor.daemon.patience import Patience
+from monitor.hot.eviction_note import EvictionNote
+from monitor.hot.evictor import Evictor
+from monitor.hot.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION

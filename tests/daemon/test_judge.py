@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.daemon import judge as judging
-from monitor.daemon.config import RunConfig
-from monitor.daemon.judge import Judge, Latest
 from monitor.race.episode import Episode, State, feed, ongoing
 from monitor.race.events import Event
-from monitor.report.incidents import IncidentStore
-from monitor.report.log import Log
-from monitor.report.tally import Tally
+from monitor.settings.config import RunConfig
+from monitor.side import judge as judging
+from monitor.side.export.log import Log
+from monitor.side.incidents.store import IncidentStore
+from monitor.side.judge import Judge, Latest
+from monitor.side.verdict_counts import Tally
 from tests.race.builders import died, episodes, mark
 
 

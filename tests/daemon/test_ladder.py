@@ -123,7 +123,7 @@ def test_page_cache_is_no_crossing_until_it_is_memory(
     cache.unlink()
 
 
-@pytest.mark.once  # on cgroup v2 30 s: what is different there is in test_softalarms.py
+@pytest.mark.once  # on cgroup v2 30 s: what is different there is in test_polled_alarms.py
 def test_a_kubepods_cgroup_that_comes_and_goes(node: LabNode, tmp_path: Path) -> None:
     """It is watched with a threshold, and alarms, of its own."""
     pod = node.add_pod("hog", under="kubepods")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon.sampler import Losses
-from monitor.daemon.stats import MESSAGES, SharedStats
+from monitor.link.counters import MESSAGES, SharedStats
 from monitor.race.events import End, Lost
 from monitor.race.verdict import verdict
+from monitor.side.sampler import Losses
 from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from monitor.daemon.patience import (
+from monitor.hot.patience import (
     CONFIRM_NS,
     DOUBTS_NS,
     FIRST_BOUND_NS,

@@ -14,14 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.config import fastest_fill
-from monitor.daemon.softrecords import SoftRecords
+from monitor.hot.polled_records import SoftRecords
 from monitor.kernel import bounds, charging, loader, meminfo
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from monitor.settings.config import fastest_fill
 
 pytestmark = pytest.mark.kernel
 HERE = "eventfd" if detect().version == 1 else "psi"

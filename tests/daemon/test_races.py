@@ -13,12 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.places import Place, Places
 from monitor.kernel import cgroupfs, loader
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
+from monitor.side.cgroup_names import Place, Places
 
 pytestmark = pytest.mark.kernel
 HARD = ("--eviction-hard", "memory.available<16Mi")

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.registry import Registry
+from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
-from monitor.kernel.softtable import SoftTable
 from monitor.policy.ranking import memory_order
+from monitor.sources.polled_table import SoftTable
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -15,9 +15,9 @@ import pytest
 from monitor.cli.main import main
 from monitor.cli.options import resolve
 from monitor.cli.run import bind, lock
-from monitor.daemon.config import RunConfig
-from monitor.daemon.settings import check_enforced
 from monitor.errors import MonitorError
+from monitor.settings.config import RunConfig
+from monitor.settings.read import check_enforced
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.service import Service
+from monitor.hot.sd_notify import Service
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 

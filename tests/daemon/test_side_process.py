@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.daemon import channel
-from monitor.daemon.config import RunConfig
+from monitor.link import channel
+from monitor.settings.config import RunConfig
 from tests.daemon import harness
 from tests.daemon.harness import Node, metric
 
@@ -63,7 +63,7 @@ def test_without_a_pod_source_it_says_why(tmp_path: Path) -> None:
 
 def test_importing_the_side_stays_light() -> None:
     """What only a feature needs is loaded by that feature: bcc never, pyroute2 and prometheus_client on demand."""
-    code = "import sys, monitor.daemon.side; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = "import sys, monitor.side.main; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
     loaded = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

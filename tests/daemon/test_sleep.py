@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon.decide import TICK_NS, Decider
-from monitor.daemon.sleep import SHORT_NS, Sleep
-from monitor.daemon.vigil import NEAR_BYTES, SAVED_NS, Vigil
+from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, Vigil
+from monitor.hot.decide import TICK_NS, Decider
+from monitor.hot.sleep import SHORT_NS, Sleep
 
 
 class Deaf:

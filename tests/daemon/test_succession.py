@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon.notes import ASKED, GONE, KILLED, EvictionNote
-from monitor.daemon.retell import MOST, Retold
+from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote
 from monitor.kernel import cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.report.incident_reader import FILE_NAME, IncidentReader
+from monitor.link.resend import MOST, Retold
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
 

@@ -18,12 +18,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon import channel, supervise
-from monitor.daemon import side as side_process
-from monitor.daemon.config import RunConfig
-from monitor.daemon.stats import SharedStats
-from monitor.daemon.supervise import Side
+from monitor.hot import supervise
+from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
+from monitor.link import channel
+from monitor.link.counters import SharedStats
+from monitor.settings.config import RunConfig
+from monitor.side import main as side_process
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.actions.evict import SPARED
-from monitor.daemon.trigger import _EMPTY_NS, Trigger
+from monitor.hot.trigger import _EMPTY_NS, Trigger
 
 pytestmark = pytest.mark.kernel
 

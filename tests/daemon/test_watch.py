@@ -13,13 +13,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.daemon.gauge import Gauge
-from monitor.daemon.hot import Hot
-from monitor.daemon.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
+from monitor.hot.gauge import Gauge
+from monitor.hot.main import Hot
 from monitor.kernel import bounds, cgroupfs, pace
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.thresholds import parse_thresholds
+from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -112,5 +112,5 @@ def _install() -> None:
     signal.signal(signal.SIGUSR1, _load)
 
 
-if sys.orig_argv[-1:] == ["monitor.daemon.hot"] and "OUTRACE_FAULT" in os.environ:
+if sys.orig_argv[-1:] == ["monitor.hot.main"] and "OUTRACE_FAULT" in os.environ:
     _install()

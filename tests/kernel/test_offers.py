@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from monitor.cli import doctor
-from monitor.daemon import ladder
-from monitor.daemon.config import RunConfig
 from monitor.errors import CannotError
+from monitor.hot import ladder
 from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
+from monitor.settings.config import RunConfig
 
 HOOKS = tuple(pins.HOOKS)
 LOCKDOWN = ("lockdown: none integrity [confidentiality]", "boot with lockdown=integrity")

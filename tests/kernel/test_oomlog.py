@@ -14,7 +14,7 @@ import live
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Kmsg
-from monitor.kernel.oomlog import OomLog, kmsg_records
+from monitor.sources.oomlog import OomLog, kmsg_records
 
 MIB = live.MIB
 KIB = 1024

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon import softoom
-from monitor.daemon.softoom import SoftOom
 from monitor.errors import CannotError, MonitorError, remedy_of
+from monitor.hot import polled_kills
+from monitor.hot.polled_kills import SoftOom
 from monitor.kernel import kmsg, loader, pins, probes
 
 
@@ -70,7 +70,7 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         epoll.register(read, select.EPOLLIN)
         soft = SoftOom.__new__(SoftOom)
         soft._fd, soft._epoll, soft._tell = read, epoll, told.append
-        monkeypatch.setattr(softoom, "kmsg_records", fail)
+        monkeypatch.setattr(polled_kills, "kmsg_records", fail)
         assert soft.consume(read)
         assert soft._fd == -1, "closed: kills are counted from now on"
     os.close(write)

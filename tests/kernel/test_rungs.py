@@ -78,7 +78,7 @@ def test_a_lower_rung_never_promises_more(
     cpus: int, huge_page: int, hidden: int | None, whole: bool, machine: Facts
 ) -> None:
     """Every pair that one machine can have, in bytes and in time."""
-    rate = min(6 * cpus, 96) * GIB  # monitor.daemon.config.fastest_fill
+    rate = min(6 * cpus, 96) * GIB  # monitor.settings.config.fastest_fill
     seen = dataclasses.replace(machine, cpus=cpus, huge_page=huge_page, fill_rate=rate)
     assert len(offered(seen)) == 5
     for better, worse in itertools.combinations(offered(seen), 2):

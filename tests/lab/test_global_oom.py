@@ -16,7 +16,7 @@ import live
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Hog, LabNode, LabPod
-from monitor.report.incident_reader import IncidentReader
+from monitor.side.incidents.reader import IncidentReader
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 

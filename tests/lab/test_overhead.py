@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli.bench_overhead import summarise
 from monitor.kernel import cgroupfs
+from monitor.lab.bench_overhead import summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 

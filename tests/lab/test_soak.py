@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from monitor.cli.bench_soak import soak
 from monitor.errors import CannotError, ConfigError
+from monitor.lab.bench_soak import soak
 from monitor.lab.soak import KINDS, Receiver, Watched, room
 
 

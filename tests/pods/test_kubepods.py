@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon.config import RunConfig
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.kubepods import holds_pods, kubepods_of, of_pods, places, whose
 from monitor.pods.owner import distrust
 from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
+from monitor.settings.config import RunConfig
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
 GI = 1 << 30
@@ -194,7 +194,7 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path
 
 
 def test_the_cgroup_root_of_a_kubelets_configuration_is_taken(tmp_path: Path) -> None:
-    from monitor.daemon.settings import build
+    from monitor.settings.read import build
 
     path = tmp_path / "kubelet.yaml"
     head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor.daemon.settings import build
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.owner import changed_by
 from monitor.pods.source import Change, PodSource, open_source
+from monitor.settings.read import build
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")
 GI = 1 << 30

@@ -20,14 +20,14 @@ import pytest
 
 from monitor.actions.status import Eviction, StatusStore
 from monitor.cli import top_frame
-from monitor.daemon.config import RunConfig
-from monitor.daemon.stats import SharedStats
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
+from monitor.link.counters import SharedStats
 from monitor.pods.source import open_source
 from monitor.policy.pods import pod_from_object
-from monitor.report.summary import summary
-from monitor.report.view import View
+from monitor.settings.config import RunConfig
+from monitor.side.export.stats_summary import summary
+from monitor.side.view import View
 
 MI = 1 << 20
 REPOSITORY = Path(__file__).parent.parent.parent

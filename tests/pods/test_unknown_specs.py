@@ -21,10 +21,10 @@ from monitor.kernel.procfs import Process
 from monitor.pods import containers
 from monitor.pods.source import FoundPod, pod_message
 from monitor.pods.tree import TreeSource
-from monitor.policy.eras import ERAS, era
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.ranking import memory_candidate, memory_order
+from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods

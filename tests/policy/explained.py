@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor.policy.eras import era
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
+from monitor.policy.releases import era
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, rank_pods
 

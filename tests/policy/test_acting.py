@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from monitor.policy.acting import grace_s, hurries, of_memory, takes_first_at_once, urgent
 from monitor.policy.compat import KUBELET, SANE
+from monitor.policy.eviction_order import Standing
 from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
-from monitor.policy.standing import Standing
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
 from monitor.policy.thresholds import Threshold, parse_thresholds
 

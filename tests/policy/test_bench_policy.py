@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from monitor.cli.bench_policy import SIGNALS, TARGETS, crowd
 from monitor.cli.main import main
+from monitor.lab.bench_policy import SIGNALS, TARGETS, crowd
 
 
 def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:

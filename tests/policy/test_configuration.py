@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.configuration import HARD, TEXT_MAPS, Entry, Given, Settings, Source, in_force
-from monitor.policy.eras import ERAS, era
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
+from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eras import CURRENT, ERAS, Era, era
+from monitor.policy.eviction_pass import ManagerConfig, ManagerState, manage
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
-from monitor.policy.manager import ManagerConfig, ManagerState, manage
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
+from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import CONDITION, SIGNALS
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.victims import DECIDING, rank_pods

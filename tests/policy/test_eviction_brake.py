@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.daemon.journal import figures_json, figures_of
+from monitor.hot.pass_record import figures_json, figures_of
 from monitor.policy.eviction_brake import (
     DYING_NS,
     GO,

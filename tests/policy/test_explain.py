@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from monitor.policy.eras import era
 from monitor.policy.explain import (
     comparisons,
     contrast,
@@ -14,6 +13,7 @@ from monitor.policy.explain import (
 )
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
+from monitor.policy.releases import era
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, rank_pods
 from tests.policy.builders import MI, container, pod, stats

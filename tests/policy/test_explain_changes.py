@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eras import CURRENT, ERAS, era
 from monitor.policy.explain import (
     Change,
     changes,
@@ -19,6 +18,7 @@ from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.quantity import Quantity
+from monitor.policy.releases import CURRENT, ERAS, era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import Ranked, rank_pods

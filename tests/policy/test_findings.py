@@ -8,10 +8,10 @@ import pytest
 
 from monitor.policy.compat import KUBELET, SANE
 from monitor.policy.configuration import Given, Source, in_force
-from monitor.policy.eras import era
 from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
 from monitor.policy.quantity import Quantity
+from monitor.policy.releases import era
 from monitor.policy.thresholds import DEFAULT_HARD
 
 GI = 1 << 30

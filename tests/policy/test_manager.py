@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.compat import KUBELET
+from monitor.policy.eviction_pass import ManagerConfig, ManagerState, PassResult, manage
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, SINGLE_DISK, DiskLayout
-from monitor.policy.manager import ManagerConfig, ManagerState, PassResult, manage
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical
 from monitor.policy.signals import SIGNALS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eras import ERAS, era
+from monitor.policy.eviction_order import Standing
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.ranking import Candidate
-from monitor.policy.standing import Standing
+from monitor.policy.releases import ERAS, era
 
 usages = st.one_of(st.none(), st.integers(0, 5))
 moves = st.lists(

@@ -14,8 +14,8 @@ from monitor.policy.signals import MEMORY
 from monitor.policy.synchronize import EvictionConfig
 from monitor.policy.thresholds import parse_in_order
 from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
-from monitor.race.curve import Curve
 from monitor.race.facts import facts
+from monitor.race.series import Curve
 from monitor.race.staleness import BUSY_NS, QUIET_NS, age_below, first_victim, stale_usage
 from monitor.race.world import world
 from tests.race.builders import (

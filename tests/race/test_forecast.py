@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.race.forecast import Forecast, forecast, score, slope
-from monitor.race.outlook import outlooks
+from monitor.race.pod_forecasts import outlooks
 from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
 
 RATES = st.integers(1, 10_000).map(lambda r: r * 1000)

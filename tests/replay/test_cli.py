@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.daemon.config import RunConfig
 from monitor.lab.node import MIB
-from monitor.report.recording import MAGIC
+from monitor.settings.config import RunConfig
+from monitor.side.recording import MAGIC
 from tests import live
 from tests.replay.test_passes import BEGIN, SCRIPT, lived
 

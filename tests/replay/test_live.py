@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from monitor.daemon import choice
 from monitor.kernel import cgroupfs
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, Hog, LabNode
+from monitor.policy import eviction_facts
 from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
@@ -52,7 +52,7 @@ def decided(daemon: LabDaemon) -> list[str]:
     records = [r for r in daemon.log if r.get("msg") in ("evicting", "would evict")]
 
     def told(record: Record) -> dict[str, Any]:
-        return choice.recorded(record | {"name": record["pod"], "pod": record["uid"]})
+        return eviction_facts.recorded(record | {"name": record["pod"], "pod": record["uid"]})
 
     return [json.dumps(told(record), sort_keys=True) for record in records]
 

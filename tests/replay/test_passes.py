@@ -15,19 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.daemon import brake, choice, decide
-from monitor.daemon.config import RunConfig
-from monitor.daemon.decide import Decider
-from monitor.daemon.journal import SNAPSHOT_NS, Journal, NotedStanding
-from monitor.daemon.recorder import header
-from monitor.daemon.registry import Registry
-from monitor.daemon.slow import SlowSignals
-from monitor.daemon.stats import SharedStats
+from monitor.hot import brake, decide
+from monitor.hot.decide import Decider
+from monitor.hot.pass_record import SNAPSHOT_NS, Journal, NotedStanding
+from monitor.hot.registry import Registry
+from monitor.hot.slow_signals import SlowSignals
 from monitor.kernel.domains import Reading
-from monitor.policy.eras import ERAS, era
+from monitor.link.counters import SharedStats
+from monitor.policy import eviction_facts
 from monitor.policy.patience import Coming
+from monitor.policy.releases import ERAS, era
 from monitor.replay import Replayed, replay, with_changes
-from monitor.report.recording import Reader, Writer
+from monitor.settings.config import RunConfig
+from monitor.side.recorder import header
+from monitor.side.recording import Reader, Writer
 
 MIB, SECOND = 1 << 20, 10**9
 CAPACITY = 1000 * MIB
@@ -300,7 +301,7 @@ def test_a_replay_decides_as_the_daemon_did(
     assert found.damage is None
     # Nothing is told of a pod over its own limit before the first pass: the recording begins with that.
     late = [m for m in world.told if m["id"] > world.lines[1]["last_id"]]
-    assert json.dumps(found.decisions) == json.dumps([choice.recorded(message) for message in late])
+    assert json.dumps(found.decisions) == json.dumps([eviction_facts.recorded(message) for message in late])
     assert found.passes == sum(1 for message in world.lines if message["t"] == "pass")
     assert replayed(data).to_json() == found.to_json()
 
@@ -319,7 +320,7 @@ def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
     assert found.differences == []
     assert found.damage is None
     assert found.passes >= 1  # the last at least
-    told = [json.dumps(choice.recorded(message)) for message in world.told]
+    told = [json.dumps(eviction_facts.recorded(message)) for message in world.told]
     assert {json.dumps(one) for one in found.decisions} <= set(told)
 
 

@@ -12,9 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.daemon.config import RunConfig
-from monitor.daemon.judge import judge
-from monitor.daemon.recorder import CONFIG_FIELDS, Recorder, header
 from monitor.errors import MonitorError
 from monitor.race import episode
 from monitor.race.episode import State
@@ -22,8 +19,11 @@ from monitor.race.events import End, Event
 from monitor.race.joining import Open
 from monitor.race.snapshot import state_from_json, state_to_json
 from monitor.replay import Replayed, replay
-from monitor.report.log import Log
-from monitor.report.recording import Reader
+from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
+from monitor.side.judge import judge
+from monitor.side.recorder import CONFIG_FIELDS, Recorder, header
+from monitor.side.recording import Reader
 from tests.filesystems import Mounts
 from tests.race.strategies import streams
 

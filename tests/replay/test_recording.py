@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
-from monitor.report import recording
-from monitor.report.recording import MAGIC, Reader, Writer
+from monitor.side import recording
+from monitor.side.recording import MAGIC, Reader, Writer
 from tests.filesystems import Mounts
 
 HEADER = {"session": "a", "config": {}}

@@ -10,8 +10,8 @@ from monitor.policy.admission import admit
 from monitor.policy.compat import KUBELET
 from monitor.policy.conformance.reading import SECOND, Case, by_text, comparable, config_maps, layout, recorded
 from monitor.policy.errors import PolicyError
+from monitor.policy.eviction_pass import Eviction, ManagerConfig, ManagerState, PassResult, manage
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
-from monitor.policy.manager import Eviction, ManagerConfig, ManagerState, PassResult, manage
 from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.stats import Summary

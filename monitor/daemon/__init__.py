@@ -1,1 +1,0 @@
-"""The two processes of `outrace run` and what passes between them."""

@@ -1,0 +1,227 @@
+"""A pod being evicted, from its first signal until nobody is left, and those that were killed but do not go."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from monitor.actions.evict import Eviction, Victim
+from monitor.hot.eviction_note import EvictionNote
+from monitor.hot.gauge import Gauge
+from monitor.hot.patience import Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
+from monitor.kernel.domains import Reading
+from monitor.kernel.troubles import TROUBLES
+from monitor.link.counters import SharedStats
+
+#: The kubelet waits this long for a killed pod to be gone before it goes on.
+EVICTION_TIMEOUT_NS = 30_000_000_000
+
+#: Pids named in a message: one packet has to hold it.
+_SHOWN = 1000
+
+
+class SentKill(NamedTuple):
+    """A pod that got its SIGKILL at the crossing, before the pass that says so. Times in ns (CLOCK_MONOTONIC)."""
+
+    entry: PodEntry
+    victim: Victim
+    reading: Reading  # of the domain that was crossed
+    decided_ns: int
+    signalled_ns: int
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Evictor:
+    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck."""
+
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        patience: Patience,
+        stats: SharedStats,
+        epoll: select.epoll,
+        tell: Tell,
+        note: EvictionNote,
+    ) -> None:
+        self.note = note
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._patience = patience
+        self._stats = stats
+        self._epoll = epoll
+        self._tell = tell
+        self.current: Eviction | None = None
+        self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
+        self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
+        self._cgroup_id = 0  # of the current one
+        self._helper = 0  # pid of the side that was asked to free the current one's memory, until it answers
+
+    def begin(self, entry: PodEntry, grace_s: int, sent: SentKill | None = None) -> Eviction:
+        """Send the first signals: SIGTERM with a grace, SIGKILL without. ``sent``: they went out already."""
+        held = entry.usage or 0
+        if sent is None:
+            victim, now = self._trigger.take(entry), time.monotonic_ns()
+            self.note.begin(entry.cgroup_id, held, now, now + grace_s * 1_000_000_000 if grace_s > 0 else 0)
+            return self.resume(Eviction(victim, grace_s, held), entry)
+        return self.resume(Eviction(sent.victim, 0, held, (sent.decided_ns, sent.signalled_ns)), entry)
+
+    def resume(self, eviction: Eviction, entry: PodEntry) -> Eviction:
+        """Follow an eviction whose first signals are out, from now on."""
+        self.current = eviction
+        self._cgroup_id = entry.cgroup_id
+        self._helper = 0
+        self._leaving = set(self.current.pidfds())
+        for fd in list(self._leaving):
+            self._listen(fd)
+        return self.current
+
+    def _listen(self, fd: int) -> None:
+        """Hear of the end of a process. Where that cannot be, the next look sees it."""
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._leaving.add(fd)
+        except OSError as error:  # ENOSPC: max_user_watches
+            self._leaving.discard(fd)
+            TROUBLES.note("poll", error, self.current.victim.uid if self.current is not None else "")
+
+    def ended(self, fd: int) -> bool:
+        """Whether ``fd``, which is ready, is a process of an evicted pod. The last that is known is reason to look."""
+        if fd not in self._leaving:
+            return any(fd in eviction.pidfds() for eviction in self.stuck)
+        self._leaving.remove(fd)
+        if not self._leaving and self.current is not None:
+            self.current.next_look_ns = 0
+        return True
+
+    def reaped(self, number: int) -> None:
+        """The side has freed what it could of the pod that decision ``number`` was about."""
+        if self.current is not None and self.current.decision.get("id") == number:
+            self._helper = 0
+
+    def holds(self, uid: str) -> bool:
+        """Whether the pod was killed and is stuck."""
+        return any(eviction.victim.uid == uid for eviction in self.stuck)
+
+    def follow(self, now_ns: int, side: int) -> bool:
+        """Go on with the pod being evicted, if that is due; True when it is over, one way or the other.
+
+        ``side``: its pid; 0 while there is none.
+        """
+        eviction = self.current
+        if eviction is None or now_ns < eviction.deadline_ns():
+            return False
+        began_ns = time.thread_time_ns()
+        known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
+        gone = eviction.step(now_ns)
+        if asked and eviction.killed_ns is not None:
+            self.note.killed(self._cgroup_id, eviction.killed_ns)
+            self._tell_killed(eviction)
+        held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
+        self._leaving -= {fd for _, fd in known - held}
+        for _, fd in held - known:
+            self._listen(fd)
+        refused = eviction.victim.refused
+        entry = self._registry.by_uid.get(eviction.victim.uid)
+        usage = self._usage(entry)
+        eviction.saw(usage)
+        stuck = "" if gone or refused else eviction.stuck(usage, now_ns, self._helper if self._helper == side else 0)
+        if not gone and not refused and not stuck:
+            pids = eviction.to_reap(now_ns)
+            if pids:
+                self._tell({"t": "reap", "id": eviction.decision.get("id"), "pids": pids})
+                self._helper = side
+            eviction.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
+            return False
+        self.current = None
+        self._leaving.clear()
+        if entry is not None:
+            self._registry.move(entry, usage)
+            self._registry.set_evicted(entry, True)
+        if not gone:
+            self.note.drop(self._cgroup_id)
+        if gone:
+            self.note.gone(self._cgroup_id)
+            self._finish(eviction, now_ns, usage)
+        elif refused:
+            self._fail(eviction, "signals were refused: CAP_KILL is needed to evict processes of other users")
+        else:
+            self.stuck.append(eviction)
+            self._log(
+                "warning",
+                f"an evicted pod {stuck}: going on without it",
+                pod=eviction.decision.get("name"),
+                pids=sorted(eviction.pids)[:_SHOWN],
+                bytes=usage,
+            )
+        return True
+
+    def hurry(self) -> None:
+        """End the grace of the pod being evicted now."""
+        eviction = self.current
+        if eviction is not None and eviction.killed_ns is None:
+            self.note.killed(self._cgroup_id, time.monotonic_ns())
+            eviction.hurry()
+            self._tell_killed(eviction)
+
+    def _tell_killed(self, eviction: Eviction) -> None:
+        self._tell(
+            {
+                "t": "killed",
+                "id": eviction.decision.get("id"),
+                "pod": eviction.victim.uid,
+                "name": eviction.decision.get("name"),
+                "ts_ns": eviction.killed_ns,
+            }
+        )
+
+    def follow_stuck(self, now_ns: int) -> None:
+        """Look after the pods that were killed but did not go."""
+        for eviction in list(self.stuck):
+            if eviction.step(now_ns):
+                self.stuck.remove(eviction)
+                self._finish(eviction, now_ns, self._usage(self._registry.by_uid.get(eviction.victim.uid)))
+            elif now_ns > eviction.started_ns + eviction.grace_ns + EVICTION_TIMEOUT_NS:
+                self.stuck.remove(eviction)
+                self._fail(eviction, "an evicted pod does not end")
+
+    def _usage(self, entry: PodEntry | None) -> int | None:
+        """Bytes a pod holds now; None of one that is not known any more."""
+        if entry is None:
+            return None
+        self._gauge.reread()
+        return self._gauge.table.working_set(entry.index)
+
+    def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
+        """Nobody is left of a pod. That is told when what it held is back."""
+        eviction.victim.close()  # closing a pidfd takes it out of the epoll
+        self._stats.add("evictions")
+        self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
+        evicted = {
+            "t": "evicted",
+            "id": eviction.decision.get("id"),
+            "pod": eviction.victim.uid,
+            "gone_ns": now_ns,
+            "pids": sorted(eviction.pids)[:_SHOWN],
+            "pids_total": len(eviction.pids),
+        }
+        left = eviction.last_usage if usage is None else usage
+        self._patience.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
+
+    def _fail(self, eviction: Eviction, why: str) -> None:
+        """An eviction is given up."""
+        pids = sorted(eviction.pids)[:_SHOWN]
+        eviction.victim.close()
+        self._stats.add("eviction_failures")
+        self._log("error", why, pod=eviction.decision.get("name"), pids=pids)
+
+    def _log(self, level: str, msg: str, **fields: Any) -> None:
+        self._tell({"t": "log", "level": level, "msg": msg, **fields})

@@ -1,0 +1,351 @@
+"""How much memory there is at this moment, and whether the kernel has to be asked page by page.
+
+Owns the table of domains, the sweeps and the arming. Everything is read from memory shared with BPF, from a kept
+descriptor, or by running a BPF program. Files are opened once a second, for the limits, and never at a crossing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.kernel import bounds, cgroupfs, meminfo, pace
+from monitor.kernel.domains import Reading
+from monitor.link.counters import SharedStats
+from monitor.pods.kubepods import kubepods_of, of_pod
+from monitor.policy.thresholds import Threshold
+from monitor.settings.config import RunConfig
+from monitor.sources.source import Source
+from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, make_watch
+
+#: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
+SWEEP_NS = 10_000_000_000
+#: From the removal of a cgroup until nothing of it is counted any more: a grace period of RCU and a work queue.
+SETTLE_NS = 1_000_000_000
+#: A sweep is given this much of the turn in which it is asked for, 1,100 cgroups, and goes on with so much of the next.
+FIRST_TURN_NS, TURN_NS = 3_000_000, 1_000_000
+#: Sums that nobody keeps, because the programs are detached, are taken for right for so long.
+KEPT_NS = 50_000_000
+#: Sweeps in a row that come to no end.
+_FAILURES = 4
+_EVER_NS = 1 << 62
+#: The domains themselves report a move of so many steps of a pod: for the record of an incident, nobody waits for it.
+_STEPS = 4
+
+
+class NodeGone(MonitorError):
+    """The node's cgroup was removed: there is nothing left to watch."""
+
+
+class Gauge:
+    """The watched domains and what is available in them."""
+
+    def __init__(
+        self,
+        source: Source,
+        config: RunConfig,
+        thresholds: tuple[Threshold, ...],
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.table = source.table
+        self.table.reset()
+        self.arming = source.arming
+        self.hierarchy = cgroupfs.detect()
+        self._source = source
+        self._sweeper = source.sweeper
+        self._stats = stats
+        self._tell = tell
+        self._config = config
+        self._thresholds = thresholds
+        self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
+        self.arming.rereads = self.arming.partial and self._node is None
+        self._memory = meminfo.MemTotal()
+        self._total = self._memory.now()
+        self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
+        #: Whether a capacity is another one than the kernel's ceilings were made for (`arm_thresholds` does that).
+        self.recapped = False
+        self._cpus = os.cpu_count() or 1
+        self._huge_page = meminfo.huge_page()
+        version = self.hierarchy.version
+        self._step = _STEPS * config.step
+        self.watches = [
+            make_watch(self.table, "node", NODE_SIGNAL, self._node, self._capacity, thresholds, version, self._step),
+        ]
+        self.find_kubepods()
+        self.sweep_due_ns = 0
+        #: Whether the sums are not to be relied on until the sweep is complete.
+        self.unknown = True
+        self._kept_until_ns = self._failed = 0
+        #: Bytes to the nearest threshold at the last look.
+        self.headroom = 1 << 62
+        #: Whether the last look found more thresholds of the machine met than the one before (where `arming.rereads`).
+        self.crossed = False
+        self._met = 0
+        self._look_ns = float(pace.TURN_NS)
+
+    def find_kubepods(self, pod: tuple[Path, str] | None = None) -> bool:
+        """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
+
+        ``pod``: a pod's cgroup and uid, which tell where it is if it is not where the kubelet puts it.
+        """
+        if any(w.name == "kubepods" for w in self.watches):
+            return False
+        hierarchy = self.hierarchy
+        path = kubepods_of(hierarchy, self._node or hierarchy.root, self._config.cgroup_root)
+        if path is None and pod is not None:
+            path = of_pod(hierarchy, pod[0], pod[1:])
+        if path is None:
+            return False
+        try:
+            limit = cgroupfs.limit(path)
+            capacity = limit or max(0, self._capacity - self._config.reserved)
+            watch = make_watch(
+                self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version, self._step
+            )
+        except (OSError, MonitorError):
+            return False  # removed in between: the next pod tells
+        watch.limited = limit is not None
+        self.watches.append(watch)
+        return True
+
+    def limits_changed(self) -> bool:
+        """Look whether the watched cgroups are there, and read their capacities again.
+
+        True if a capacity is another one now, or kubepods is gone.
+
+        Raises NodeGone when the node's own cgroup was removed.
+        """
+        changed = False
+        for watch in list(self.watches):
+            if not watch.is_there():
+                self.lost(watch)
+                changed = True
+        self.take_capacities()
+        return changed or self.recapped
+
+    def take_capacities(self) -> None:
+        """Take every capacity as it is now: memory is plugged and ballooned, limits are set. 2 us for each domain.
+
+        What is observed follows at once; `recapped` asks for new ceilings in the kernel.
+        """
+        self._total = self._memory.now()
+        for watch in self.watches:
+            try:
+                limit = watch.limit_now()
+            except OSError:
+                continue  # ENODEV: removed; `limits_changed` finds out
+            watch.limited = limit is not None
+            if watch.name == "node":
+                capacity = self._capacity = limit or self._total
+            else:
+                capacity = limit or max(0, self._capacity - self._config.reserved)
+            if capacity != watch.capacity:
+                self._log_capacity(watch, capacity)
+                watch.set_capacity(capacity)
+                self.recapped = True
+
+    def _log_capacity(self, watch: Watch, now: int) -> None:
+        fields = {"domain": watch.name, "before": watch.capacity, "now": now}
+        self._tell({"t": "log", "level": "info", "msg": "the capacity has changed; thresholds follow it", **fields})
+
+    def lost(self, watch: Watch) -> None:
+        """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""
+        if watch.name == "node":
+            raise NodeGone(
+                f"the node's cgroup {watch.path} was removed", "start outrace again when it is there, or name another"
+            )
+        self.watches.remove(watch)
+        self.table.remove(watch.cgroup_id)
+        watch.close()
+
+    def arm_thresholds(self) -> None:
+        """Let the kernel compare from now on."""
+        kernel_trigger = self._config.enforce and self._config.trigger == "kernel"
+        self.recapped = False
+        for watch in self.watches:
+            arm_thresholds(self.table, watch, kernel_trigger)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether a sweep has begun and is not complete."""
+        return self._sweeper.runs
+
+    def begin_sweep(self) -> None:
+        """Begin to make every counter exact; `go_on_sweeping` does it.
+
+        Where nobody kept the sums for a while they are unknown until it is complete.
+        """
+        self.unknown = time.monotonic_ns() >= self._kept_until_ns
+        self._sweeper.begin(self.unknown)
+        self._stats.set("sweep_partial", 1)
+
+    def go_on_sweeping(self, budget_ns: int, between: Callable[[], object]) -> bool:
+        """Go on with the sweep for so long; whether every counter is exact now.
+
+        ``between`` is called in the midst of it, so that crossings do not wait. Raises MonitorError where sweeps do not
+        come to their end any more.
+        """
+        sweeper = self._sweeper
+        given_up = sweeper.given_up
+        over = sweeper.turn(budget_ns, between)
+        self._stats.set("sweep_turn_max_ns", sweeper.longest_turn_ns)
+        if not over:
+            return False
+        if sweeper.given_up != given_up:
+            self._stats.add("sweeps_given_up")
+            self._failed += 1
+            if self._failed >= _FAILURES:
+                raise MonitorError("memory cgroups vanish faster than they can be counted", "report this")
+            sweeper.begin(self.unknown)
+            return False
+        self._failed, self.unknown = 0, False
+        now = time.monotonic_ns()
+        self._stats.add("sweeps")
+        self._stats.set("sweep_ns", now)
+        self._stats.set("sweep_partial", 0)
+        self._stats.set("sweep_took_ns", sweeper.took_ns)
+        self._stats.set("sweep_max_ns", max(sweeper.took_ns, self._stats.get("sweep_max_ns")))
+        self.arming.sweep_ns = 2 * sweeper.took_ns if sweeper.took_ns > FIRST_TURN_NS else 0
+        self._kept_until_ns = _EVER_NS if self.arming.armed else now + KEPT_NS
+        self.sweep_due_ns = now + (bounds.PARTIAL_SWEEP_NS if self.arming.partial else SWEEP_NS)
+        return True
+
+    def known(self, watch: Watch) -> bool:
+        """Whether what is counted of a domain is what it has: not before a sweep has been over it."""
+        return watch.machine or self.table.synced(watch.index) != 0
+
+    def uncounted(self) -> Watch | None:
+        """After a sweep: a domain with thresholds that the kernel's programs do not get to see."""
+        for watch in self.watches:
+            if watch.thresholds and not self.known(watch) and watch.is_there():
+                return watch
+        return None
+
+    def sweep_soon(self) -> None:
+        """A pod went: sweep again when the kernel is done with its cgroups.
+
+        Linux 7.2 hands the pages of a removed cgroup to its parent some time after the removal, and no event tells:
+        until the next sweep its page cache is counted in both.
+        """
+        self.sweep_due_ns = min(self.sweep_due_ns, time.monotonic_ns() + SETTLE_NS)
+
+    def reread(self) -> None:
+        """Make the usage of every watched cgroup exact; a few microseconds."""
+        self._sweeper.reread()
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the figures of every watched cgroup are exact while armed, its file lists too."""
+        return self._source.is_exact and not self.arming.partial
+
+    def recount(self) -> None:
+        """Make the figures of every watched cgroup those of this moment; costs a sweep where nothing keeps them so.
+
+        With more cgroups than one turn of the loop counts, usage alone: file lists are those of the last sweep then.
+        """
+        if self.is_precise or self._sweeper.took_ns > FIRST_TURN_NS:
+            self._sweeper.reread()
+            return
+        runs = self.sweeping
+        with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for tell
+            self._sweeper.run()
+        if runs:
+            self._sweeper.begin(self.unknown)  # somebody waits for the end of one that begins after he asked
+
+    def reading(self, watch: Watch) -> Reading:
+        """The domain's memory at this moment, without a sweep. Exact while armed."""
+        if watch.machine:
+            self._sweeper.touch_root()
+            return self.table.reading(watch.index)
+        if self._source.reread_lists is not None:
+            self._source.reread_lists(watch.index)
+        reading = self.table.reading(watch.index)
+        try:
+            usage = watch.usage_now()
+        except OSError:  # ENODEV: removed; what was known last stands until limits_changed() looks
+            usage = reading.usage
+        return Reading(usage, reading.inactive_file, reading.active_file)
+
+    def look(self, now_ns: int, sweep: Callable[[], bool]) -> bool:
+        """Attach or detach the fine-grained programs by headroom; True if that changed.
+
+        ``sweep`` makes the counters exact, and says whether that is done.
+        """
+        began = time.thread_time_ns()
+        self._stats.add("looks")
+        self.take_capacities()
+        self.headroom = self._headroom(sweep)
+        wait_ns = 0
+        if self.arming.rereads:
+            wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
+            changed = self.arming.decide(self.headroom, now_ns, wait_ns)
+            if not changed and self.arming.armed:  # the loop's turn around a look costs as much again
+                turn_ns = max(pace.TURN_NS, 2 * (time.thread_time_ns() - began))
+                self._look_ns += (turn_ns - self._look_ns) / 16
+        else:
+            changed = self.arming.decide(self.headroom, now_ns)
+        armed = self.arming.armed
+        if changed and (not armed or now_ns < self._kept_until_ns):
+            self._kept_until_ns = _EVER_NS if armed else now_ns + KEPT_NS
+        if changed:
+            self._stats.add("arms" if armed else "disarms")
+            self._stats.set("armed", int(armed))
+        if not armed:
+            self._stats.set("bound_bytes", self.arming.unseen_bytes())
+            self._stats.set("bound_ns", max(0, self.arming.next_look_ns - now_ns))
+        elif self._source.is_exact:
+            bound = bounds.compared(
+                self._config.max_fill_rate,
+                self._cpus,
+                self._huge_page,
+                machine=self._node is None,
+                charges_only=self.arming.partial,
+                wait_ns=wait_ns,
+            )
+            self._stats.set("bound_bytes", bound.unseen_bytes)
+            self._stats.set("bound_ns", bound.unseen_ns)
+        return changed
+
+    def _headroom(self, sweep: Callable[[], bool]) -> int:
+        """Bytes until the nearest threshold: while detached a lower bound, made exact only when it is too close."""
+        lowest = 1 << 62
+        for watch in self.watches:
+            if not watch.thresholds:
+                continue
+            room = watch.capacity - watch.floor
+            if watch.machine or (self.arming.armed and self.known(watch)):
+                used = self.reading(watch).working_set
+            else:
+                used = self.reading(watch).usage  # as if no cache were inactive: cheap, and never too optimistic
+                if not self.arming.armed and room - used < self.arming.near and sweep():
+                    used = self.reading(watch).working_set
+            lowest = min(lowest, room - used)
+        return lowest
+
+    def _ahead(self) -> int | None:
+        """Bytes to the next threshold of the machine that is not met, None if all are; notes how many are."""
+        (watch,) = [w for w in self.watches if w.machine]
+        available = watch.capacity - self.table.reading(watch.index).working_set  # read a moment ago
+        rooms = [available - line for line in watch.lines]
+        met = sum(room < 0 for room in rooms)
+        self.crossed, self._met = met > self._met, met
+        return min((room for room in rooms if room >= 0), default=None)
+
+    def describe(self, watch: Watch) -> dict[str, int]:
+        """What the `state` message says of a domain."""
+        reading = self.table.reading(watch.index)
+        return {
+            "cgroup_id": watch.cgroup_id,
+            "usage": reading.usage,
+            "inactive_file": reading.inactive_file,
+            "active_file": reading.active_file,
+            "working_set": reading.working_set,
+            "available": watch.capacity - reading.working_set,
+            "capacity": watch.capacity,
+        }

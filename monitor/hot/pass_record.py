@@ -1,0 +1,243 @@
+"""What the hot process tells a recording: each pass of the policy with all that went into it and what came out.
+
+Only there while `--record` is given. Told after the pass was acted on, never waiting: what does not fit the channel is
+counted, and from then on nothing is told until a snapshot (the whole ranking and the policy's state) fits, from which
+a replay can go on. `outrace replay` (monitor/replay.py) is the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from monitor.policy import acting, eviction_facts
+from monitor.policy.eviction_brake import Figures, Growth
+from monitor.policy.eviction_facts import Repeats
+from monitor.policy.eviction_order import Standing
+from monitor.policy.patience import Coming
+from monitor.policy.ranking import Candidate, Key
+from monitor.policy.synchronize import Observation, Outcome, State
+
+#: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.
+_CHUNK = 256
+#: A snapshot at least this often, so that a file that was rotated can be replayed without the one before it.
+SNAPSHOT_NS = 60_000_000_000
+
+#: A candidate as a tuple of its fields: `dataclasses.astuple` copies each of them and takes ten times as long.
+_row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
+
+Send = Callable[[dict[str, Any]], bool]
+
+
+class Acted(NamedTuple):
+    """What was done about a pass: when, the pod that the kernel's trigger had taken already (uid, name), and the
+    `decision` message; no message where an observed decision was told too short a time ago.
+    """
+
+    decided_ns: int
+    fired: tuple[str, str] | None
+    message: Mapping[str, Any] | None
+
+
+class NotedStanding(Standing):
+    """A standing that notes what changed. The order follows from who is in it, so only the last change of each pod
+    counts.
+    """
+
+    def __init__(self, key: Callable[[Candidate, str], Key]) -> None:
+        super().__init__(key)
+        self.members: dict[str, tuple[Candidate, str]] = {}  # uid -> candidate, QoS class
+        self.changed: dict[str, None] = {}  # uids, in order
+
+    def put(self, candidate: Candidate, qos: str) -> None:
+        super().put(candidate, qos)
+        self.members[candidate.uid] = (candidate, qos)
+        self.changed[candidate.uid] = None
+
+    def remove(self, uid: str) -> None:
+        super().remove(uid)
+        if self.members.pop(uid, None) is not None:
+            self.changed[uid] = None
+
+
+class _Before(NamedTuple):
+    """The state a pass began with."""
+
+    state: State
+    told: dict[str, int]
+    last_id: int
+
+
+class Journal:
+    """Tells every pass through ``send``, which gives False where a message did not fit."""
+
+    def __init__(self, standing: NotedStanding, send: Send) -> None:
+        self._standing = standing
+        self._send = send
+        self._number = 0  # of the next message; a reader sees by it what is missing
+        self._broken = True  # something is missing: a snapshot has to come first
+        self._missed = 0  # messages that did not fit
+        self._snapshot_ns = 0
+        self._before: _Before | None = None  # for a snapshot that is due
+        self._slow: dict[str, list[tuple[Any, ...]]] = {}
+
+    def restart(self) -> None:
+        """The side begins a new recording, or lost a part of it."""
+        self._broken = True
+
+    def begin(self, now_ns: int, state: State, repeats: Repeats, last_id: int) -> None:
+        """A pass begins. Only remembers: nothing may be sent before it was acted on."""
+        self._slow = {}
+        due = self._broken or now_ns - self._snapshot_ns >= SNAPSHOT_NS
+        self._before = _Before(state, dict(repeats.told), last_id) if due else None
+
+    def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
+        """The order for a slow signal, as far as the policy looks at it: to the first that is not critical."""
+        ends = next((i for i, candidate in enumerate(order, 1) if not candidate.critical), len(order))
+        self._slow[signal] = [_row(candidate) for candidate in islice(order, ends)]
+
+    def passed(
+        self,
+        now_ns: int,
+        observations: Mapping[str, Observation],
+        outcome: Outcome,
+        *,
+        may_act: bool,
+        busy: bool,
+        crossed_ns: int,
+        acted: Acted | None,
+        coming: Mapping[str, Coming],
+        forced: bool,
+        waits: bool,
+        brake: Mapping[str, Figures],
+        braked: bool,
+    ) -> None:
+        """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
+        already, and whom it took was not known yet; where it ``waits`` for what is ``coming`` back, and where evictions
+        are held (``braked``, from the figures in ``brake``), unless it is ``forced``: a signal had gone out.
+        """
+        if self._before is not None and not self._snapshot(now_ns, self._before):
+            return
+        if not self._tell_changes(self._standing.changed, False):
+            return
+        self._standing.changed.clear()
+        self._tell(
+            {
+                "t": "pass",
+                "now_ns": now_ns,
+                "observations": {signal: list(seen) for signal, seen in observations.items()},
+                "slow": self._slow,
+                "may_act": may_act,
+                "busy": busy,
+                "held": outcome.victim is not None and may_act and not (busy or waits or braked) and acted is None,
+                "coming": {signal: list(seen) for signal, seen in coming.items()},
+                "forced": forced,
+                "waits": waits,
+                "brake": figures_json(brake),
+                "crossed_ns": crossed_ns,
+                **_acted(acted),
+                "hurried": busy and may_act and acting.hurries(outcome),
+                "outcome": outcome_json(outcome),
+            }
+        )
+
+    def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
+        """A pod over a limit of its own was evicted, or would have been."""
+        if not self._broken:
+            self._tell({"t": "limit", "pod": uid, "name": name, "message": message, **_acted(acted)})
+
+    def _snapshot(self, now_ns: int, before: _Before) -> bool:
+        """All there is to know before this pass; False if it did not fit."""
+        self._broken = False
+        self._snapshot_ns = now_ns
+        self._standing.changed.clear()
+        if not self._tell_changes(self._standing.members, True):
+            return False
+        return self._tell(
+            {
+                "t": "snapshot",
+                "state": state_json(before.state),
+                "told": before.told,
+                "last_id": before.last_id,
+                "missed": self._missed,
+            }
+        )
+
+    def _tell_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
+        """The candidates behind these uids, or that they are none any more. ``whole``: there are no others."""
+        if not uids and not whole:
+            return True
+        left = list(uids)
+        while True:
+            part, left = left[:_CHUNK], left[_CHUNK:]
+            found = [(uid, self._standing.members.get(uid)) for uid in part]
+            put = [(*_row(member[0]), member[1]) for _, member in found if member is not None]
+            removed = [uid for uid, member in found if member is None]
+            if not self._tell({"t": "ranking", "whole": whole, "put": put, "removed": removed}):
+                return False
+            whole = False
+            if not left:
+                return True
+
+    def _tell(self, message: dict[str, Any]) -> bool:
+        self._number += 1
+        message["number"] = self._number
+        if self._send(message):
+            return True
+        self._missed += 1
+        self._broken = True
+        return False
+
+
+def _acted(acted: Acted | None) -> dict[str, Any]:
+    if acted is None:
+        return {"decided_ns": None, "fired": None, "decision": None}
+    made = None if acted.message is None else eviction_facts.recorded(acted.message)
+    return {"decided_ns": acted.decided_ns, "fired": acted.fired, "decision": made}
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """What a pass decided, in the form that is compared with that of a replay."""
+    starved = outcome.starved
+    return {
+        "starved": None if starved is None else [starved.signal, "hard" if starved.hard else "soft"],
+        "victim": None if outcome.victim is None else outcome.victim.uid,
+        "refused": [candidate.uid for candidate in outcome.refused],
+        "grace_s": outcome.grace_s,
+        "conditions": sorted(outcome.conditions),
+        "met": [[t.signal, "hard" if t.hard else "soft"] for t in outcome.met],
+        "observed": [[t.signal, "hard" if t.hard else "soft"] for t in outcome.observed],
+        "due_ns": outcome.next_deadline_ns,
+    }
+
+
+def state_json(state: State) -> dict[str, Any]:
+    """The policy's state as `state_of` reads it."""
+    return {**state._asdict(), "conditions": sorted(state.conditions)}
+
+
+def state_of(data: Mapping[str, Any]) -> State:
+    """The state that `state_json` wrote. Raises LookupError, TypeError or ValueError for anything else."""
+    return State(
+        first=tuple(data["first"]),
+        met=tuple(data["met"]),
+        stamps=tuple(data["stamps"]),
+        last=tuple(data["last"]),
+        conditions=frozenset(data["conditions"]),
+    )
+
+
+def figures_json(known: Mapping[str, Figures]) -> dict[str, list[Any]]:
+    """Figures as a recording keeps them."""
+    return {s: [*f[:6], None if f.growth is None else list(f.growth), f.unseen, f.eases] for s, f in known.items()}
+
+
+def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
+    """The figures that `figures_json` wrote. Raises TypeError or ValueError for anything else."""
+    return {
+        signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), *map(bool, more))
+        for signal, (left, lasts, first, pods, unknown, in_vain, growth, *more) in data.items()
+    }

@@ -1,0 +1,235 @@
+"""OOM kills without BPF, as the `oom` messages that `Records` tells: from the kernel's log, else from counters.
+
+The log says who died, where and how much he held; a pidfd opened at once says when he was gone. Where the log may not
+be read there are the cgroups' own counts: a kill is then known, and its victim is not. What is missing is named in the
+message (``missing``), so that a verdict which depends on it is given as undetermined.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError, remedy_of
+from monitor.hot.gauge import Gauge
+from monitor.hot.registry import PodEntry, Registry
+from monitor.kernel import cgroupfs
+from monitor.kernel.kmsg import Kmsg
+from monitor.link.counters import SharedStats
+from monitor.sources.oomlog import NEVER_SAID, OomLog, kmsg_records, stamp
+from monitor.sources.source import Table
+
+#: After a step down the pods are waited for so long before the log is read; they come within a second.
+PATIENCE_NS = 5_000_000_000
+#: Most records that are read of what was written meanwhile; the log itself has room for some thousands.
+_WAITING = 20_000
+#: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
+_TURN = 50
+#: Everything of an `OomEvent` that a counter does not tell.
+_UNKNOWN: dict[str, Any] = dict.fromkeys(
+    (
+        "victim_pid", "victim_tid", "uid", "oom_score_adj", "anon_rss", "file_rss", "shmem_rss", "swap", "total_vm",
+        "pgtables", "invoker_pid", "invoker_tid", "invoker_cgroup", "oom_cgroup", "oom_usage", "oom_limit",
+    ),
+    0,
+) | {
+    "victim_comm": "", "invoker_comm": "", "domain": None, "oom_inactive_file": None, "oom_active_file": None,
+    "memsw": False, "exiting": False, "si_code": 0,
+}  # fmt: skip
+
+
+class SoftOom:
+    """``tell`` gets `oom` messages. ``told`` in them is the span in which every kill was told, for the next daemon with
+    BPF (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
+
+    ``log_fd``: the kernel's log, open since the daemon stepped down; -1: it did not. It is read when the pods are known
+    again, because a kill in a cgroup that nobody knows is nobody's; what was killed until then nobody saw coming.
+    """
+
+    def __init__(
+        self,
+        gauge: Gauge,
+        registry: Registry,
+        table: Table,
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None],
+        log_fd: int = -1,
+    ) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._table = table
+        self._stats = stats
+        self._tell = tell
+        self._since_ns = 0
+        self._log = OomLog(gauge.hierarchy, table.index)
+        self.marked = False  # somebody was killed since this was cleared
+        self._fd = -1
+        self._kept_fd, self._listen_ns = log_fd, 0
+        self._epoll: select.epoll | None = None
+        self._dying: dict[int, dict[str, Any]] = {}  # pidfd -> the message about the kill
+        self._counts: dict[Path, int] = {}
+
+    def open(self, epoll: select.epoll) -> None:
+        """Read the log from now on, where it may be read."""
+        self._epoll = epoll
+        now = time.monotonic_ns()
+        if self._kept_fd >= 0:
+            self._listen_ns = now + PATIENCE_NS
+            self._since_ns = self._stats.get("stepped_ns")
+            return
+        self._since_ns = now
+        try:
+            self._fd = Kmsg().fileno()
+        except MonitorError as error:
+            self._tell(
+                {
+                    "t": "log",
+                    "level": "warning",
+                    "msg": "OOM kills are only counted: who was killed cannot be known",
+                    "problem": error.message,
+                    "remedy": error.remedy,
+                }
+            )
+            return
+        epoll.register(self._fd, select.EPOLLIN)
+
+    def pods_came(self) -> None:
+        """The pods are known."""
+        if self._kept_fd >= 0:
+            self._listen_to_kept()
+        self.count()
+
+    def _listen_to_kept(self) -> None:
+        assert self._epoll is not None
+        self._fd, self._kept_fd = self._kept_fd, -1
+        self._epoll.register(self._fd, select.EPOLLIN)
+        self._read(while_away=True)
+
+    def consume(self, fd: int) -> bool:
+        """The log has lines, or somebody marked is gone; False if the descriptor is of neither."""
+        if fd == self._fd:
+            self._read()
+            return True
+        message = self._dying.pop(fd, None)
+        if message is None:
+            return False
+        os.close(fd)
+        self._send("records_exit", {**message, "kind": "exit", "ts_ns": time.monotonic_ns(), "missing": []})
+        return True
+
+    def _read(self, while_away: bool = False) -> None:
+        try:
+            records, gap = kmsg_records(self._fd, _WAITING if while_away else _TURN)
+        except OSError as error:
+            assert self._epoll is not None
+            self._epoll.unregister(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            said = {"msg": "the kernel's log cannot be read", "problem": str(error)}
+            remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
+            self._tell({"t": "log", "level": "error", **said, "remedy": remedy_of(error.errno, remedy)})
+            return
+        self._log.calibrate(records)
+        for i, record in enumerate(records):
+            if i == gap:
+                self._lost(self._log.date(stamp(record) or 0))
+            found = self._log.feed(record)
+            if found is not None:
+                self._mark(found, while_away)
+        if gap == len(records):
+            self._lost(time.monotonic_ns())
+
+    def _lost(self, until_ns: int) -> None:
+        """Lines written before this were overwritten: what they said is not told."""
+        self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})
+        self._log.forget()
+        self._since_ns = until_ns
+
+    def _mark(self, found: dict[str, Any], while_away: bool) -> None:
+        pod = self._owner(found["victim_cgroup"], found.pop("victim_path"))
+        message = {
+            "t": "oom",
+            **found,
+            "pod": pod.uid if pod else None,
+            "pod_name": pod.title if pod else None,
+            "while_away": while_away,
+        }
+        try:
+            fd = os.pidfd_open(message["victim_pid"])
+            assert self._epoll is not None
+            self._epoll.register(fd, select.EPOLLIN)
+            self._dying[fd] = message
+        except OSError:
+            message["missing"] = [*message["missing"], "exit"]  # gone already: when, nobody knows
+        self._stats.add("oom_kills")
+        self._send("records_oom", {**message, "order": self._registry.leaders()})
+
+    def _owner(self, cgroup_id: int, path: Path | None) -> PodEntry | None:
+        """The pod a victim's cgroup belongs to, also one deeper than its containers."""
+        found = self._registry.owner_of_cgroup(cgroup_id)
+        if found is None and path is not None:
+            found = next((entry for entry in self._registry if path.is_relative_to(entry.cgroup)), None)
+        return found
+
+    def _send(self, counter: str, message: dict[str, Any]) -> None:
+        self.marked = self.marked or message["kind"] == "mark"
+        self._stats.add("records")
+        self._stats.add(counter)
+        if "source" not in message:  # counts name nobody: those kills are told in full by who can
+            message = {**message, "told": [self._since_ns, time.monotonic_ns()]}
+        self._tell(message)
+
+    # counters
+
+    def count(self) -> None:
+        """Where the log cannot be read: kills by what the cgroups of the pods count."""
+        if self._kept_fd >= 0 and time.monotonic_ns() >= self._listen_ns:
+            self._listen_to_kept()
+        if self._fd >= 0 or self._kept_fd >= 0:
+            return
+        version = self._gauge.hierarchy.version
+        name = "memory.oom_control" if version == 1 else "memory.events.local"
+        places = [(w.path, None) for w in self._gauge.watches if w.path is not None]
+        seen: dict[Path, int] = {}
+        for path, pod in [*places, *((p, e) for e in self._registry for p in (e.cgroup, *_below(e.cgroup)))]:
+            found = cgroupfs.oom_kills(self._gauge.hierarchy, path)
+            if found is None:
+                continue
+            seen[path] = found
+            for _ in range(found - self._counts.get(path, found)):
+                self._counted(path, pod, name)
+        self._counts = seen
+
+    def _counted(self, path: Path, pod: PodEntry | None, source: str) -> None:
+        try:
+            victim = cgroupfs.cgroup_id(path)
+        except cgroupfs.CgroupGone:
+            victim = 0
+        self._stats.add("oom_kills")
+        self._send(
+            "records_oom",
+            {
+                "t": "oom",
+                "kind": "mark",
+                "ts_ns": time.monotonic_ns(),
+                **_UNKNOWN,
+                "victim_cgroup": victim,
+                "pod": pod.uid if pod else None,
+                "pod_name": pod.title if pod else None,
+                "while_away": False,
+                "missing": ["victim", "oom", "exit", "decision", *NEVER_SAID],
+                "source": source,
+                "order": self._registry.leaders(),
+            },
+        )
+
+
+def _below(cgroup: Path) -> list[Path]:
+    try:
+        return cgroupfs.descendants(cgroup)
+    except MonitorError:
+        return []

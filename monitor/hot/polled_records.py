@@ -1,0 +1,294 @@
+"""What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
+
+A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
+for as long as the headroom lasts at the fastest growth (`monitor.kernel.pace`), and the alarms of the rung. A crossing
+is taken to have happened right after the last look that found it below, so every time told of it is an upper bound;
+but one that the kernel's comparison of usage announces happened just now.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monitor.hot.decide import Decider
+from monitor.hot.gauge import Gauge
+from monitor.hot.polled_kills import SoftOom
+from monitor.hot.registry import Registry
+from monitor.hot.step_buffer import Flight
+from monitor.kernel import bounds, meminfo, pace
+from monitor.kernel.alarms import Timer
+from monitor.kernel.wire import PAGE
+from monitor.link.counters import SharedStats
+from monitor.settings.config import RunConfig
+from monitor.sources.alarms import Alarms
+from monitor.sources.polled_table import Entry, SoftTable
+from monitor.sources.source import SoftArming
+from monitor.sources.watch import Watch
+
+#: Far from every threshold the looks of `Hot.look` do; this only counts kills where the log cannot be read.
+IDLE_NS = 1_000_000_000
+#: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
+RANK_NS = 25_000_000
+#: An evicted pod is read again so long after it went, when most of it is uncharged. (At full speed a process takes 60
+#: MiB in this time, and needs longer to begin.)
+GIVEN_BACK_NS = 5_000_000
+#: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
+ABOVE_NS = 25_000_000
+#: File lists of a domain that cannot have crossed (usage alone is below) are read again after this long.
+LISTS_NS = 250_000_000
+#: A crossing is never dated further back than this, or it would count as one that was read late.
+BACK_NS = 400_000_000
+#: A turn that took longer did something else.
+_MOST_NS = 10_000_000
+
+
+class SoftRecords:
+    """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds.
+
+    ``log_fd``: see `SoftOom`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        table: SoftTable,
+        arming: SoftArming,
+        gauge: Gauge,
+        registry: Registry,
+        decider: Decider,
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None],
+        log_fd: int = -1,
+    ) -> None:
+        self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._table = table
+        self._arming = arming
+        self._gauge = gauge
+        self._registry = registry
+        self._decider = decider
+        self._stats = stats
+        self._tell = tell
+        self._flight = Flight(tell)
+        self._timer = Timer()
+        self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
+        self._oom = SoftOom(gauge, registry, table, stats, tell, log_fd)
+        self._huge_page = meminfo.huge_page()
+        self._watches: Mapping[int, Watch] = {}
+        self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
+        self._due_ns = self._given_back_ns = 0  # when the timer is; when a pod that went is to be read, 0: none
+        self._cost_ns = float(pace.TURN_NS)
+        self._spent_ns, self._steps_then = 0, 0
+        self._step = config.step
+        self._cpus = os.cpu_count() or 1
+        arming.on_armed = self._wake
+
+    # the descriptors
+
+    def open(self, epoll: select.epoll) -> None:
+        """Have the descriptors in the epoll of the hot loop; say what cannot be had."""
+        epoll.register(self._timer.fileno(), select.EPOLLIN)
+        self._alarms.open(epoll)
+        self._oom.open(epoll)
+        self._wake()
+
+    def consume(self, fd: int) -> bool:
+        """Look if this descriptor asks for it; False if it is not of this object."""
+        if fd == self._timer.fileno():
+            self._timer.acknowledge()
+            self._account()
+            self._look()
+        elif (passed := self._alarms.acknowledge(fd)) is not None:
+            self._look(passed)
+            self._oom.count()
+        elif self._oom.consume(fd):
+            self.eventful = self.eventful or self._oom.marked
+            self._oom.marked = False
+        else:
+            return False
+        return True
+
+    @property
+    def watches(self) -> Mapping[int, Watch]:
+        return self._watches
+
+    @watches.setter
+    def watches(self, found: Mapping[int, Watch]) -> None:
+        self._watches = found
+        self._alarms.watch([w for w in found.values() if w.thresholds])
+        self._wake()
+
+    def due_ns(self) -> int | None:
+        """Never: a look takes in all there is, and the kernel's log is read through the epoll."""
+        return None
+
+    def go_on(self, now_ns: int) -> None:
+        """Nothing, see `due_ns`."""
+
+    def read_events(self) -> int:
+        """Look now; how many crossings there were."""
+        return self._look()
+
+    def look_after(self) -> None:
+        """Once a second: nothing, `_look` counts as often."""
+
+    def drain(self) -> None:
+        """Nothing: what is read is read at once."""
+
+    def pods_came(self) -> None:
+        """What they have counted before is no kill of now."""
+        self._oom.pods_came()
+
+    def pod_went(self) -> None:
+        """Look what it has given back: against what it held before, whoever runs in it next would seem not to grow."""
+        now = time.monotonic_ns()
+        self._given_back_ns = now + GIVEN_BACK_NS
+        self._timer.set(min(self._due_ns, self._given_back_ns) - now)
+
+    def send_flight(self) -> None:
+        """Tell the side of the steps around what happened, if anything did."""
+        if self.eventful:
+            self.eventful = self._decider.pressed
+            self._flight.send()
+
+    def _wake(self) -> None:
+        self._timer.set(1)
+
+    def _account(self) -> None:
+        """What a quiet turn from one look to the next costs in CPU time; waits are planned by that."""
+        spent, before = time.thread_time_ns(), self._spent_ns
+        if before and self._decider.steps == self._steps_then and self._decider.is_calm:
+            self._cost_ns += (min(spent - before, _MOST_NS) - self._cost_ns) / 16
+        self._spent_ns, self._steps_then = spent, self._decider.steps
+
+    # looking
+
+    def _look(self, passed: int | None = None) -> int:
+        """Compare every watched domain with its ceilings; plan the next look.
+
+        ``passed``: an alarm asked for it; the cgroup id of the one that has just passed its usage threshold, or 0.
+        """
+        start = time.monotonic_ns()
+        fresh: list[tuple[Watch, int]] = []
+        wait, moved, hidden = IDLE_NS, passed is not None, 0
+        if self._given_back_ns:
+            if start < self._given_back_ns:
+                wait = self._given_back_ns - start
+            else:
+                moved, self._pods_due_ns, self._given_back_ns = True, 0, 0
+        for watch in self._watches.values():
+            if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
+                continue  # the second: removed a moment ago, and another takes its place in the next turn
+            entry = self._table.entry(watch.index)
+            over, headroom = self._compare(entry, start)
+            if over:
+                entry.crossed |= over
+                fresh.append((watch, over))
+            if abs(entry.usage - entry.noted) >= self._step:
+                moved = True
+            hidden = max(hidden, entry.inactive)
+            self._alarms.aim(watch, entry)
+            if headroom is None:
+                wait = min(wait, ABOVE_NS)
+            elif self._arming.armed:
+                wait = min(wait, self._alarms.wait_ns(watch, entry, headroom, self._arming.rate, int(self._cost_ns)))
+        if fresh:
+            self._cross(fresh, start, passed)
+        elif moved and start >= self._pods_due_ns:
+            self._pods(start)
+            self._decider.steps += 1  # the vigil goes on while somebody takes memory
+        self._looked_ns = start
+        if self._arming.armed:
+            self._bound(wait, hidden)
+        if start >= self._count_due_ns:
+            self._count_due_ns = start + IDLE_NS
+            self._oom.count()
+        self._timer.set(wait)
+        self._due_ns = start + wait
+        return len(fresh)
+
+    def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:
+        """The ceilings crossed since the last look, a bit each, and the bytes up to the next one (None: above all)."""
+        usage = self._table.read_usage(entry)
+        if not entry.machine:
+            lowest = min(entry.ceilings, default=0) * PAGE
+            if usage > lowest:
+                self._table.refresh_a_leaf()
+            # Old lists may be wrong by all that was inactive: where that is much of the headroom, they plan no wait.
+            relied_on = self._arming.armed and lowest - usage < 4 * entry.inactive
+            if usage > lowest or relied_on or now_ns - entry.stat_ns >= LISTS_NS:
+                self._table.read_stat(entry)
+        used = entry.working_set
+        over, room = 0, None
+        for i, ceiling in enumerate(entry.ceilings):
+            if used // PAGE > ceiling:
+                over |= 1 << i
+            else:
+                left = ceiling * PAGE - used
+                room = left if room is None else min(room, left)
+        return over & ~entry.crossed, room
+
+    def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, passed: int | None) -> None:
+        """Ceilings were crossed since the last look: rank by numbers of now, decide, then tell."""
+        looked_ns = max(self._looked_ns, now_ns - BACK_NS)
+        at = [now_ns if passed and watch.cgroup_id == passed else looked_ns for watch, _ in fresh]
+        self.eventful = True
+        self._pods(now_ns)
+        seen_ns = time.monotonic_ns()
+        self._decider.run_pass(min(at))
+        for ts_ns, (watch, over) in zip(at, fresh, strict=True):
+            entry = self._table.entry(watch.index)
+            for which, threshold in enumerate(watch.thresholds):
+                if not over >> which & 1:
+                    continue
+                self._stats.add("records_cross")
+                self._stats.add("records")
+                self._tell(
+                    {
+                        "t": "cross",
+                        "ts_ns": ts_ns,
+                        "seen_ns": seen_ns,
+                        "domain": watch.name,
+                        "signal": threshold.signal,
+                        "hard": threshold.hard,
+                        "quantity": watch.lines[which],
+                        "capacity": watch.capacity,
+                        "usage": entry.usage,
+                        "working_set": entry.working_set,
+                    }
+                )
+
+    def _pods(self, now_ns: int) -> None:
+        """Read the usage of everything; what moved by a step is noted, and ranked before the next decision."""
+        began = time.monotonic_ns()
+        for index in range(self._table.high):
+            if not self._table.cgroup_id(index):
+                continue
+            entry = self._table.entry(index)
+            usage = self._table.read_usage(entry)
+            if not entry.step or abs(usage - entry.noted) < entry.step:
+                continue
+            if index not in self._watches and not entry.machine:
+                self._table.read_stat(entry)
+            entry.noted = usage
+            row = (now_ns, entry.cgroup_id, usage // PAGE, entry.inactive // PAGE, entry.active // PAGE)
+            self._flight.note(row)
+            self._stats.add("records_step")
+            self._decider.stirred |= index in self._watches
+            if index not in self._watches and entry.synced:
+                self._decider.step(index, entry.working_set)
+        ended = time.monotonic_ns()
+        self._pods_due_ns = ended + max(RANK_NS, pace.SHARE * (ended - began))
+
+    def _bound(self, wait_ns: int, hidden: int) -> None:
+        """Say what can move unseen until the next look."""
+        rate, machine = self._arming.rate, any(watch.machine for watch in self._watches.values())
+        if self._alarms.are_aimed:
+            bound = bounds.announced(rate, self._cpus, self._huge_page, wait_ns, machine=machine, hidden=hidden)
+        else:
+            bound = bounds.looked(rate, self._cpus, wait_ns, machine=machine)
+        self._stats.set("bound_bytes", bound.unseen_bytes)
+        self._stats.set("bound_ns", bound.unseen_ns)

@@ -1,0 +1,275 @@
+"""The pods the hot process knows, always in eviction order."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.kernel.domains import POD
+from monitor.policy.eviction_order import Standing
+from monitor.policy.ranking import Candidate
+from monitor.sources.source import Table
+
+#: How many pods of the order an incident is told of (some 100 bytes each).
+_LEADERS = 64
+#: Bytes that candidates have, and how many of them have nobody knows how much.
+Held = tuple[int, int]
+#: A candidate as a tuple. (dataclasses.astuple copies deeply: 5 us each, 0.3 ms for all of these.)
+_fields = attrgetter(*(one.name for one in fields(Candidate)))
+
+
+@dataclass(slots=True)
+class PodEntry:
+    """One pod: what was told about it and where its counters are."""
+
+    uid: str
+    namespace: str
+    name: str
+    priority: int | None  # None: its spec is not known
+    request: int
+    request_nanos: int  # the part of a byte above it
+    qos: str
+    critical: bool
+    grace_s: int | None
+    cgroup: Path
+    cgroup_id: int
+    index: int
+    containers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (cgroup id, index)
+    usage: int | None = None
+    evicted: bool = False
+    floor: int = 0  # the least it had since it was evicted, or was last found to be empty
+    ask_ns: int = 0  # whether somebody runs in it is not asked again before this
+    counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
+    began: int = 0  # what it had then: nobody saw it grow to that
+    summed: Held = (0, 0)  # what of it is in `Registry.held`
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def candidate(self) -> Candidate:
+        return Candidate(
+            uid=self.uid,
+            namespace=self.namespace,
+            name=self.name,
+            priority=self.priority,
+            request=self.request,
+            request_nanos=self.request_nanos,
+            usage=self.usage,
+            critical=self.critical,
+            grace_period_s=self.grace_s,
+        )
+
+
+class Registry:
+    """Pods by uid and by domain index, and the candidates in eviction order."""
+
+    def __init__(self, table: Table, step: int, standing: Standing | None = None) -> None:
+        self._table = table
+        self._step = step
+        self._standing = standing or Standing()
+        self.by_uid: dict[str, PodEntry] = {}
+        self.by_index: dict[int, PodEntry] = {}
+        self.protected: set[int] = set()  # cgroups that no pod may claim
+        self._owners: dict[int, PodEntry] = {}  # by cgroup id of the pod and of its containers
+        self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
+        self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
+        self.changes = 0  # counts re-rankings; a cheap way to notice one
+        self.members = 0  # counts pods that came or went
+        self.held: Held = (0, 0)  # together, by what each had when it was ranked
+        self.joined = 0  # bytes that candidates had when they were counted for the first time, all that ever were
+
+    def __len__(self) -> int:
+        return len(self.by_uid)
+
+    def __iter__(self) -> Iterator[PodEntry]:
+        return iter(self.by_uid.values())
+
+    def put(self, message: dict[str, Any]) -> PodEntry:
+        """Take in a ``pod+`` message (docs/architecture.md).
+
+        Raises OSError when a cgroup of it is gone, MonitorError when the table of watched cgroups is full; the pod is
+        then not watched.
+        """
+        old = self.by_uid.get(message["uid"])
+        cgroup = Path(message["cgroup"])
+        cgroup_id = cgroup.stat().st_ino
+        if old is not None and old.cgroup_id != cgroup_id:
+            self.drop(old.uid)
+            old = None
+        if cgroup_id in self.protected:
+            raise MonitorError(f"{cgroup} is the node or kubepods itself", "name a cgroup of the pod's own")
+        wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message["containers"].items()}
+        ids = {name: ident for name, (ident, _) in wanted.items()}
+        if old is not None and {name: at[0] for name, at in old.containers.items()} != ids:
+            self.drop(old.uid)
+            entry = self._new(message, cgroup, cgroup_id, wanted)
+            entry.evicted, entry.usage, entry.floor = old.evicted, old.usage, old.floor
+            self._note_growth(entry)
+        elif old is None:
+            entry = self._new(message, cgroup, cgroup_id, wanted)
+        else:
+            entry = old
+        entry.namespace, entry.name = message["namespace"], message["name"]
+        entry.priority, entry.request = message["priority"], message["request"]
+        entry.request_nanos = message.get("request_nanos", 0)
+        entry.qos, entry.critical, entry.grace_s = message["qos"], message["critical"], message["grace_s"]
+        self._rank(entry)
+        return entry
+
+    def _new(
+        self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, tuple[int, Path]]
+    ) -> PodEntry:
+        self._table.check_room(1 + len(wanted))
+        watched: list[int] = []
+        try:
+            index = self._watch(cgroup_id, cgroup, POD, self._step)
+            watched.append(cgroup_id)
+            containers = {}
+            for name, (ident, path) in wanted.items():
+                containers[name] = (ident, self._watch(ident, path, 0, 0))
+                watched.append(ident)
+        except (OSError, MonitorError):  # a container that has just gone, no descriptor left: all of it or nothing
+            for ident in watched:
+                self._unwatch(ident)
+            raise
+        entry = PodEntry(
+            uid=message["uid"],
+            namespace=message["namespace"],
+            name=message["name"],
+            priority=message["priority"],
+            request=message["request"],
+            request_nanos=message.get("request_nanos", 0),
+            qos=message["qos"],
+            critical=message["critical"],
+            grace_s=message["grace_s"],
+            cgroup=cgroup,
+            cgroup_id=cgroup_id,
+            index=index,
+            containers=containers,
+        )
+        self.by_uid[entry.uid] = entry
+        self.by_index[index] = entry
+        self.members += 1
+        self._owners |= dict.fromkeys((cgroup_id, *(ident for ident, _ in wanted.values())), entry)
+        return entry
+
+    def _watch(self, cgroup_id: int, path: Path, flags: int, step: int) -> int:
+        index = self._table.add(cgroup_id, flags=flags, step=step, path=path)
+        self._users[cgroup_id] = self._users.get(cgroup_id, 0) + 1
+        return index
+
+    def _unwatch(self, cgroup_id: int) -> None:
+        self._users[cgroup_id] -= 1
+        if not self._users[cgroup_id]:
+            del self._users[cgroup_id]
+            self._table.remove(cgroup_id)
+
+    def drop(self, uid: str) -> PodEntry | None:
+        """Forget a pod; its counters are no longer kept."""
+        entry = self.by_uid.pop(uid, None)
+        if entry is None:
+            return None
+        self._standing.remove(uid)
+        self._sum(entry, (0, 0))
+        self.members += 1
+        self.grown.discard(uid)
+        self.by_index.pop(entry.index, None)
+        for cgroup_id in (entry.cgroup_id, *(ident for ident, _ in entry.containers.values())):
+            if self._owners.get(cgroup_id) is entry:
+                del self._owners[cgroup_id]
+            self._unwatch(cgroup_id)
+        return entry
+
+    def owner_of_cgroup(self, cgroup_id: int) -> PodEntry | None:
+        """The pod that a pod's or container's cgroup belongs to."""
+        return self._owners.get(cgroup_id)
+
+    def move(self, entry: PodEntry, usage: int | None) -> None:
+        """The pod's working set changed: find its new place."""
+        if usage != entry.usage:
+            entry.usage = usage
+            self._note_growth(entry)
+            self._rank(entry)
+
+    def _note_growth(self, entry: PodEntry) -> None:
+        if entry.evicted and entry.usage is not None:
+            entry.floor = min(entry.floor, entry.usage)
+            if entry.usage >= entry.floor + self._step:
+                self.grown.add(entry.uid)
+
+    def refresh(self) -> None:
+        """Take every pod's working set from the table (after a sweep)."""
+        for entry in self.by_uid.values():
+            if not self._table.synced(entry.index):
+                continue
+            working_set = self._table.working_set(entry.index)
+            if entry.counted:
+                self.move(entry, working_set)
+            else:
+                entry.counted, entry.usage, entry.began = True, working_set, working_set
+                self._note_growth(entry)
+                self._rank(entry)
+                self.joined += entry.summed[0]
+
+    def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
+        """An evicted pod is no candidate any more, until it has grown and somebody runs in it again."""
+        entry.evicted = evicted
+        self.settle(entry)
+        self._rank(entry)
+
+    def settle(self, entry: PodEntry) -> None:
+        """What it has now is no growth."""
+        entry.floor = entry.usage or 0
+        self.grown.discard(entry.uid)
+
+    def order(self) -> Sequence[Candidate]:
+        """Candidates, first victim first. Do not change it."""
+        return self._standing.order()
+
+    def candidates(self, uids: Sequence[str]) -> Sequence[Candidate]:
+        """The candidates among these, in this order: who is known here and was not evicted."""
+        found = (self.by_uid.get(uid) for uid in uids)
+        return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
+
+    def leaders(self) -> list[tuple[Any, ...]]:
+        """The first of the order as they are told to the side: the fields of their candidates."""
+        return [_fields(candidate) for candidate in self.order()[:_LEADERS]]
+
+    def first(self) -> PodEntry | None:
+        """The pod that would be evicted now."""
+        candidate = self._standing.first()
+        return None if candidate is None else self.by_uid[candidate.uid]
+
+    @property
+    def candidate_uids(self) -> Container[str]:
+        """Who may be evicted, the critical ones too."""
+        return self._standing
+
+    def is_candidate(self, uid: str) -> bool:
+        return uid in self._standing
+
+    def usages(self) -> dict[str, int]:
+        """Uid -> working set by the table's figures of this moment, of all pods that may be or were evicted."""
+        has = self._table.working_set
+        return {e.uid: has(e.index) for e in self.by_uid.values() if e.counted and not e.critical}
+
+    def _sum(self, entry: PodEntry, now: Held) -> None:
+        before, entry.summed = entry.summed, now
+        held = self.held
+        self.held = (held[0] + now[0] - before[0], held[1] + now[1] - before[1])
+
+    def _rank(self, entry: PodEntry) -> None:
+        self.changes += 1
+        if entry.critical or entry.evicted or not entry.counted:
+            self._sum(entry, (0, 0))
+        else:
+            self._sum(entry, (entry.usage or 0, int(entry.usage is None)))
+        if entry.evicted or not entry.counted:
+            self._standing.remove(entry.uid)
+        else:
+            self._standing.put(entry.candidate(), entry.qos)

@@ -1,0 +1,279 @@
+"""What the kernel says: the records of the rings, and what becomes of each."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monitor.hot.decide import Decider
+from monitor.hot.gauge import Gauge
+from monitor.hot.registry import Registry
+from monitor.hot.ring_budget import Ration
+from monitor.hot.step_buffer import Flight
+from monitor.kernel.domains import Reading
+from monitor.kernel.pins import OOM, Pins, Ring, counts
+from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
+from monitor.link.counters import SharedStats
+from monitor.link.reported_kills import forget, holds, spans
+from monitor.sources.watch import Watch
+
+_OOM_RECORDS = {
+    "mark": "records_oom",
+    "kill": "records_kill",
+    "exit": "records_exit",
+    "left": "records_exit",
+    "reclaim": "records_reclaim",
+}
+#: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, what becomes a message for the side 40),
+#: because a crossing may come in the midst of it. More crossings than one for each threshold are never waiting.
+_CROSSINGS, _STEPS, _OOMS, _KILLS, _RECLAIMS = 16, 64, 8, 8, 4
+#: Steps read before a crossing is acted on, so that the order of eviction is that of this moment.
+_STEPS_FIRST = 256
+#: Rounds of reading what was written while no daemon ran, until nothing comes in between: in a storm something always
+#: does, and then the numbers are off by that.
+_ROUNDS = 4
+_KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
+
+
+class Records:
+    """Reads the rings. ``watches``, by domain index, are the domains with thresholds.
+
+    ``told``: the state dir, where it says when a daemon without BPF told of kills (`monitor.link.reported_kills`).
+    """
+
+    def __init__(
+        self,
+        pins: Pins,
+        gauge: Gauge,
+        registry: Registry,
+        decider: Decider,
+        stats: SharedStats,
+        tell: Callable[[dict[str, Any]], None],
+        told: Path | None = None,
+    ) -> None:
+        self.watches: dict[int, Watch] = {}
+        self.eventful = False  # something happened that the flight recorder's steps belong to
+        self._pins = pins
+        self._gauge = gauge
+        self._registry = registry
+        self._decider = decider
+        self._stats = stats
+        self._tell = tell
+        self._told = told
+        self._spans = spans(told) if told is not None else []
+        self._known: set[int] = set()  # pids of the victims that were told then
+        self._flight = Flight(tell)
+        self._ration = Ration()
+        self._unpinned = False
+        self._of_kills: tuple[Ring, ...] = ()
+        self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
+        self._away = True  # OOM records read before this is cleared happened while no daemon ran
+
+    def open(self, epoll: select.epoll) -> None:
+        """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
+        pins = self._pins
+        self._links = [pins.fd(f"link_{name}") for name in OOM]
+        self._events = Ring(pins, "events", self._on_event)
+        self._steps = Ring(pins, "steps", self._on_event)
+        self._ooms = Ring(pins, "ooms", self._on_oom)
+        self._kills = Ring(pins, "kills", self._on_oom)
+        self._reclaims = Ring(pins, "reclaims", self._on_oom)
+        self._of_kills = (self._kills, self._ooms)
+        self._budgets = {self._steps: _STEPS, self._ooms: _OOMS, self._kills: _KILLS, self._reclaims: _RECLAIMS}
+        self._by_fd = {ring.fileno(): ring for ring in (self._events, *self._budgets)}
+        self._take_over(pins)
+        self._epoll = epoll
+        for fd in self._by_fd:
+            epoll.register(fd, select.EPOLLIN)
+
+    def consume(self, fd: int) -> bool:
+        """Read from the ring of this descriptor, after the crossings, as much as one turn may; False if it is none."""
+        ring = self._by_fd.get(fd)
+        if ring is None:
+            return False
+        self._events.consume(_CROSSINGS)
+        if ring is not self._events:
+            self._read(ring)
+        return True
+
+    def _read(self, ring: Ring) -> None:
+        """A few records of a ring that has to stand back."""
+        if self._ration.until_ns:
+            return
+        began_ns = time.monotonic_ns()
+        ring.consume(self._budgets[ring])
+        if not self._ration.spend(began_ns):
+            self._heed(0)
+            self._stats.add("rests")
+
+    def _heed(self, events: int) -> None:
+        """What the epoll says of the rings that have to stand back."""
+        for ring in self._budgets:
+            self._epoll.modify(ring.fileno(), events)
+
+    def due_ns(self) -> int | None:
+        """When `go_on` is due: at once where a budget ended before the records did."""
+        if self._ration.until_ns:
+            return 0 if self._events.more else self._ration.until_ns
+        return 0 if self._events.more or any(ring.more for ring in self._budgets) else None
+
+    def go_on(self, now_ns: int) -> None:
+        """Go on where a budget ended, once in a turn: an epoll need not say it of what it was not asked about."""
+        if self._events.more:
+            self._events.consume(_CROSSINGS)
+        if self._ration.is_over(now_ns):
+            self._heed(select.EPOLLIN)
+            for ring in self._budgets:
+                ring.more = True
+        for ring in self._budgets:
+            if ring.more:
+                self._events.consume(_CROSSINGS)
+                self._read(ring)
+
+    def read_events(self) -> int:
+        """Read crossings and steps now, as many as one turn may; how many there were."""
+        return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
+
+    def pods_came(self) -> None:
+        """Their kills are told by the programs, none twice."""
+
+    def pod_went(self) -> None:
+        """What it gave back is told by steps."""
+
+    def look_after(self) -> None:
+        """Once a second: say it once when the pins are gone.
+
+        Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
+        lives.
+        """
+        if not self._unpinned and not self._pins.directory.is_dir():
+            self._unpinned = True
+            self._tell(
+                {
+                    "t": "log",
+                    "level": "warning",
+                    "msg": "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
+                    "pin_dir": str(self._pins.directory),
+                    "remedy": "mount bpffs again if it is not, and restart outrace",
+                }
+            )
+
+    def send_flight(self) -> None:
+        """Tell the side of the steps around what happened, if anything did."""
+        if self.eventful:
+            self.eventful = self._decider.pressed
+            self._flight.send()
+
+    def drain(self) -> None:
+        """Read what is there about kills: nobody will for a while, and what comes now is told by others."""
+        for ring in self._of_kills:
+            ring.consume()
+
+    def _take_over(self, pins: Pins) -> None:
+        """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
+        for _ in range(_ROUNDS):
+            self._events.consume()  # about domains that are no more: nobody is watched yet
+            self._steps.consume()
+            self._reclaims.consume()
+            self._kills.consume()  # but every kill since then is news
+            self._ooms.consume()
+            written = counts(pins)
+            if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
+                break
+        self._away = False
+        if self._told is not None:
+            forget(self._told)
+        self._decider.moved.clear()
+        for kind in _KINDS:
+            self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
+
+    def _on_event(self, data: bytes) -> None:
+        """One record of the rings of crossings and of steps."""
+        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
+        if kind == STEP:
+            if self._gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
+                self._flight.note((ts, cgroup_id, usage, inactive, active))
+                if index in self.watches:
+                    self._decider.stirred = True
+                else:
+                    self._decider.step(index, max(0, usage - inactive) * PAGE)
+            self._stats.add("records_step")
+        elif kind in (CROSS, SIGNAL):
+            watch = self.watches.get(index)
+            if kind == SIGNAL and self._away and not result:
+                self.pulled_ns = ts
+            if watch is not None and watch.cgroup_id == cgroup_id:
+                reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
+                if kind == CROSS:
+                    seen_ns = time.monotonic_ns()
+                    self._steps.consume(_STEPS_FIRST)
+                    self._decider.run_pass(ts, watch)
+                    self._tell_crossing(watch, threshold, reading, ts, seen_ns)
+                else:
+                    self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
+            self._stats.add("records_cross" if kind == CROSS else "records_signal")
+        else:
+            self._stats.add("records_bad")
+        self._stats.add("records")
+
+    def _tell_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
+        """A threshold was crossed; told after what was decided about it."""
+        self.eventful = True
+        threshold = watch.thresholds[which]
+        self._tell(
+            {
+                "t": "cross",
+                "ts_ns": ts_ns,
+                "seen_ns": seen_ns,
+                "domain": watch.name,
+                "signal": threshold.signal,
+                "hard": threshold.hard,
+                "quantity": watch.lines[which],
+                "capacity": watch.capacity,
+                "usage": reading.usage,
+                "working_set": reading.working_set,
+            }
+        )
+
+    def _was_told(self, event: OomEvent) -> bool:
+        """Whether this step of a kill was told without BPF. An end is, where what led to it was."""
+        if event.kind == "exit":
+            return event.victim_pid in self._known
+        told = holds(self._spans, event.ts_ns)
+        if event.kind != "reclaim":
+            (self._known.add if told else self._known.discard)(event.victim_pid)  # a pid may be used again
+        return told
+
+    def _on_oom(self, data: bytes) -> None:
+        """One record of the OOM chain."""
+        event = OomEvent.decode(data)
+        self._stats.add("records")
+        self._stats.add(_OOM_RECORDS[event.kind])
+        if self._away and self._was_told(event):
+            return
+        pod = self._registry.owner_of_cgroup(event.victim_cgroup)
+        if pod is None and event.domain is not None:  # deeper in a pod than its containers
+            pod = self._registry.owner_of_cgroup(self._gauge.table.cgroup_id(event.domain))
+        if event.kind == "left":
+            if pod is not None and not self._away:
+                self._decider.left(pod, event.pgtables)
+            return
+        message: dict[str, Any] = {
+            "t": "oom",
+            **event.as_dict(),
+            "pod": pod.uid if pod else None,
+            "pod_name": pod.title if pod else None,
+            "while_away": self._away,
+        }
+        if event.kind == "mark":
+            self._stats.add("oom_exiting" if event.exiting else "oom_kills")
+            message["order"] = self._registry.leaders()
+            self.eventful = True
+        if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
+            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark tells it
+            self._decider.died(pod, size)
+        self._tell(message)

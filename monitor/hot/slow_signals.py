@@ -1,0 +1,112 @@
+"""Signals that move in seconds: disks and process ids. The side measures and ranks them, here its last word is kept.
+
+The pass itself, over these and memory together, is made in the hot process (`monitor.hot.decide`), so that there is
+one order of eviction, one state of grace periods and one set of node conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monitor.policy.layout import DiskLayout, disk
+from monitor.policy.releases import Era
+from monitor.policy.signals import PID
+from monitor.policy.synchronize import Observation
+from monitor.settings.config import RunConfig
+
+#: After an eviction for a disk this long is waited for something to come back: who removes the pod's files is somebody
+#: else (the kubelet waits as long for its own clean-up of a pod). Process ids come back at once.
+SETTLE_NS = 30_000_000_000
+#: A clean-up that has not ended after this long is not waited for: the commands have 120 s each, one after the other.
+CLEANUP_TIMEOUT_NS = 300_000_000_000
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Violation(NamedTuple):
+    """A pod over a limit of its own local storage, and what it is told."""
+
+    uid: str
+    message: str
+
+
+class SlowSignals:
+    """What the side said last of the disks, process ids and local storage."""
+
+    def __init__(self, config: RunConfig, era: Era, tell: Tell) -> None:
+        self._enforce = config.enforce
+        self._era = era
+        self._layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
+        self._commands = config.cleanups()
+        self._tell = tell
+        self.forget()
+
+    def forget(self) -> None:
+        """The side is gone: what it measured is not known any more, and what it was cleaning up it will not tell."""
+        self._observations: dict[str, Observation] = {}
+        self._orders: Mapping[str, Sequence[str]] = {}
+        self._violations: dict[str, Violation] = {}  # by uid, not yet acted on
+        self._cleaned = False  # the numbers are those after a clean-up
+        self._cleaning_until_ns = 0
+        self._settling: dict[str, tuple[int, Mapping[str, Observation]]] = {}  # disk -> (until when, what was read)
+        self._passed: dict[str, int] = {}  # signal -> the stamp of what was last offered to a pass to act on
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Take in a ``disks`` message (docs/architecture.md)."""
+        self._observations = {signal: Observation(*numbers) for signal, numbers in message["observations"].items()}
+        self._orders = message["orders"]
+        # Each is told once when it is measured, so one that could not be acted on at once is kept.
+        self._violations |= {v["uid"]: Violation(v["uid"], v["message"]) for v in message["violations"]}
+        self._cleaned = bool(message["reclaimed"])
+        if self._cleaned:
+            self._cleaning_until_ns = 0
+
+    def next_violation(self) -> Violation | None:
+        """The next pod over a limit of its own, which is then forgotten."""
+        if not self._violations:
+            return None
+        return self._violations.pop(next(iter(self._violations)))
+
+    def view(self, now_ns: int) -> dict[str, Observation]:
+        """What a pass is shown. A signal for which nobody can be evicted at this moment keeps its old stamp: it is met
+        as before, and another one gets its turn to act.
+        """
+        shown = {}
+        for signal, seen in self._observations.items():
+            if self._is_held(signal, seen, now_ns):
+                seen = seen._replace(stamp_ns=self._passed.get(signal, -1))
+            else:
+                self._passed[signal] = seen.stamp_ns
+            shown[signal] = seen
+        return shown
+
+    def _is_held(self, signal: str, seen: Observation, now_ns: int) -> bool:
+        if signal != PID:
+            until_ns, before = self._settling.get(disk(signal, self._layout), (0, {}))
+            if now_ns < until_ns and signal in before and seen.available <= before[signal].available:
+                return True  # an evicted pod still holds what it took
+        if self._enforce and not self._cleaned and self.cleanup(signal):
+            return now_ns < self._cleaning_until_ns  # the clean-up is under way; if it is not, a pass must ask for it
+        return not self._orders.get(signal)  # pods are still being measured, or there are only critical ones
+
+    def cleanup(self, signal: str) -> tuple[str, ...]:
+        """What would be cleaned up before a pod is evicted for ``signal``: of what the policy asks, what there is a
+        command for.
+        """
+        return tuple(a for a in self._era.reclaim_actions(signal, self._layout) if a in self._commands)
+
+    def evicted(self, signal: str, now_ns: int) -> None:
+        """A pod is being evicted for ``signal``."""
+        if signal != PID:
+            self._settling[disk(signal, self._layout)] = (now_ns + SETTLE_NS, self._observations)
+
+    def order(self, signal: str, now_ns: int) -> Sequence[str]:
+        """Uids in the order of eviction for ``signal``; nobody yet if the node is to be cleaned up first."""
+        actions = self.cleanup(signal) if self._enforce else ()
+        if actions and not self._cleaned:
+            if now_ns >= self._cleaning_until_ns:
+                self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
+                self._tell({"t": "reclaim", "signal": signal, "actions": list(actions)})
+            return ()
+        return self._orders.get(signal, ())

@@ -1,0 +1,84 @@
+"""What a daemon that was killed in the middle of an eviction leaves to the next one.
+
+The pod may be dying still, or dead and its memory not back yet. Whoever began anew would take the next pod for the same
+shortage; so the eviction is gone on with, and what it holds counts as coming back, before anybody else is looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monitor.actions.evict import Eviction
+from monitor.hot.eviction_note import ASKED, GONE, KILLED, Noted
+from monitor.hot.evictor import EVICTION_TIMEOUT_NS, Evictor
+from monitor.hot.gauge import Gauge
+from monitor.hot.patience import MOST_BOUND_NS, Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.trigger import Trigger
+from monitor.kernel import cgroupfs
+from monitor.kernel.procfs import born_ns, lives
+
+
+def succeed(
+    evictor: Evictor,
+    registry: Registry,
+    trigger: Trigger,
+    patience: Patience,
+    gauge: Gauge,
+    pulled_ns: int,
+    pressed: bool,
+    tell: Callable[[dict[str, Any]], None],
+) -> None:
+    """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known.
+
+    ``pulled_ns``: when the kernel pulled the trigger, if no daemon has heard of that. ``pressed``: memory is short now.
+    """
+    noted = evictor.note.read()
+    if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
+        noted = Noted(KILLED, trigger.inherited, pulled_ns, 0, pulled_ns, 0, 0)
+    entry = next((one for one in registry if noted is not None and one.cgroup_id == noted.cgroup_id), None)
+    if noted is None or entry is None:
+        return
+    now = time.monotonic_ns()
+    usage = gauge.table.working_set(entry.index)
+    until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
+    if not noted.told and now < until:
+        _log(tell, "the daemon before ended while it was signalling a pod", entry, noted, usage)
+        evictor.note.told()
+    if noted.state == GONE or _is_over(entry, noted):
+        if cgroupfs.empty(entry.cgroup):
+            if now < noted.killed_ns + MOST_BOUND_NS:
+                patience.dropped(entry, now)  # what it holds may be coming back
+            registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
+        evictor.note.gone(entry.cgroup_id)
+        return
+    if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
+        # Its signal may not have gone out at all: the note is written first.
+        evictor.note.drop(entry.cgroup_id)
+        return
+    held = max(noted.held, usage)
+    eviction = Eviction.resumed(trigger.take(entry), noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
+    eviction.decision = {"id": 0, "name": entry.title}  # ids of this daemon begin with 1
+    evictor.resume(eviction, entry)
+    _log(tell, "going on with the eviction that the daemon before had begun", entry, noted, usage)
+
+
+def _log(tell: Callable[[dict[str, Any]], None], msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
+    times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
+    tell({"t": "log", "level": "warning", "msg": msg, "pod": entry.title, **times, "bytes": usage})
+
+
+def _is_dying(entry: PodEntry) -> bool:
+    """Whether a SIGKILL has reached anybody in it."""
+    return not all(map(lives, cgroupfs.pids_below(entry.cgroup)))
+
+
+def _is_over(entry: PodEntry, noted: Noted) -> bool:
+    """Whether nobody is left of those who were there: whoever runs now was started since, and is not touched."""
+    if cgroupfs.empty(entry.cgroup):
+        return True
+    if noted.state == ASKED:
+        return False
+    return all(born > noted.killed_ns for born in map(born_ns, cgroupfs.pids_below(entry.cgroup)) if born is not None)

@@ -1,0 +1,142 @@
+"""`outrace demo`: a small node out of one cgroup, and real races on the real kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.errors import EXIT_OK, CannotError, ConfigError
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import Quantity
+from monitor.settings.config import HOOKS
+
+
+class Size(click.ParamType[int]):
+    """A Kubernetes quantity as bytes."""
+
+    name = "quantity"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            size = Quantity.parse(str(value)).value
+        except PolicyError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        if size <= 0:
+            self.fail(f"{value!r} must be more than 0", param, ctx)
+        return size
+
+
+@click.command()
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="How many races.")
+@click.option(
+    "--margin", default="8Mi", show_default=True, type=Size(), help="Threshold: evict when less is available."
+)
+@click.option(
+    "--node-memory", default="512Mi", show_default=True, type=Size(), help="The node's memory (a cgroup limit)."
+)
+@click.option(
+    "--hogs", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that take memory at once."
+)
+@click.option("--thp", is_flag=True, help="Let them take huge pages.")
+@click.option(
+    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="Who pulls it."
+)
+@click.option(
+    "--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="The rung of the hook ladder."
+)
+@click.option("--no-monitor", is_flag=True, help="Nobody watches: see what the kernel does alone.")
+@output_option
+def demo(
+    runs: int,
+    margin: int,
+    node_memory: int,
+    hogs: int,
+    thp: bool,
+    trigger: str,
+    hooks: str,
+    no_monitor: bool,
+    output: str,
+) -> None:
+    """Build a small node out of a cgroup (three pods, one of each QoS class), let processes in one pod take memory
+    as fast as the kernel hands it out, and see who is first: eviction or the OOM killer.
+
+    Only the demo's own cgroups are touched, and they are removed however it ends.
+
+    \b
+    Examples:
+      outrace demo
+      outrace demo --runs 20 --margin 2Mi -o json
+      outrace demo --no-monitor
+    """
+    if os.geteuid() != 0:
+        raise CannotError("outrace demo must be root: it makes cgroups and loads BPF programs", "use sudo")
+    if node_memory < 128 * MIB:
+        raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
+    if margin > node_memory // 2:
+        raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
+    # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
+    signal.signal(signal.SIGTERM, _terminated)
+    results: list[RaceResult] = []
+    with LabNode("demo", node_memory) as node:
+        victim = populate(node)
+        if no_monitor:
+            _races(results, runs, node, victim, Nobody(), hogs, thp)
+        else:
+            options = (
+                "--enforce",
+                "--trigger",
+                trigger,
+                "--hooks",
+                hooks,
+                "--eviction-hard",
+                f"memory.available<{margin}",
+            )
+            with LabDaemon(node, *options) as daemon:
+                _races(results, runs, node, victim, Monitor(daemon), hogs, thp)
+    wins = sum(r.winner == "eviction" for r in results)
+    if output == "json":
+        print_json({"runs": [r.as_dict() for r in results], "wins": wins, "losses": len(results) - wins})
+    else:
+        print_table(
+            ("run", "winner", "detected", "killed", "trigger", "left", "evicted", "OOM victims"),
+            [
+                (
+                    i + 1,
+                    r.winner,
+                    _us(r.detection_us),
+                    _us(r.kill_us),
+                    r.trigger,
+                    format_bytes(r.headroom_bytes),
+                    r.evicted,
+                    ", ".join(f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims) or None,
+                )
+                for i, r in enumerate(results)
+            ],
+        )
+        click.echo(f"\neviction won {wins} of {len(results)}")
+    sys.exit(EXIT_OK)
+
+
+def _races(results: list[RaceResult], runs: int, node: LabNode, pod: Any, watcher: Any, hogs: int, thp: bool) -> None:
+    for i in range(runs):
+        results.append(run_race(node, pod, watcher, hogs, thp))
+        if sys.stderr.isatty():
+            click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _us(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} us"

@@ -1,0 +1,1 @@
+"""What the hot process and the side share: messages, counters, clocks."""

@@ -1,1 +1,0 @@
-"""What is told to people and machines: metrics, HTTP, log."""

@@ -1,0 +1,215 @@
+"""What `outrace run` was told, checked and complete: one frozen value handed to the hot process and the side.
+
+It crosses an `execv` as JSON in a memfd (``OUTRACE_CONFIG_FD``), so both processes see exactly what was checked, also
+when a file has changed since. Reading flags and files is `monitor.settings.read`; this module stays small because
+the hot process imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from monitor.kernel.rungs import AUTO, NAMES
+from monitor.policy.compat import SANE
+from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, effective_hard
+
+if TYPE_CHECKING:
+    from monitor.policy.synchronize import EvictionConfig
+
+#: Environment variable with the number of the inherited descriptor that holds the JSON.
+CONFIG_FD = "OUTRACE_CONFIG_FD"
+CHANNEL_FD = "OUTRACE_CHANNEL_FD"
+STATS_FD = "OUTRACE_STATS_FD"
+#: The timer that the side winds up.
+PULSE_FD = "OUTRACE_PULSE_FD"
+#: The side's ends of channels to sides that died before they read everything.
+LEFT_FDS = "OUTRACE_LEFT_FDS"
+#: Pid of a side process already started, and the descriptors of both ends of its channel and of its timer.
+SIDE = "OUTRACE_SIDE"
+
+TRIGGERS = ("user", "kernel")
+HOOKS = (AUTO, *NAMES)
+LOG_FORMATS = ("logfmt", "json")
+#: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
+CURRENT_POLICY = "kubelet-1.36"
+_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks", "missed")
+
+
+def _default_hard() -> Mapping[str, str]:
+    return effective_hard(None)
+
+
+def fastest_fill() -> int:
+    """Bytes per second that this machine can fault in at most, with room to spare.
+
+    A CPU that clears huge pages hands out 5.1 GiB/s (measured: 5.8 alone, 10.2 on two); 96 GiB/s is more than
+    the memory of any one socket writes.
+    """
+    return min(6 * (os.cpu_count() or 1), 96) << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Everything `outrace run` needs to know. Sizes are bytes, times say their unit."""
+
+    #: Absolute directory of the cgroup treated as the node (its limit is the capacity), or None for the whole machine.
+    node_cgroup: str | None = None
+    #: Where pods come from: ``cgroups`` or ``manifests:DIR`` (DIR absolute).
+    pods: str = "cgroups"
+    #: The kubelet's ``cgroupRoot``, below which its kubepods is believed to be; "" for the root.
+    cgroup_root: str = ""
+    enforce: bool = False
+    #: Evict pods although nobody told their specs (``pods`` is ``cgroups``): no priority is known then.
+    enforce_unknown_specs: bool = False
+    #: Who pulls the trigger under ``enforce``: ``user``, or ``kernel`` inside the victim's own charge where it can.
+    trigger: str = "user"
+    hooks: str = "auto"
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 9469
+    state_dir: str = "/var/lib/outrace"
+    log_format: str = "logfmt"
+    #: File that every input is recorded in, for `outrace replay`; "" for none.
+    record: str = ""
+    #: Base URLs of Alertmanagers and URLs of webhooks that alerts are pushed to.
+    alertmanagers: tuple[str, ...] = ()
+    webhooks: tuple[str, ...] = ()
+
+    #: The release whose policy decides (`monitor.policy.releases`), and which of two answers where it is plainly wrong
+    #: (`monitor.policy.compat`).
+    policy: str = CURRENT_POLICY
+    compat: str = SANE
+
+    eviction_hard: Mapping[str, str] = field(default_factory=_default_hard)
+    eviction_soft: Mapping[str, str] = field(default_factory=dict)
+    eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
+    eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)
+    #: Longest grace a soft eviction grants, in seconds. Negative leaves it to the pod's own grace, as the kubelet's
+    #: documentation promises; with compat kubelet-1.36 it kills at once, as its code does (Kubernetes issue 118172).
+    eviction_max_pod_grace_period_s: int = 0
+    eviction_pressure_transition_period_ns: int = DEFAULT_TRANSITION_PERIOD_NS
+    enforce_node_allocatable: tuple[str, ...] = ("pods",)
+    #: Memory kept back from pods. The capacity of kubepods is capacity - both where its cgroup has no limit of its own.
+    system_reserved: int = 0
+    kube_reserved: int = 0
+    kernel_memcg_notification: bool = False
+    #: Evict pods over their own limits of local storage (`localStorageCapacityIsolation`).
+    local_storage: bool = True
+
+    #: Absolute paths on the file systems of the node, of images and of containers; None: found at start.
+    nodefs: str | None = None
+    imagefs: str | None = None
+    containerfs: str | None = None
+    #: Commands that clean up dead containers and unused images before pods are evicted for a disk; () if there is none.
+    reclaim_containers: tuple[str, ...] = ()
+    reclaim_images: tuple[str, ...] = ()
+
+    #: Bytes per second the machine can fault in at most: how early the fine-grained program is armed.
+    max_fill_rate: int = field(default_factory=fastest_fill)
+    #: Bytes a pod moves before it is ranked anew.
+    step: int = 1 << 20
+
+    #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
+    layout_image_fs: bool = False
+    layout_container_fs: bool = False
+    #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
+    #: filled in at start, and again when it steps down. `stepped_from`: the rung left while running, "" for none.
+    rung: str = "memcg-tracepoint"
+    missed: tuple[Mapping[str, str], ...] = ()
+    stepped_from: str = ""
+    #: Directory of the pinned BPF objects, and the inherited descriptors; filled in just before the daemon starts.
+    pin_dir: str = ""
+    lock_fd: int = -1
+    pins_fd: int = -1  # holds the instance of pins (`monitor.kernel.instances`)
+    listen_fd: int = -1
+
+    #: Where each value came from: field name -> ``--option``, ``FILE: key`` or ``default``.
+    origins: Mapping[str, str] = field(default_factory=dict)
+    #: The same for each entry of a map: field name -> signal (or resource) -> origin.
+    entry_origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes reserved for the system and Kubernetes itself."""
+        return self.system_reserved + self.kube_reserved
+
+    @property
+    def mode(self) -> str:
+        """``enforce`` or ``observe``."""
+        return "enforce" if self.enforce else "observe"
+
+    @property
+    def kept_fds(self) -> tuple[int, ...]:
+        """The descriptors that the daemon keeps over an execv."""
+        return tuple(fd for fd in (self.lock_fd, self.listen_fd, self.pins_fd) if fd >= 0)
+
+    def thresholds(self) -> tuple[Threshold, ...]:
+        """The eviction thresholds in force: with the copy for allocatable memory and, where the release knows a
+        container file system, those of the layout of the disks. Raises PolicyError.
+        """
+        from monitor.policy.layout import DiskLayout, overlay_containerfs
+        from monitor.policy.releases import era
+
+        rules = era(self.policy)
+        found = rules.parse_thresholds(
+            self.eviction_hard,
+            self.eviction_soft,
+            self.eviction_soft_grace_period,
+            self.eviction_minimum_reclaim,
+            self.enforce_node_allocatable,
+        )
+        if rules.containerfs:
+            found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
+        # One without an operator stands where there was nothing to copy, and is never met.
+        return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
+
+    def cleanups(self) -> frozenset[str]:
+        """The actions of `monitor.policy.layout` that there is a command for."""
+        from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+
+        commands = {DELETE_CONTAINERS: self.reclaim_containers, DELETE_IMAGES: self.reclaim_images}
+        return frozenset(action for action, command in commands.items() if command)
+
+    def eviction_config(self) -> EvictionConfig:
+        """What `monitor.policy.synchronize` needs. Raises PolicyError."""
+        from monitor.policy.synchronize import EvictionConfig  # only the hot process makes passes
+
+        return EvictionConfig(
+            thresholds=self.thresholds(),
+            transition_period_ns=self.eviction_pressure_transition_period_ns,
+            max_pod_grace_s=self.eviction_max_pod_grace_period_s,
+            compat=self.compat,
+        )
+
+    def to_json(self) -> str:
+        """One line of JSON from which `from_json` makes an equal value."""
+        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunConfig:
+        """The value `to_json` wrote. Raises ValueError for anything else."""
+        values: Any = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("a run configuration is a JSON object")
+        unknown = values.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown keys in a run configuration: {', '.join(sorted(unknown))}")
+        for name in _TUPLES:  # JSON has only lists
+            if name in values:
+                values[name] = tuple(values[name])
+        return cls(**values)
+
+    def to_memfd(self) -> int:
+        """A new inheritable descriptor holding the JSON."""
+        fd = os.memfd_create("outrace-config", 0)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(self.to_json().encode())
+        return fd
+
+    @classmethod
+    def from_fd(cls, fd: int) -> RunConfig:
+        """Read the JSON of an inherited descriptor; it stays usable for another reader."""
+        return cls.from_json(os.pread(fd, os.fstat(fd).st_size, 0))

@@ -1,0 +1,262 @@
+"""From flags, the own `--config` file, a KubeletConfiguration and its drop-ins to one checked `RunConfig`.
+
+Precedence: flag > own file > drop-ins > kubelet configuration > default. The origin of every value, and of every entry
+of a map, is kept. The own file uses the option names without the dashes and is strict. Which maps are in force is
+decided in `monitor.policy.configuration`; here files are read (`files`), values parsed (`values`) and all is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from monitor.errors import ConfigError
+from monitor.policy import compat, configuration
+from monitor.policy.configuration import (
+    DEFAULT,
+    HARD,
+    MERGE_DEFAULTS,
+    MIN_RECLAIM,
+    SOFT,
+    SOFT_GRACE,
+    TEXT_MAPS,
+    Given,
+    Settings,
+    Source,
+)
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.releases import CURRENT, ERAS, Era, era
+from monitor.settings import files, values
+from monitor.settings.config import HOOKS, LOG_FORMATS, TRIGGERS, RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its field of RunConfig, its name as an option and own-file key, the kubelet's key, its parser."""
+
+    field: str
+    option: str
+    parse: Callable[[Any], Any]
+    kubelet_key: str = ""
+
+
+SETTINGS = (
+    Setting("node_cgroup", "node-cgroup", values.text),
+    Setting("pods", "pods", values.pods),
+    Setting("cgroup_root", "cgroup-root", values.optional_text, "cgroupRoot"),
+    Setting("enforce", "enforce", values.boolean),
+    Setting("enforce_unknown_specs", "enforce-unknown-specs", values.boolean),
+    Setting("trigger", "trigger", values.choice(*TRIGGERS)),
+    Setting("hooks", "hooks", values.choice(*HOOKS)),
+    Setting("listen", "listen", values.listen),
+    Setting("state_dir", "state-dir", values.path),
+    Setting("log_format", "log-format", values.choice(*LOG_FORMATS)),
+    Setting("record", "record", values.record),
+    Setting("alertmanagers", "alertmanager", values.urls("--alertmanager")),
+    Setting("webhooks", "webhook", values.urls("--webhook")),
+    Setting("policy", "policy", values.choice(*ERAS)),
+    Setting("compat", "compat", values.choice(*compat.CHOICES)),
+    Setting("eviction_hard", "eviction-hard", values.text_map("<"), HARD),
+    Setting("eviction_soft", "eviction-soft", values.text_map("<"), SOFT),
+    Setting("eviction_soft_grace_period", "eviction-soft-grace-period", values.text_map("="), SOFT_GRACE),
+    Setting("eviction_minimum_reclaim", "eviction-minimum-reclaim", values.text_map("="), MIN_RECLAIM),
+    Setting(
+        "eviction_max_pod_grace_period_s", "eviction-max-pod-grace-period", values.seconds, "evictionMaxPodGracePeriod"
+    ),
+    Setting(
+        "eviction_pressure_transition_period_ns",
+        "eviction-pressure-transition-period",
+        values.duration_ns,
+        "evictionPressureTransitionPeriod",
+    ),
+    Setting("enforce_node_allocatable", "enforce-node-allocatable", values.enforceable, configuration.ENFORCE),
+    Setting("system_reserved", "system-reserved", values.text_map("="), "systemReserved"),
+    Setting("kube_reserved", "kube-reserved", values.text_map("="), "kubeReserved"),
+    Setting("kernel_memcg_notification", "kernel-memcg-notification", values.boolean, "kernelMemcgNotification"),
+    Setting("local_storage", "local-storage-capacity-isolation", values.boolean, "localStorageCapacityIsolation"),
+    Setting("nodefs", "nodefs", values.absolute_path),
+    Setting("imagefs", "imagefs", values.absolute_path),
+    Setting("containerfs", "containerfs", values.absolute_path),
+    Setting("reclaim_containers", "reclaim-containers", values.command),
+    Setting("reclaim_images", "reclaim-images", values.command),
+    Setting("max_fill_rate", "max-fill-rate", values.size),
+    Setting("step", "step", values.size),
+)
+#: Options that name files to read; the own file may hold the last two.
+CONFIG, KUBELET_CONFIG, KUBELET_CONFIG_DIR = "config", "kubelet-config", "kubelet-config-dir"
+OWN_KEYS = (*(setting.option for setting in SETTINGS), KUBELET_CONFIG, KUBELET_CONFIG_DIR)
+KUBELET_KEYS = (*(setting.kubelet_key for setting in SETTINGS if setting.kubelet_key), MERGE_DEFAULTS)
+_FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
+
+
+class Resolved(NamedTuple):
+    """A configuration, and what it was made of: for those who explain it.
+
+    `reserved`: what the node keeps from its pods, by resource. `drop_ins`: those that were applied, in order.
+    """
+
+    config: RunConfig
+    settings: Settings
+    reserved: Mapping[str, Mapping[str, Quantity]]
+    file: Source | None
+    drop_ins: tuple[Source, ...]
+
+
+def build(
+    flags: Mapping[str, Any],
+    config_file: str | None = None,
+    kubelet_config_file: str | None = None,
+    kubelet_config_dir: str | None = None,
+) -> RunConfig:
+    """The checked configuration of `outrace run`.
+
+    ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
+    given. Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
+    """
+    return read(flags, config_file, kubelet_config_file, kubelet_config_dir).config
+
+
+def read(
+    flags: Mapping[str, Any],
+    config_file: str | None = None,
+    kubelet_config_file: str | None = None,
+    kubelet_config_dir: str | None = None,
+) -> Resolved:
+    """`build`, with what the configuration was made of. Raises ConfigError."""
+    own = files.read_own(config_file, OWN_KEYS) if config_file else {}
+    for key in (KUBELET_CONFIG, KUBELET_CONFIG_DIR):
+        if not isinstance(own.get(key), str | None) or own.get(key) == "" or _has_nul(own.get(key)):
+            raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
+    kubelet_config_file = kubelet_config_file or own.get(KUBELET_CONFIG)
+    kubelet_config_dir = kubelet_config_dir or own.get(KUBELET_CONFIG_DIR)
+    return resolve(
+        _said(flags, own, config_file or ""),
+        files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
+        tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
+    )
+
+
+def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
+    """What was said to outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
+    own = {s.option: Given(_parse(s, said[s.option]), said[s.option].origin) for s in SETTINGS if s.option in said}
+    rules = era(own["policy"].value if "policy" in own else CURRENT.name)
+    for source in filter(None, (file, *drop_ins)):
+        if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
+            raise ConfigError(
+                f"{source.name}: {MERGE_DEFAULTS}: {source.content[MERGE_DEFAULTS]!r} is not true or false"
+            )
+    try:
+        settings = configuration.in_force(
+            file, drop_ins, {s.kubelet_key: own[s.option] for s in SETTINGS if s.kubelet_key and s.option in own}, rules
+        )
+    except PolicyError as error:
+        raise ConfigError(str(error)) from None
+
+    found: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for setting in SETTINGS:
+        key = setting.kubelet_key
+        if key in TEXT_MAPS:
+            found[setting.field], origins[setting.field] = settings.texts(key), settings.origins[key]
+        elif setting.option in own:
+            found[setting.field], origins[setting.field] = own[setting.option]
+        elif key in settings.values:
+            given = settings.values[key]
+            found[setting.field], origins[setting.field] = _parse(setting, given), given.origin
+        else:
+            origins[setting.field] = DEFAULT
+    if "listen" in found:
+        found["listen_host"], found["listen_port"] = found.pop("listen")
+    reserved = {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
+    for key, amounts in reserved.items():
+        found[_FIELDS[key]] = amounts.get("memory", ZERO).value
+    entry_origins = {
+        field: {name: entry.origin for name, entry in settings.maps[key].items()} for key, field in _FIELDS.items()
+    }
+    config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
+    _check_thresholds(config, settings, rules)
+    return Resolved(config, settings, reserved, file, drop_ins)
+
+
+def check_enforced(config: RunConfig) -> None:
+    """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
+    pods can be told only in part, and requests are recovered from what the kernel was told.
+    """
+    if config.enforce and config.pods == "cgroups" and not config.enforce_unknown_specs:
+        raise ConfigError(
+            f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known: "
+            "priorities are unknown, requests guessed, and the wrong pod could be evicted",
+            "name the directory of their manifests with --pods manifests:DIR, or accept that with "
+            "--enforce-unknown-specs",
+        )
+
+
+def _said(flags: Mapping[str, Any], own: Mapping[str, Any], config_file: str) -> dict[str, Given]:
+    """What was said to outrace itself: a flag, or what the own file says."""
+    said = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
+    return said | {option: Given(value, f"--{option}") for option, value in flags.items() if value is not None}
+
+
+def _parse(setting: Setting, given: Given) -> Any:
+    if _has_nul(given.value):
+        raise ConfigError(f"{given.origin}: holds a NUL character", "no name or path can")
+    try:
+        return setting.parse(given.value)
+    except ValueError as error:  # PolicyError is one
+        raise ConfigError(f"{given.origin}: {error}", _remedy(str(error))) from None
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_nul, (*value, *value.values())))
+    return any(map(_has_nul, value)) if isinstance(value, list | tuple) else isinstance(value, str) and "\0" in value
+
+
+def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:
+    amounts = {}
+    for name, (amount, origin) in settings.maps[key].items():
+        try:
+            amounts[name] = values.reserved(name, amount)
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {name}: {amount}: {error}", _remedy(str(error))) from None
+    return amounts
+
+
+def _check_thresholds(config: RunConfig, settings: Settings, rules: Era) -> None:
+    """Parse every entry by itself first: the kubelet's own messages often do not say which entry they mean."""
+    parse = rules.parse_thresholds
+    checks: tuple[tuple[str, Callable[[dict[str, str]], object]], ...] = (
+        (HARD, lambda one: parse(one)),
+        (SOFT_GRACE, lambda one: parse({}, {}, one)),
+        (MIN_RECLAIM, lambda one: parse({}, {}, {}, one)),
+        (SOFT, lambda one: parse({}, one, config.eviction_soft_grace_period)),
+    )
+    for key, check in checks:
+        for signal, (text, origin) in settings.maps[key].items():
+            try:
+                check({signal: text})
+                if key != SOFT_GRACE and not text.endswith("%"):
+                    values.check_fits(text)
+            except PolicyError as error:
+                raise ConfigError(f"{origin}: {signal}: {text}: {error}", _remedy(str(error), rules)) from None
+    try:
+        config.thresholds()
+    except PolicyError as error:  # whatever only shows in the whole
+        raise ConfigError(f"eviction thresholds: {error}") from None
+
+
+def _remedy(problem: str, rules: Era | None = None) -> str:
+    """What to do about one of the kubelet's messages."""
+    if problem.startswith("unsupported eviction signal"):
+        return f"signals are {', '.join((rules or CURRENT).signals)}"
+    if problem.startswith("grace period must be specified"):
+        return "give it one: --eviction-soft-grace-period SIGNAL=30s (evictionSoftGracePeriod)"
+    if problem.startswith("malformed pair"):
+        return "write --eviction-hard 'memory.available<100Mi', --eviction-minimum-reclaim 'memory.available=0Mi'"
+    if problem.startswith("time:"):
+        return "write a duration such as 90s or 1m30s"
+    if problem.startswith(("quantities must", "unable to parse", "strconv")):
+        return "write a quantity such as 100Mi, or a percentage such as 5%"
+    return ""

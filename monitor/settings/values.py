@@ -1,0 +1,195 @@
+"""Reading one value as a user writes it: each function takes what a flag or a file gave and returns what is meant.
+
+All raise ValueError (a PolicyError is one) saying what is wrong with the value; who calls them adds where it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from monitor.pods.owner import changed_by, mend
+from monitor.pods.spec import check_spec
+from monitor.policy.errors import PolicyError
+from monitor.policy.gosyntax import parse_duration
+from monitor.policy.quantity import Quantity
+from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, parse_flag_map
+
+#: What a node can reserve (`--system-reserved`, `--kube-reserved` of the kubelet).
+RESERVABLE = ("cpu", "memory", "ephemeral-storage", "pid")
+ENFORCEABLE = (
+    "none",
+    "pods",
+    "system-reserved",
+    "system-reserved-compressible",
+    "kube-reserved",
+    "kube-reserved-compressible",
+)
+_LARGEST_NANOS = 10**9 << 62
+
+
+def choice(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    return value
+
+
+def seconds(value: Any) -> int:
+    """A whole number as the kubelet holds it, in 32 bits; it may be negative."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is not a whole number")
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{value} is beyond 32 bits")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def optional_text(value: Any) -> str:
+    """A text, which may be empty."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def path(value: Any) -> str:
+    return os.path.abspath(text(value))
+
+
+def absolute_path(value: Any) -> str:
+    """A path that means the same wherever the daemon is started."""
+    absolute = text(value)
+    if not absolute.startswith("/"):
+        raise ValueError(f"{value!r} is not an absolute path such as /var/lib/kubelet")
+    return os.path.normpath(absolute)
+
+
+def command(value: Any) -> tuple[str, ...]:
+    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one."""
+    words = shlex.split(value) if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise ValueError(f"{value!r} is not a command such as 'crictl rmi --prune'")
+    if words and not words[0]:
+        raise ValueError("the command has no name")
+    return tuple(words)
+
+
+def size(value: Any) -> int:
+    """Bytes from a quantity (``12Gi``) or a plain number; at least 1, at most 4Ei."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is not a quantity such as 1Mi")
+    size = Quantity.parse(str(value))
+    # Compared exactly: the whole value of a quantity beyond 64 bits is garbage, as in the kubelet.
+    if not 0 < size.nanos <= _LARGEST_NANOS:
+        raise ValueError(f"{value!r} is not a size from 1 to 4Ei")
+    return size.value
+
+
+def duration_ns(value: Any) -> int:
+    period = parse_duration(text(value))
+    if period < 0:
+        raise ValueError(f"{value!r} is negative")
+    return period or DEFAULT_TRANSITION_PERIOD_NS  # the kubelet replaces a period of zero by its default
+
+
+def text_map(operator: str) -> Callable[[Any], dict[str, str]]:
+    """A map as the kubelet's flag writes it (``key<value,...``) or as its configuration file does."""
+
+    def parse(value: Any) -> dict[str, str]:
+        if isinstance(value, str):
+            return dict(parse_flag_map(value, operator))
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{value!r} is not a map of key to text")
+        for key, item in value.items():
+            if not isinstance(key, str) or not isinstance(item, str):
+                raise ValueError(f'{key}: {item!r} is not a text; put it in quotes: {key}: "{item}"')
+        return dict(value)
+
+    return parse
+
+
+def reserved(name: str, amount: str) -> Quantity:
+    """One entry of a reservation: a resource that can be reserved, and how much of it."""
+    if name not in RESERVABLE:
+        raise ValueError(f"cannot be reserved; resources are {', '.join(RESERVABLE)}")
+    quantity = Quantity.parse(amount)
+    if not 0 <= quantity.nanos <= _LARGEST_NANOS:
+        raise ValueError("not an amount from 0 to 4Ei")
+    return quantity
+
+
+def check_fits(amount: str) -> None:
+    """Refuse a quantity that the kubelet lets through and no machine has: beyond 64 bits it is garbage as a number."""
+    if Quantity.parse(amount).nanos > _LARGEST_NANOS:
+        raise PolicyError("quantities must be at most 4Ei")
+
+
+def enforceable(value: Any) -> tuple[str, ...]:
+    names = [part for part in value.split(",") if part] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        raise ValueError(f"{value!r} is not a list")
+    for name in names:
+        if name not in ENFORCEABLE:
+            raise ValueError(f"{name!r} is not one of {', '.join(ENFORCEABLE)}")
+    return tuple(names)
+
+
+def listen(value: Any) -> tuple[str, int]:
+    host, colon, port = text(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT, for example 127.0.0.1:9469")
+    if any(len(label) > 63 for label in host.split(".")):
+        raise ValueError(f"{value!r}: a part of a host's name has at most 63 characters")
+    return host, int(port)
+
+
+def pods(value: Any) -> str:
+    kind, directory = check_spec(text(value))
+    if kind != "manifests":
+        return kind
+    if not os.path.isdir(directory):
+        raise ValueError(f"{directory} is not a directory; make it, or name another one: --pods manifests:DIR")
+    problem = changed_by(Path(directory))
+    if problem:
+        raise ValueError(f"{problem}, who could have any pod killed; {mend(problem)}, or name another directory")
+    return f"manifests:{os.path.abspath(directory)}"
+
+
+def record(value: Any) -> str:
+    path = os.path.abspath(text(value))
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a directory; name a file in it")
+    if not os.path.isdir(os.path.dirname(path)):
+        raise ValueError(f"the directory {os.path.dirname(path)} does not exist; make it, or name another one")
+    return path
+
+
+def urls(option: str) -> Callable[[Any], tuple[str, ...]]:
+    """One URL, or a list of them. Raises ConfigError naming ``option`` for one that is none."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        from monitor.settings.urls import check_url  # 1 MB that only those with receivers need
+
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
+            raise ValueError(f"{value!r} is not a URL, or a list of them")
+        return tuple(check_url(url, option) for url in found)
+
+    return parse

@@ -1,0 +1,1 @@
+"""Alerts: which there are, and how they get to Alertmanagers and webhooks."""

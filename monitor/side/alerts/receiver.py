@@ -1,0 +1,306 @@
+"""One receiver of alerts, an Alertmanager or a webhook: its queue, its journal and the thread that delivers.
+
+An alert is written down first (it survives this process from then on), sent, and tried again until somebody takes it:
+first at once, then after 0.1 s, doubling to 30 s. An fsync comes after the first failed attempt, not before the alert:
+under memory pressure a disk can take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from monitor import __version__
+from monitor.kernel.sched import hurry
+from monitor.settings.urls import ALERTMANAGER_PATH
+from monitor.side.alerts import http_post
+from monitor.side.alerts.journal import Journal
+from monitor.side.alerts.queue import RESOLVED, Change, Operation, Outbox
+from monitor.side.alerts.rules import Alert, rfc3339
+from monitor.side.export.log import Log
+
+#: Pause before the second try, and the longest one, in seconds. Half of each is left to chance, so that a hundred nodes
+#: do not come back in step.
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+#: A new alert is tried at once also while the receiver is failing, but not more often than this.
+_EAGER_S = 1.0
+#: Alerts in one post to Alertmanager.
+_BATCH = 64
+#: The longest a thread sleeps: after that it looks whether the clock was set.
+_LONGEST_WAIT_S = 60.0
+_ANSWER_SHOWN = 200
+
+_USER_AGENT = f"outrace/{__version__}"
+
+
+def alertmanager_body(changes: Sequence[Change], generator_url: str) -> bytes:
+    """The array that ``POST /api/v2/alerts`` takes.
+
+    What is firing has no ``endsAt``: Alertmanager then counts its ``resolve_timeout`` by its own clock, which need not
+    agree with ours.
+    """
+    alerts = []
+    for change in changes:
+        alert = change.alert
+        item: dict[str, Any] = {
+            # The rule file says `source="rule"`: with both, one can inhibit the other.
+            "labels": {"alertname": alert.name, "source": "push", **alert.labels},
+            "annotations": dict(alert.annotations),
+            "startsAt": rfc3339(alert.starts_at),
+        }
+        if change.status == RESOLVED and alert.ends_at is not None:
+            item["endsAt"] = rfc3339(alert.ends_at)
+        if generator_url:
+            item["generatorURL"] = generator_url
+        alerts.append(item)
+    return json.dumps(alerts, separators=(",", ":")).encode()
+
+
+def webhook_body(change: Change, node: str) -> bytes:
+    """The object a webhook gets for one change (docs/alerts.md is its specification)."""
+    alert = change.alert
+    resolved = change.status == RESOLVED and alert.ends_at is not None
+    message = {
+        "version": 1,
+        "id": change.id,
+        "status": change.status,
+        "fingerprint": alert.fingerprint,
+        "name": alert.name,
+        "node": node,
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "starts_at": rfc3339(alert.starts_at),
+        "ends_at": rfc3339(alert.ends_at) if resolved and alert.ends_at is not None else None,
+    }
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+class Receiver:
+    """One receiver: its queue, its journal, its thread. ``name`` is what logs and metrics call it."""
+
+    def __init__(self, name: str, url: str, webhook: bool, journal: Path, log: Log, node: str, resend_s: float) -> None:
+        self.name = name
+        self.counters: Counter[str] = Counter(sent=0, failed=0)
+        self.journal_failing: OSError | None = None
+        self.generator_url = ""
+        self._url = url if webhook else url + ALERTMANAGER_PATH
+        self._webhook = webhook
+        self._log = log
+        self._node = node
+        self._resend_s = resend_s
+        self._outbox = Outbox(every=webhook)
+        self._journal = Journal(journal)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._pause_s = 0.0  # before the next try; 0: the last one went well
+        self._tried = -_EAGER_S  # monotonic seconds, like the next two
+        self._retry_at = 0.0
+        self._repeat_at = 0.0
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, name=f"alerts {name}", daemon=True)
+        self._load()
+
+    # for whoever raises alerts: memory only
+
+    def fire(self, alert: Alert) -> None:
+        with self._changed:
+            if not self._outbox.firing:
+                self._repeat_at = time.monotonic() + self._resend_s
+            if self._outbox.fire(alert):
+                self._retry_at = min(self._retry_at, self._tried + _EAGER_S)
+            self._changed.notify()
+
+    def end(self, key: str, when: float) -> None:
+        with self._changed:
+            self._outbox.end(key, when)
+            self._changed.notify()
+
+    def active(self) -> list[Alert]:
+        with self._changed:
+            return self._outbox.active()
+
+    def counts(self) -> dict[str, int]:
+        """``sent`` and ``dropped`` changes, ``failed`` posts, changes ``waiting``."""
+        with self._changed:
+            return {**self.counters, "dropped": self._outbox.dropped, "waiting": self._outbox.waiting}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Have the thread try once more what waits, write down what is left, and end; `join` waits for that."""
+        with self._changed:
+            self._closing = True
+            self._retry_at = 0.0
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # the thread
+
+    def _load(self) -> None:
+        try:
+            damaged = self._journal.load(self._outbox)
+        except OSError as error:
+            self._log.error(
+                "what an alert receiver was still to be told cannot be read",
+                receiver=self.name,
+                path=str(self._journal.path),
+                problem=error.strerror,
+            )
+            return
+        self._outbox.dropped = 0
+        if damaged:
+            self._log.warning(
+                "the journal of an alert receiver is damaged: the rest of it was read",
+                receiver=self.name,
+                path=str(self._journal.path),
+                lines_lost=damaged,
+            )
+        if self._outbox.waiting:
+            self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
+
+    def _run(self) -> None:
+        hurry()
+        self._keep(self._compact)
+        while True:
+            with self._changed:
+                due = self._outbox.tick(time.time())
+                operations = self._outbox.take_operations()
+                last = self._closing
+                batch = self._batch()
+                if not (operations or batch or last):
+                    self._changed.wait(self._idle_s(due))
+                    continue
+            self._keep(lambda operations=operations: self._journal.append(operations))  # type: ignore[misc]
+            if batch:
+                self._send(batch)
+                self._settle_journal()
+            elif self._journal.broken or self._journal.long:
+                self._keep(self._compact)
+            if last and not (batch and self._pause_s == 0 and self._outbox.waiting):
+                break
+        self._settle_journal()
+        self._keep(self._journal.sync)
+        self._journal.close()
+
+    def _batch(self) -> list[Change]:
+        """What to send now; nothing while the last failure is too young."""
+        now = time.monotonic()
+        if self._pause_s and now < self._retry_at:
+            return []
+        batch = self._outbox.batch(_BATCH)
+        if not batch and not self._webhook and now >= self._repeat_at and not self._closing:
+            batch = self._outbox.repeats()
+        return batch
+
+    def _idle_s(self, due: float | None) -> float:
+        """How long nothing will be to do."""
+        waits = [_LONGEST_WAIT_S]
+        if due is not None:
+            waits.append(due - time.time())
+        now = time.monotonic()
+        if self._outbox.waiting:
+            waits.append(self._retry_at - now)
+        elif not self._webhook and self._outbox.firing:
+            waits.append(max(self._retry_at if self._pause_s else 0.0, self._repeat_at) - now)
+        return max(0.0, min(waits))
+
+    def _send(self, batch: Sequence[Change]) -> None:
+        """Post ``batch``, or its parts, and take in what came of it."""
+        for start in range(0, len(batch), _BATCH):
+            if not self._post(batch[start : start + _BATCH]):
+                return
+        if not batch[0].seq:
+            self._repeat_at = time.monotonic() + self._resend_s
+
+    def _post(self, changes: Sequence[Change]) -> bool:
+        """Whether the receiver is alive and this part is done with."""
+        self._tried = time.monotonic()
+        body = webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes, self.generator_url)
+        try:
+            answer = http_post.post(self._url, body, _USER_AGENT)
+        except http_post.PostError as error:
+            return self._failed(str(error))
+        if answer.ok:
+            self._succeeded(changes)
+            return True
+        shown = " ".join(answer.text.split())[:_ANSWER_SHOWN]
+        problem = f"HTTP {answer.status} {shown}".rstrip()
+        if answer.final and len(changes) > 1:
+            # One of them is not to its taste; it may have taken the others, and does not mind to get them again.
+            return all(self._post([change]) for change in changes)
+        if answer.final:
+            self.counters["failed"] += 1
+            with self._changed:
+                self._outbox.refuse(changes[0])
+            self._log.error(
+                "an alert was refused and is given up", receiver=self.name, alert=changes[0].alert.name, problem=problem
+            )
+            return True
+        if 300 <= answer.status < 400:
+            problem += " (redirects are not followed: configure the address it points to)"
+        return self._failed(problem)
+
+    def _succeeded(self, changes: Sequence[Change]) -> None:
+        self.counters["sent"] += sum(change.seq > 0 for change in changes)
+        with self._changed:
+            self._outbox.ack(changes, time.time())
+        if self._problem:
+            self._log.info("alerts are delivered again", receiver=self.name)
+        self._pause_s, self._problem = 0.0, ""
+
+    def _failed(self, problem: str) -> bool:
+        self.counters["failed"] += 1
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S) if self._pause_s else _FIRST_PAUSE_S
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        with self._changed:
+            self._retry_at = time.monotonic() + pause_s
+        if problem != self._problem:
+            self._log.warning("alerts cannot be delivered; trying again", receiver=self.name, problem=problem)
+        self._problem = problem
+        return False
+
+    # the journal: whatever happens to it, alerts are sent
+
+    def _settle_journal(self) -> None:
+        """After an attempt: write down what came of it, and make sure of what has to wait."""
+        with self._changed:
+            operations = self._outbox.take_operations()
+        self._keep(lambda: self._journal.append(operations))
+        if self._journal.broken or self._journal.long:
+            self._keep(self._compact)
+        elif self._pause_s:
+            self._keep(self._journal.sync)
+
+    def _compact(self) -> None:
+        with self._changed:
+            self._outbox.take_operations()  # they are in the snapshot
+            snapshot: Operation = self._outbox.snapshot()
+        self._journal.compact(snapshot)
+
+    def _keep(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            if self.journal_failing is None or self.journal_failing.errno != error.errno:
+                self._log.error(
+                    "alerts that wait would not survive a restart: their journal cannot be written",
+                    receiver=self.name,
+                    path=str(self._journal.path),
+                    problem=error.strerror,
+                )
+            self.journal_failing = error
+        else:
+            if not self._journal.broken:
+                self.journal_failing = None

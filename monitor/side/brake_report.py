@@ -1,0 +1,83 @@
+"""What the side says of evictions that are held: in the log, in the metrics, and who it is that takes the memory.
+
+To name them the processes of the node are read, which may take some milliseconds: a thread does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.oom_candidates import Owner, candidates
+from monitor.policy.releases import era
+from monitor.race.badness import Process
+from monitor.side.export.log import Log
+from monitor.side.view import View
+from monitor.side.worker import Worker
+
+#: How many of those that take the memory are named.
+_NAMED = 3
+
+
+class BrakeNews:
+    """``takers`` is the latest answer to who takes the memory, for whoever shows it: largest first."""
+
+    def __init__(self, view: View, log: Log) -> None:
+        self.takers: tuple[str, ...] = ()
+        self._view = view
+        self._log = log
+        self._worker = Worker("takers", 1)  # while one look is under way, another would say the same
+        view.takers = lambda: self.takers
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Evictions are held, for another reason than before, or not any more."""
+        fields = {key: value for key, value in message.items() if key not in ("t", "victim", "name", "order")}
+        if not message["reason"]:
+            self._log.info("evictions are not held any more", **fields)
+            self.takers = ()
+            return
+        self._log.warning("evictions are held: they would not help", kubelet_would_evict=message["name"], **fields)
+        self._worker.submit(self._look)
+
+    def _look(self) -> None:
+        found = takers(self._view)
+        if self._view.state.get("braked") is not None or not self.takers:
+            self.takers = found
+        self._log.warning("what no eviction gives back is taken by", takers=list(found))
+
+
+def takers(view: View) -> tuple[str, ...]:
+    """Who has most of the node's memory and cannot be evicted: critical pods, and cgroups that are in no pod; each with
+    its bytes and its largest process.
+    """
+    pods, rules = view.pods, era(view.config.policy)
+    owners = {path: uid for uid, found in pods.items() for path in (found.cgroup, *found.containers.values())}
+
+    def owner(cgroup: Path) -> Owner | None:
+        uid = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
+        return None if uid is None else Owner(uid, f"{pods[uid].pod.namespace}/{pods[uid].pod.name}")
+
+    groups: dict[str, list[Process]] = {}
+    for process in candidates(view.hierarchy, view.node_path, owner):
+        if process.pod is None:
+            groups.setdefault(process.cgroups[0], []).append(process)
+        elif process.pod in pods and rules.is_critical(pods[process.pod].pod):
+            groups.setdefault(str(pods[process.pod].cgroup), []).append(process)
+    sized = [
+        (_bytes(view, Path(path), inside), path, max(inside, key=lambda p: p.rss)) for path, inside in groups.items()
+    ]
+    return tuple(
+        f"{largest.comm} (pid {largest.pid}) in {largest.pod_name or path}: {size} bytes"
+        for size, path, largest in sorted(sized, key=lambda row: (-row[0], row[1]))[:_NAMED]
+    )
+
+
+def _bytes(view: View, path: Path, processes: list[Process]) -> int:
+    """The working set of a cgroup that has nothing but these processes; theirs where more is counted in it."""
+    if path not in (view.node_path, view.hierarchy.root) and not list(cgroupfs.descendants(path)):
+        reading = view.used(path)
+        if reading is not None:
+            return reading.working_set
+    return sum(p.rss for p in processes)

@@ -1,0 +1,369 @@
+"""Disks and process ids of the live node: looked at once a second, beside the main loop of the side.
+
+One thread samples (microseconds, but statvfs may hang on a dead network file system), another measures the pods'
+directories (seconds, where they hold many files). The hot process hears of it only while a threshold is met, when a pod
+is over a limit of its own, and when a clean-up is done: `DiskWatch.take` has the messages (docs/disks.md).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monitor.errors import MonitorError
+from monitor.kernel.disks import Disks, file_system, pid_counts
+from monitor.pods.model import FoundPod
+from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
+from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
+from monitor.policy.local_storage import storage_violation
+from monitor.policy.pods import Pod
+from monitor.policy.releases import era
+from monitor.policy.signals import (
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IMAGEFS,
+    IMAGEFS_INODES,
+    MEMORY_SIGNALS,
+    NODEFS,
+    NODEFS_INODES,
+    PID,
+    SIGNALS,
+    Observation,
+)
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import rank_pods
+from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
+from monitor.side.watchdog import Beat
+
+if TYPE_CHECKING:
+    from monitor.actions.reclaim import Reclaimer
+
+#: Between two looks. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
+#: free in 5 s.
+PERIOD_S = 1.0
+#: A call that takes longer than this many seconds hangs.
+STALLED_S = 5.0
+#: So many pods of an order are sent, and so many violations: a pass evicts one pod, and a packet must stay small.
+MOST = 50
+
+Pods = Mapping[str, FoundPod]
+
+
+class DiskWatch:
+    """Watches ``disks`` and the process ids, and measures ``pods()`` (by uid) when that matters.
+
+    ``deliver()`` is called from a thread of this object when `take` has something. Nothing is looked at, and no thread
+    wakes, without a threshold for disks or process ids and without a pod that has a limit of local storage.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        disks: Disks,
+        pods: Callable[[], Pods],
+        deliver: Callable[[], None],
+        log: Log | None = None,
+        roots: Roots | None = None,
+    ) -> None:
+        self.observations: Mapping[str, Observation] = {}  #: the latest of every signal that can be read, for metrics
+        self._config = config
+        self._disks = disks
+        self._pods = pods
+        self._deliver = deliver
+        self._log = log or Log(config.log_format)
+        self._roots = roots or Roots.of(disks)
+        self._era = era(config.policy)
+        self._layout = DiskLayout(disks.layout_image_fs, disks.layout_container_fs)
+        self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
+        self._reclaimer: Reclaimer | None = None
+
+        self._closing = threading.Event()
+        self._sampler = Beat("disks", self._sample)
+        self._walker = Beat("storage", self._walk)
+
+        # Of the sampling thread alone:
+        self._seen: Pods = {}
+        self._told_met = False
+        self._ranked = False  # every pod has been measured since a disk became short
+        self._failing: dict[str, str] = {}  # what cannot be read -> why, as told
+
+        # Of both threads, written by one of them:
+        self._urgent = False  # a disk is short
+        self._measured: Mapping[str, Measured] = {}  # by uid
+
+        self._lock = threading.Lock()
+        self._violations: dict[str, str] = {}  # uid -> message, found and not yet sent
+        self._reclaimed: list[str] = []
+        self._message: dict[str, Any] | None = None
+        self._failure: Exception | None = None
+
+    def start(self) -> None:
+        """Begin to look, unless there is nothing that could matter. The threads end with the process."""
+        if self._thresholds or self._config.local_storage:
+            self._sampler.start()
+            self._walker.start()
+
+    def take(self) -> list[dict[str, Any]]:
+        """The messages for the hot process since the last call: one at most, newer ones replace what it had not yet.
+
+        Raises what one of the threads died of.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            message, self._message = self._message, None
+        return [] if message is None else [message]
+
+    def take_back(self, message: dict[str, Any]) -> None:
+        """A message that could not be delivered: what it told of goes with the next one."""
+        with self._lock:
+            self._message = message if self._message is None else _merged(message, self._message)
+        self._told_met = True
+
+    def pods_changed(self) -> None:
+        """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else tells."""
+        self._sampler.wake()
+        self._walker.wake()
+
+    def pod_stats(self, uid: str) -> PodStats | None:
+        """What the pod took of the disks when it was last measured."""
+        measured = self._measured.get(uid)
+        return None if measured is None else measured.stats
+
+    def reclaim(self, actions: Sequence[str]) -> None:
+        """Clean up the node (actions of `monitor.policy.layout`); the message that it is done tells of the disks after
+        it.
+        """
+        if self._reclaimer is None:
+            from monitor.actions.reclaim import Reclaimer
+
+            commands = {
+                DELETE_CONTAINERS: self._config.reclaim_containers,
+                DELETE_IMAGES: self._config.reclaim_images,
+            }
+            self._reclaimer = Reclaimer(commands, self._config.enforce, self._clean, self._log)
+        self._reclaimer.request(actions)
+
+    def stalled_s(self) -> float:
+        """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
+        took = max(self._sampler.busy_s(), self._walker.busy_s())
+        return took if took > STALLED_S else 0.0
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the threads, the walk and the clean-up under way; what hangs is left behind after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        self._closing.set()
+        for thread in (self._sampler, self._walker):
+            thread.wake()
+        if self._reclaimer is not None:
+            self._reclaimer.close(timeout_s)
+        for thread in (self._sampler, self._walker):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _clean(self, actions: tuple[str, ...]) -> None:
+        with self._lock:
+            self._reclaimed.extend(actions)
+        self._sampler.wake()
+
+    def _guarded(self, turn: Callable[[], float | None]) -> float | None:
+        """One turn of a thread; what it dies of is raised again by `take`."""
+        try:
+            return turn()
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
+            with self._lock:
+                self._failure = error
+            self._closing.set()
+            self._deliver()
+            return None
+
+    # the node, every second
+
+    def _sample(self, thread: Beat) -> None:
+        while not self._closing.is_set():
+            thread.rest(self._guarded(self._turn))
+
+    def _turn(self) -> float | None:
+        # What was cleaned up before the disks are looked at, so that what is said of them is newer.
+        with self._lock:
+            reclaimed, self._reclaimed = self._reclaimed, []
+            violations, self._violations = self._violations, {}
+        observations = dict(self._observe()) if self._thresholds else {}
+        self.observations = observations
+        met = self._met(observations)
+        pods = self._pods()
+        urgent = any(signal != PID for signal in met)
+        if urgent != self._urgent or pods is not self._seen:
+            self._urgent, self._seen = urgent, pods
+            self._walker.wake()
+        violations = {uid: message for uid, message in violations.items() if uid in pods}
+        if met or self._told_met or violations or reclaimed:
+            self._publish(observations, self._orders(met, pods), violations, reclaimed)
+        self._told_met = bool(met)
+        return PERIOD_S if self._thresholds else None
+
+    def _observe(self) -> Iterator[tuple[str, Observation]]:
+        """Every signal that can be read, in the order of `SIGNALS`."""
+        disks = self._disks
+        for path, space, inodes in (
+            (disks.nodefs, NODEFS, NODEFS_INODES),
+            (disks.imagefs, IMAGEFS, IMAGEFS_INODES),
+            (disks.containerfs, CONTAINERFS, CONTAINERFS_INODES),
+        ):
+            try:
+                found = file_system(path)
+            except MonitorError as error:
+                self._trouble(space, str(error))
+                continue
+            self._trouble(space, "")
+            stamp = time.monotonic_ns()
+            yield space, Observation(found.available, found.capacity, stamp)
+            if found.inodes is not None and found.inodes_free is not None:
+                yield inodes, Observation(found.inodes_free, found.inodes, stamp)
+        try:
+            most, running = pid_counts()
+        except MonitorError as error:
+            self._trouble(PID, str(error))
+            return
+        self._trouble(PID, "")
+        yield PID, Observation(most - running, most, time.monotonic_ns())
+
+    def _met(self, observations: Mapping[str, Observation]) -> list[str]:
+        """The signals below a threshold, or not yet above what a threshold wants reclaimed; grace does not matter."""
+        found = set()
+        for threshold in self._thresholds:
+            seen = observations.get(threshold.signal)
+            if seen is not None and any(threshold.met(seen.available, seen.capacity, more) for more in (False, True)):
+                found.add(threshold.signal)
+        return [signal for signal in SIGNALS if signal in found]
+
+    def _orders(self, met: Sequence[str], pods: Pods) -> dict[str, list[str]]:
+        """Whom an eviction would take for each of these signals, first victim first.
+
+        A pod that was never measured would come before all others, so there is no order before every pod was measured;
+        one that is new then is left out until it is.
+        """
+        if not self._urgent:
+            self._ranked = False
+        candidates = {uid: found for uid, found in pods.items() if not self._era.is_critical(found.pod)}
+        measured = self._measured
+        stats = {uid: measured[uid].stats for uid in candidates if uid in measured}
+        self._ranked = self._ranked or (self._urgent and len(stats) == len(candidates))
+        orders = {}
+        for signal in met:
+            if signal == PID:
+                counted = self._count_processes(candidates)
+                if counted is not None:
+                    orders[signal] = self._order(signal, candidates, counted)
+            elif self._ranked:
+                orders[signal] = self._order(signal, candidates, stats)
+        return orders
+
+    def _order(self, signal: str, candidates: Pods, stats: Mapping[str, PodStats]) -> list[str]:
+        pods = [candidates[uid].pod for uid in stats]
+        ranked = rank_pods(signal, pods, stats, self._layout, ranker=self._era.ranker)
+        return [one.pod.uid for one in ranked[:MOST]]
+
+    def _count_processes(self, candidates: Pods) -> dict[str, PodStats] | None:
+        try:
+            counted = {uid: process_stats(found) for uid, found in candidates.items()}
+        except MonitorError as error:
+            self._trouble("processes of pods", str(error))
+            return None
+        self._trouble("processes of pods", "")
+        return counted
+
+    def _trouble(self, what: str, problem: str) -> None:
+        """Log what cannot be read once, and once when it can again (``problem`` empty)."""
+        if problem == self._failing.get(what, ""):
+            return
+        if problem:
+            self._failing[what] = problem
+            self._log.error(problem, signal=what)
+        else:
+            del self._failing[what]
+            self._log.info("can be read again", signal=what)
+
+    def _publish(
+        self,
+        observations: Mapping[str, Observation],
+        orders: Mapping[str, Sequence[str]],
+        violations: Mapping[str, str],
+        reclaimed: Sequence[str],
+    ) -> None:
+        watched = {threshold.signal for threshold in self._thresholds}
+        newer: dict[str, Any] = {
+            "t": "disks",
+            "observations": {signal: list(seen) for signal, seen in observations.items() if signal in watched},
+            "orders": orders,
+            "violations": [{"uid": uid, "message": text} for uid, text in violations.items()],
+            "reclaimed": list(reclaimed),
+        }
+        with self._lock:
+            self._message = newer if self._message is None else _merged(self._message, newer)
+        self._deliver()
+
+    # the pods, one after the other
+
+    def _walk(self, thread: Beat) -> None:
+        while not self._closing.is_set():
+            thread.rest(self._guarded(self._measure_next))
+
+    def _measure_next(self) -> float | None:
+        """Measure the pod whose turn it is; how long to wait for the next, None for ever."""
+        pods = self._pods()
+        if any(uid not in pods for uid in self._measured):
+            self._measured = {uid: known for uid, known in self._measured.items() if uid in pods}
+        due = {uid: self._due_s(uid) for uid, found in pods.items() if self._wanted(found.pod)}
+        if not due:
+            return None
+        uid = min(due, key=lambda uid: due[uid])
+        wait = due[uid] - time.monotonic()
+        if wait > 0:
+            return wait
+        before = self._measured.get(uid)
+        found = measure(pods[uid], self._roots, self._interrupted)
+        if self._closing.is_set():
+            return None
+        self._measured = {**self._measured, uid: found}
+        for problem in found.problems:
+            if before is None or problem not in before.problems:
+                self._log.warning(problem)
+        self._judge(pods[uid].pod, found.stats)
+        if before is None:
+            if self._urgent and all(uid in self._measured for uid in due):
+                self._sampler.wake()  # it waits for this
+            return 0.0
+        return found.took_s  # walking again what is known already takes half of a CPU at most
+
+    def _due_s(self, uid: str) -> float:
+        measured = self._measured.get(uid)
+        return 0.0 if measured is None else measured.due_s(self._urgent)
+
+    def _wanted(self, pod: Pod) -> bool:
+        return (self._urgent or (self._config.local_storage and limited(pod))) and not self._era.is_critical(pod)
+
+    def _judge(self, pod: Pod, stats: PodStats) -> None:
+        if not self._config.local_storage:
+            return
+        message = storage_violation(pod, stats, self._layout)
+        if message is not None:
+            with self._lock:
+                self._violations[pod.uid] = message
+            self._sampler.wake()
+
+    def _interrupted(self) -> bool:
+        """Asked by a walk every few hundred files: also the sign that it moves."""
+        self._walker.beat()
+        return self._closing.is_set()
+
+
+def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """The newer message, with what only the older one tells."""
+    found = {item["uid"]: item for item in (*older["violations"], *newer["violations"])}
+    return newer | {
+        "violations": list(found.values())[:MOST],
+        "reclaimed": list(dict.fromkeys([*older["reclaimed"], *newer["reclaimed"]])),
+    }

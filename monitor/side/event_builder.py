@@ -1,0 +1,424 @@
+"""From the hot process's messages and the kernel's log to the events of a race, and from those to episodes.
+
+Only tells apart and names; what an episode was is judged elsewhere (`monitor.side.judge`), in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from monitor.kernel.wire import PAGE
+from monitor.link.clock import WallClock
+from monitor.policy.ranking import Candidate
+from monitor.race import episode
+from monitor.race.episode import Episode, State
+from monitor.race.events import (
+    SIGKILL,
+    SIGTERM,
+    Clear,
+    Crossing,
+    Decided,
+    End,
+    Event,
+    Exit,
+    Gone,
+    Held,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Reclaim,
+    Sample,
+    Seen,
+    Signalled,
+    Tick,
+    Watched,
+)
+from monitor.side.cgroup_names import Place, Places
+from monitor.side.kill_confirmation import Told, Witness
+from monitor.side.machine_kills import is_elsewhere
+from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
+from monitor.side.stopping_pods import Stops
+from monitor.side.view import View
+
+#: The flight recorder's own beat while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
+SAMPLE_NEAR_NS = 1_000_000_000
+#: While an episode is open the reducer hears of the time this often.
+TICK_NS = 250_000_000
+#: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
+URGENT_NS = 150_000_000
+#: A record this old when it comes was read late, after a stall; then no time is told until they have all come, because
+#: an episode would seem quiet whose second half is still on the way.
+LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
+#: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
+PATIENCE_NS = 350_000_000
+
+
+class Chronicle:
+    """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
+    when somebody was killed (it may go on, but an alert cannot wait), and when they are over.
+
+    ``on_event``: everything that went in, in order, for a recording. ``has_log``: the kernel's log is read.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        on_episode: Callable[[Episode, bool], None],
+        on_event: Callable[[Event], None],
+        has_log: bool,
+    ) -> None:
+        self._view = view
+        self._on_episode = on_episode
+        self._on_event = on_event
+        self._state = State()
+        self._clock = WallClock(self._feed)
+        self._places = Places(view.hierarchy, view.node_path)
+        self._watched: dict[tuple[str, str, bool], Watched] = {}
+        self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
+        self.witness = Witness(view.hierarchy, has_log, self._feed)
+        self._sampler = Sampler(view, self._places, self._feed)
+        self._losses = Losses(view, time.monotonic_ns())
+        self._stops = Stops(view, self._feed)
+        self._sampled_ns = self._ticked_ns = 0
+        self._caught_up_ns = 0  # until then late records are waited for
+        self._judged_ns: int | None = None  # what came before this was judged
+        self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "cross": self._on_cross,
+            "decision": self._on_decision,
+            "braked": self._on_braked,
+            "killed": self._on_killed,
+            "evicted": self._on_evicted,
+            "clear": self._on_clear,
+            "oom": self._on_oom,
+            "flight": self._on_flight,
+            "state": self._on_state,
+        }
+
+    @property
+    def open(self) -> bool:
+        """Whether an episode is going on."""
+        return bool(self._state.open or self._state.waiting)
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take in one message of the hot process; those that do not matter here are passed over."""
+        handler = self._handlers.get(message["t"])
+        if handler is not None:
+            now = time.monotonic_ns()
+            self._clock.look(now)
+            if message.get("ts_ns", now) < now - LATE_NS:
+                self._caught_up_ns = now + CATCH_UP_NS
+            self.look_at_pods()
+            handler(message)
+
+    def look_at_pods(self) -> None:
+        """Take in which pods there are; cheap when they are those of the last time."""
+        for at in self._places.update(self._view.pods, self._view.kubepods):
+            self.witness.known(at, self._places.place(at).path)
+
+    def due_s(self) -> float:
+        """Seconds until `turn` has something to do."""
+        now = time.monotonic_ns()
+        due = self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        if self.open:
+            due = min(due, self._ticked_ns + TICK_NS)
+        if self._urgent_ns is not None:
+            due = min(due, self._urgent_ns)
+        stops_ns = self._stops.due_ns()
+        if stops_ns is not None:
+            due = min(due, stops_ns)
+        due = max(due, self._caught_up_ns)
+        if self._urgent_ns is not None:
+            due = min(due, self._urgent_ns + PATIENCE_NS)
+        return max(0.0, (due - now) / 1e9)
+
+    def facts(self) -> tuple[list[Sample], list[Watched]]:
+        """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
+        return list(self._sampler.samples), list(self._watched.values())
+
+    def end(self) -> None:
+        """Nothing more comes: what is going on is judged as it stands."""
+        self._feed(End(time.monotonic_ns()))
+
+    def turn(self) -> bool:
+        """What is due: a look at the counters, the time. True if there are new samples."""
+        now = time.monotonic_ns()
+        self._clock.look(now)
+        if now < self._caught_up_ns:
+            if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
+                self._judge_ongoing()
+            return False
+        sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
+        if sampled:
+            self._sampled_ns = now
+            self.look_at_pods()
+            self._sampler.look(now)
+        for lost in self._losses.look(now):
+            self._feed(lost)
+        self.witness.turn(now)
+        self._stops.turn(now)
+        if self.open and now >= self._ticked_ns + TICK_NS:
+            self._ticked_ns = now
+            self._feed(Tick(now))
+        if self._urgent_ns is not None and now >= self._urgent_ns:
+            self._judge_ongoing()
+        return sampled
+
+    def _judge_ongoing(self) -> None:
+        """Have judged what is going on, as it stands."""
+        self._urgent_ns = None
+        since, self._judged_ns = self._judged_ns, self._state.latest_ns
+        for one in episode.ongoing(self._state, since):  # those in which anything happened since
+            self._on_episode(one, False)
+
+    @property
+    def _near(self) -> bool:
+        return bool(self._view.stats.get("armed"))
+
+    def _feed(self, event: Event) -> None:
+        if not isinstance(event, Tick):
+            self._on_event(event)
+        if isinstance(event, Mark | Gone) and self._urgent_ns is None:
+            self._urgent_ns = time.monotonic_ns() + URGENT_NS
+        self._state, done = episode.feed(self._state, event)
+        for one in done:
+            self._on_episode(one, True)
+
+    # what the hot process says
+
+    def _on_state(self, message: Mapping[str, Any]) -> None:
+        now = time.monotonic_ns()
+        domains = {"memory.available": "node", "allocatableMemory.available": "kubepods"}
+        for threshold in self._view.thresholds:
+            domain = domains.get(threshold.signal)
+            seen = message["observation"].get(domain)
+            if domain is None or seen is None:
+                continue
+            reclaim = threshold.min_reclaim
+            on_machine = domain == "node" and self._view.config.node_cgroup is None
+            made = Watched(
+                ts_ns=now,
+                domain=domain,
+                signal=threshold.signal,
+                hard=threshold.hard,
+                quantity=threshold.quantity(seen["capacity"]),
+                capacity=seen["capacity"],
+                limit=None if on_machine else seen["capacity"],
+                grace_s=threshold.grace_ns / 1e9,
+                min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
+            )
+            key = (domain, threshold.signal, threshold.hard)
+            old = self._watched.get(key)
+            if old is None or (old.quantity, old.capacity, old.limit) != (made.quantity, made.capacity, made.limit):
+                self._watched[key] = made
+                self._feed(made)
+
+        self._clear_what_is_not_met(message, now)
+
+    def _clear_what_is_not_met(self, message: Mapping[str, Any], now_ns: int) -> None:
+        """A crossing that was over when the hot process read it is followed by no `clear`, but by a `state`."""
+        met = {(entry["signal"], entry["kind"] == "hard") for entry in message["met"]}
+        for domain, signal, is_hard in [key for key in self._crossed if key[1:] not in met]:
+            seen = message["observation"].get(domain)
+            available = seen["available"] if seen is not None else 0
+            self._crossed.discard((domain, signal, is_hard))
+            self._feed(Clear(now_ns, domain, signal, is_hard, available))
+
+    def _on_cross(self, message: Mapping[str, Any]) -> None:
+        available = message["capacity"] - message["working_set"]
+        keys = ("ts_ns", "domain", "signal", "hard", "quantity", "capacity", "usage", "working_set")
+        self._crossed.add((message["domain"], message["signal"], message["hard"]))
+        self._feed(Crossing(**{key: message[key] for key in keys}, available=available))
+        self._feed(Seen(message["seen_ns"], message["domain"], message["signal"], available))
+
+    def _on_decision(self, message: Mapping[str, Any]) -> None:
+        if message["signal"] not in ("memory.available", "allocatableMemory.available"):
+            return  # disks and process ids are no race with the OOM killer
+        self._order(message["decided_ns"], message["order"])
+        reclaim = self._watched.get((message["domain"], message["signal"], message["kind"] == "hard"))
+        grace_s = message["given_s"]  # a hard threshold's victim gets none, whatever stands in the books
+        self._feed(
+            Decided(
+                ts_ns=message["decided_ns"],
+                domain=message["domain"],
+                signal=message["signal"],
+                hard=message["kind"] == "hard",
+                quantity=message["quantity"],
+                capacity=message["capacity"],
+                available=message["available"],
+                usage=message["usage"],
+                pod=message["pod"],
+                pod_name=message["name"],
+                rank=message["rank"],
+                grace_s=grace_s,
+                observed=message["observed"],
+                trigger=message["trigger"],
+                crossed_ns=message["crossed_ns"],
+                working_set=message["working_set"],
+                request=message["request"],
+                min_reclaim=reclaim.min_reclaim if reclaim is not None else 0,
+                coming=message.get("coming", 0),
+            )
+        )
+        if message["signalled_ns"] is not None:
+            number = SIGTERM if grace_s else SIGKILL
+            self._feed(Signalled(message["signalled_ns"], message["pod"], message["name"], number))
+
+    def _on_braked(self, message: Mapping[str, Any]) -> None:
+        where = (message["ts_ns"], message["domain"], message["signal"], message["kind"] == "hard", message["reason"])
+        if not message["reason"]:
+            self._feed(Held(*where))
+            return
+        self._order(message["ts_ns"], message["order"])
+        self._feed(
+            Held(
+                *where,
+                available=message["available"],
+                quantity=message["quantity"],
+                pods=message["pods_bytes"],
+                outside=message["outside_bytes"],
+                pod=message["victim"],
+                pod_name=message["name"],
+            )
+        )
+
+    def _on_killed(self, message: Mapping[str, Any]) -> None:
+        self._feed(Signalled(message["ts_ns"], message["pod"], message["name"] or message["pod"], SIGKILL))
+
+    def _on_evicted(self, message: Mapping[str, Any]) -> None:
+        found = self._view.pods.get(message["pod"])
+        name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message["pod"]
+        self._feed(
+            Gone(message["gone_ns"], message["pod"], name, message["freed"], settled_ns=message.get("settled_ns"))
+        )
+
+    def _on_clear(self, message: Mapping[str, Any]) -> None:
+        self._crossed.discard((message["domain"], message["signal"], message["hard"]))
+        keys = ("ts_ns", "domain", "signal", "hard", "available")
+        self._feed(Clear(**{key: message[key] for key in keys}))
+
+    def _on_flight(self, message: Mapping[str, Any]) -> None:
+        for ts, cgroup, usage, inactive, active in message["samples"]:
+            self._sampler.take(ts, self._places.place(cgroup), usage, inactive, active)
+
+    def _on_oom(self, message: Mapping[str, Any]) -> None:
+        kind, pod = message["kind"], message["pod"]
+        if not self._is_of_the_node(message):
+            return
+        if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
+            self._places.locate(message["victim_cgroup"])
+            if message["oom_cgroup"]:
+                self._places.locate(message["oom_cgroup"])
+        if message["while_away"] and kind == "mark":
+            # No daemon ran: what led to it, and what was decided, nobody saw.
+            for what in ("cross", "decision"):
+                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
+        for what in message.get("missing", ()):  # without BPF: what could not be known of this kill
+            if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
+                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
+        victim = self._places.place(message["victim_cgroup"], pod)
+        if kind == "reclaim":
+            limit = self._places.place(message["oom_cgroup"]) if message["oom_cgroup"] else None
+            memcg = "global" if limit is None else limit.path
+            self._feed(Reclaim(message["ts_ns"], memcg, limit.pod if limit is not None else None))
+        elif kind == "kill":
+            self._on_kill(message, victim)
+        elif kind == "exit":
+            who = (pod or victim.pod, message["pod_name"] or victim.name)
+            self._feed(Exit(message["ts_ns"], message["victim_pid"], message["victim_comm"], *who))
+        else:
+            self._on_mark(message, victim)
+
+    def _on_kill(self, message: Mapping[str, Any], victim: Place) -> None:
+        sender = message["invoker_pid"]
+        kill = Kill(
+            ts_ns=message["ts_ns"],
+            victim_pid=message["victim_pid"],
+            victim_comm=message["victim_comm"],
+            pod=message["pod"] or victim.pod,
+            pod_name=message["pod_name"] or victim.name,
+            memcg=victim.path,
+            si_code=message["si_code"],
+            sender_pid=sender,
+            sender_comm=message["invoker_comm"],
+            ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+        )
+        if kill.by_runtime and self._places.is_of_a_pod(message["invoker_cgroup"]):
+            kill = replace(kill, sender_in_pod=True)
+        self._feed(kill)
+        if kill.by_runtime and kill.pod is not None and self._crossed:
+            self._stops.note(kill.pod, kill.pod_name or kill.pod)
+
+    def _is_of_the_node(self, message: Mapping[str, Any]) -> bool:
+        """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
+
+        (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
+        victim's is.)
+        """
+        if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
+            return True
+        if is_elsewhere(message, self._view.config.node_cgroup):
+            return False
+        at = message["oom_cgroup"]
+        if message["kind"] == "reclaim":  # begun often, and only of interest where something else happens
+            return not at or self._places.knows(at)
+        return not at or self._places.locate(at) or self._places.locate(message["victim_cgroup"])
+
+    def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
+        self._order(message["ts_ns"], message["order"])
+        pod = message["pod"] or victim.pod
+        at = message["oom_cgroup"]
+        limit = self._places.place(at, pod) if at else None
+        # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
+        pages = message["oom_limit"] // PAGE if at else self._view.mem_total // PAGE
+        same = message["invoker_cgroup"] == message["victim_cgroup"]
+        invoker = victim if same else self._places.of_process(message["invoker_pid"], message["invoker_cgroup"])
+        self._feed(
+            Mark(
+                ts_ns=message["ts_ns"],
+                victim_pid=message["victim_pid"],
+                victim_comm=message["victim_comm"],
+                pod=pod,
+                pod_name=message["pod_name"] or victim.name,
+                memcg=victim.path,
+                rss=message["anon_rss"] + message["file_rss"] + message["shmem_rss"],
+                oom_score_adj=message["oom_score_adj"],
+                invoker_pid=message["invoker_pid"],
+                invoker_tid=message["invoker_tid"],
+                invoker_comm=message["invoker_comm"],
+                invoker_pod=invoker.name,
+                scope="global" if limit is None else limit.kind,
+                oom_cgroup_id=at,
+                oom_path=None if limit is None else limit.path,
+                oom_usage=message["oom_usage"] if at else None,
+                oom_limit=message["oom_limit"] if at else None,
+                oom_inactive_file=message["oom_inactive_file"],
+                oom_active_file=message["oom_active_file"],
+                totalpages=pages,
+                exiting=message["exiting"],
+                group=self._is_group(victim),
+            )
+        )
+        if not message["exiting"] and not message["while_away"]:  # nobody listened to the log then
+            told = Told(message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path)
+            self.witness.marked(message["victim_pid"], told)
+
+    def _is_group(self, victim: Place) -> bool | None:
+        """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
+        if self._view.hierarchy.version == 1:
+            return False
+        path, found = self._view.hierarchy.root / victim.path.lstrip("/"), None
+        while path != self._view.hierarchy.root:
+            try:
+                found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
+            except OSError:
+                pass  # gone; what it lay in may be there
+            path = path.parent
+        return found
+
+    def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
+        self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))

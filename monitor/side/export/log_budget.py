@@ -1,0 +1,88 @@
+"""Log lines that a pod can cause: some of each kind are written, the rest is one line with their number.
+
+One pod caused 26,151 lines in 12 s. Nobody reads those, but the disk keeps them, and they push what matters out of the
+journal, which drops everybody's lines beyond 10,000 in 30 s (RateLimitBurst= of journald.conf).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+#: Lines of one kind about one pod in so many seconds.
+BURST, INTERVAL_NS = 30, 10_000_000_000
+#: Pods and kinds that are kept apart; beyond that all others are one.
+_MOST = 4096
+_OTHERS = "(others)"
+
+
+class Logger(Protocol):
+    """What `monitor.side.export.log.Log` is called like."""
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines of one kind about one pod since ``since_ns``."""
+
+    since_ns: int
+    level: str
+    lines: int = 0
+    left_out: int = 0
+
+
+class Sparing:
+    """Logs what it is called with, or counts it; `tell` says from time to time how many were not written."""
+
+    def __init__(self, log: Logger, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.left_out: Counter[str] = Counter()  # lines by pod, since the start
+        self._log = log
+        self._clock = clock
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
+        """One line about the ``pod`` of the fields, or where that is None about what ``about`` names (not written)."""
+        about, pod = fields.pop("about", ""), fields.get("pod")
+        now, key = self._clock(), (pod or about, message)
+        if key not in self._kinds and len(self._kinds) >= _MOST:
+            self.tell()
+            key = key if len(self._kinds) < _MOST else (_OTHERS, message)
+        kind = self._kinds.get(key)
+        if kind is None or now - kind.since_ns >= INTERVAL_NS:
+            if kind is not None:
+                self._tell(key, kind, now)
+            kind = self._kinds[key] = _Kind(now, level)
+        kind.lines += 1
+        if kind.lines <= BURST:
+            self._log(level, message, **fields)
+        else:
+            kind.left_out += 1
+            if pod is not None:
+                self.left_out[pod] += 1
+
+    def due_ns(self) -> int | None:
+        """When `tell` has something to say (CLOCK_MONOTONIC); None if nothing was left out."""
+        return min((kind.since_ns + INTERVAL_NS for kind in self._kinds.values() if kind.left_out), default=None)
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Say what was left out in each interval that is over, or, ``at_once``, in all of them."""
+        now = self._clock()
+        for key, kind in list(self._kinds.items()):
+            if at_once or now - kind.since_ns >= INTERVAL_NS:
+                del self._kinds[key]
+                self._tell(key, kind, now)
+
+    def forget(self, pod: str) -> None:
+        """A pod is gone, and so is its count."""
+        self.left_out.pop(pod, None)
+
+    def _tell(self, key: tuple[str, str], kind: _Kind, now_ns: int) -> None:
+        if kind.left_out:
+            seconds = round((now_ns - kind.since_ns) / 1e9, 1)
+            self._log(
+                kind.level, "more of the same", pod=key[0] or None, of=key[1], lines=kind.left_out, seconds=seconds
+            )

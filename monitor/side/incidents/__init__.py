@@ -1,0 +1,1 @@
+"""The store of incidents in the state dir."""

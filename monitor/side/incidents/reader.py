@@ -1,0 +1,210 @@
+"""Reading the store of incidents: while the daemon writes to it, when none runs, from a disk that is read-only.
+
+Every question opens the file, reads all of its answer and closes it again: a reader that waits for its terminal must
+not keep the writer from folding in its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monitor.errors import MonitorError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+Incident = dict[str, Any]
+Incidents = list[Incident]
+Rows = list[tuple[Any, ...]]
+Ids = list[str]  # a name for it: inside the class, `list` is the method
+
+FILE_NAME = "incidents.db"
+#: How long a lock of another process is waited for, in seconds.
+WAIT_S = 5.0
+#: A file that is replaced, or whose log is folded in, while it is read may look damaged: it is read again.
+_TRIES = 5
+#: Incidents read at a time by `all`, and ids named in an error.
+_PAGE = 100
+_NAMED = 3
+#: What to do about a damaged file.
+REMEDY = "the monitor sets the file aside when it next writes to it; without one, move it away"
+_NEWEST_FIRST = "ORDER BY start DESC, seq DESC"
+
+
+class UnknownIncident(MonitorError):
+    """No incident, or more than one, has this id."""
+
+
+class IncidentReader:
+    """Answers questions about the file ``path``, which need not exist. All of them may block.
+
+    They raise OSError, or MonitorError for a file that is damaged or of a newer version. Incidents that cannot be read
+    in a file that otherwise can are left out of the answer and counted in ``unreadable``.
+    """
+
+    def __init__(self, path: Path, *, wait_s: float = WAIT_S) -> None:
+        self.path = path
+        self.wait_s = wait_s
+        self.unreadable = 0
+
+    def list(
+        self,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        verdict: str | None = None,
+        flag: str | None = None,
+        pod: str | None = None,
+        limit: int | None = None,
+    ) -> Incidents:
+        """Incidents without their steps, newest first. ``since`` and ``until`` are Unix seconds of their start.
+
+        ``pod`` is NAMESPACE/NAME, or the name alone; a pod has a part in an incident when it was evicted, killed, or
+        at whose allocation the kernel killed.
+        """
+        clauses = {
+            "start >= :since": since,
+            "start <= :until": until,
+            "verdict = :verdict": verdict,
+            "EXISTS (SELECT 1 FROM json_each(flags) WHERE value = :flag)": flag,
+            "EXISTS (SELECT 1 FROM json_each(pods) WHERE :pod IN (value, substr(value, instr(value, '/') + 1)))": pod,
+        }
+        where = " AND ".join(clause for clause, value in clauses.items() if value is not None) or "1"
+        values: dict[str, object] = {"since": since, "until": until, "verdict": verdict, "flag": flag, "pod": pod}
+        values["limit"] = -1 if limit is None else limit
+        query = f"SELECT head FROM incidents WHERE {where} {_NEWEST_FIRST} LIMIT :limit"
+        return self._decoded(self._ask(lambda connection: connection.execute(query, values).fetchall()) or [])
+
+    def get(self, key: str) -> Incident:
+        """The incident whose id is, or uniquely begins with, ``key``, with its steps; ``latest`` is the newest.
+
+        Raises UnknownIncident naming the ids that are close.
+        """
+        ids = self._ids()
+        if not ids:
+            raise UnknownIncident(f"no incidents stored in {self.path.parent} yet")
+        if key in ids:
+            matches = [key]
+        else:
+            matches = ids[:1] if key == "latest" else [known for known in ids if key and known.startswith(key)]
+        if len(matches) > 1:
+            raise UnknownIncident(f"{len(matches)} incidents begin with {key!r}", f"say more of it: {_some(matches)}")
+        if not matches:
+            import difflib
+
+            close = difflib.get_close_matches(key, ids, _NAMED, 0.5)
+            raise UnknownIncident(
+                f"no incident has the id {key!r}", f"close: {_some(close)}" if close else f"the newest is {ids[0]}"
+            )
+        found = self._fetch(matches)
+        if not found and self.unreadable:
+            raise MonitorError(f"incident {matches[0]!r} in {self.path} is damaged", REMEDY)
+        if not found:
+            raise UnknownIncident(f"incident {matches[0]!r} has just been deleted, being too old")
+        return found[0]
+
+    def all(self) -> Iterator[Incident]:
+        """Every incident with its steps, oldest first; one that is deleted meanwhile may be missing."""
+        ids = self._ids()[::-1]
+        for start in range(0, len(ids), _PAGE):
+            yield from self._fetch(ids[start : start + _PAGE])
+
+    def counts(self) -> dict[str, int]:
+        """How many incidents there are of each verdict that occurs."""
+        query = "SELECT verdict, count(*) FROM incidents GROUP BY verdict ORDER BY verdict"
+        return self._ask(lambda connection: dict(connection.execute(query).fetchall())) or {}
+
+    def _ids(self) -> Ids:
+        query = f"SELECT id FROM incidents {_NEWEST_FIRST}"
+        return self._ask(lambda connection: [key for (key,) in connection.execute(query)]) or []
+
+    def _fetch(self, ids: Ids) -> Incidents:
+        query = "SELECT head, steps FROM incidents WHERE id = ?"
+
+        def fetch(connection: sqlite3.Connection) -> Rows:
+            rows = [connection.execute(query, (key,)).fetchone() for key in ids]
+            return [row for row in rows if row is not None]
+
+        return self._decoded(self._ask(fetch) or [])
+
+    def _decoded(self, rows: Rows) -> Incidents:
+        from monitor.side.incidents.file import Damaged, decode
+
+        found = []
+        for row in rows:
+            try:
+                found.append(decode(*row))
+            except Damaged:
+                self.unreadable += 1
+        return found
+
+    def _ask(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
+        """The answer; None if there is no store yet."""
+        from monitor.side.incidents.file import Damaged
+
+        for attempt in range(_TRIES):
+            before = self._look()
+            try:
+                return self._read(question)
+            except FileNotFoundError:
+                return None
+            except Damaged as error:
+                if attempt == _TRIES - 1 or self._look() == before:
+                    raise MonitorError(f"{self.path} is damaged: {error}", REMEDY) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _look(self) -> Rows:
+        """What tells whether the file or its log has been written to."""
+        from monitor.side.incidents.file import log_of
+
+        found = []
+        for path in (self.path, log_of(self.path)):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
+
+    def _read(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
+        from monitor.side.incidents.file import check_schema, connect, errors_of
+
+        with (
+            _openable(self.path) as path,
+            errors_of(path),
+            closing(connect(path, write=path != self.path, timeout_s=self.wait_s)) as connection,
+        ):
+            # All of it from one moment: a store that is being made is otherwise half of one.
+            connection.execute("BEGIN")
+            return question(connection) if check_schema(connection) else None
+
+
+@contextlib.contextmanager
+def _openable(path: Path) -> Iterator[Path]:
+    """The file, or a copy of it where SQLite could not make the index of its log beside it (read-only, not ours)."""
+    from monitor.side.incidents.file import log_of
+
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if os.access(path.parent, os.W_OK):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="outrace-") as directory:
+        copy = Path(directory) / path.name
+        shutil.copyfile(path, copy)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(log_of(path), log_of(copy))
+        yield copy
+
+
+def _some(ids: Ids) -> str:
+    return ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")

@@ -1,0 +1,234 @@
+"""From an episode to an incident: the verdict, what a kubelet would have done, the store, the alerts, the log.
+
+In a thread of its own: judging takes milliseconds, the store may wait for a disk, and the main loop for neither.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from monitor.errors import MonitorError
+from monitor.kernel.sched import hurry
+from monitor.link.clock import wall_offset_ns
+from monitor.policy.synchronize import EvictionConfig
+from monitor.race.episode import Episode
+from monitor.race.incident import LOST_RACES, OWN_LIMIT, Incident
+from monitor.race.verdict import verdict
+from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
+from monitor.side.incidents.store import IncidentStore
+from monitor.side.verdict_counts import Tally
+from monitor.side.worker import Worker
+
+if TYPE_CHECKING:
+    from monitor.race.counterfactual import Counterfactual
+
+T = TypeVar("T")
+
+#: Episodes waiting to be judged, and incidents waiting to be stored. The reducer has at most 32 episodes open
+#: (`Bounds.open`), so these are several times all that can be going on, judged for the last time at one moment.
+_QUEUE = 256
+#: Pause between two tries to store an incident.
+_RETRY_S = 5.0
+#: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
+AT_ONCE = LOST_RACES | {OWN_LIMIT}
+
+
+def judge(found: Episode, config: EvictionConfig, cgroup_version: int, realtime_ns: int) -> Incident:
+    """The incident of an episode. Pure: the same episode gives the same incident, live and in a replay.
+
+    ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
+    """
+    return replace(
+        verdict(found, realtime_ns=realtime_ns), counterfactual=kubelets_answer(found, config, cgroup_version)
+    )
+
+
+def kubelets_answer(found: Episode, config: EvictionConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
+    """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
+    # Imported by the first incident that needs them.
+    from monitor.race.counterfactual import MEMCG, POLL, counterfactual
+    from monitor.race.facts import facts
+    from monitor.race.world import world
+
+    seen = world(facts(found))
+    if seen is None:
+        return ()
+    modes = (POLL, MEMCG) if cgroup_version == 1 else (POLL,)
+    return tuple([counterfactual(seen, config, mode) for mode in modes])
+
+
+class Latest(Generic[T]):
+    """What waits, by key: a newer version takes the place of the one that waits. For several threads.
+
+    Of a key that was never taken the first version goes before all that was heard of already. Where there is no room,
+    the oldest version that is not final goes (another one will come), and only among finals the oldest; both are
+    counted in ``dropped``.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.dropped = 0
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, tuple[T, bool]] = {}
+        self._known: set[Hashable] = set()  # taken, and not over
+
+    def put(self, key: Hashable, value: T, final: bool) -> bool:
+        """False if something was dropped that nothing newer replaces: a final."""
+        with self._lock:
+            old = self._waiting.get(key)
+            if old is not None and old[1] and not final:
+                return True  # nothing comes after the last word
+            self._waiting[key] = (value, final)
+            if len(self._waiting) <= self._most:
+                return True
+            self.dropped += 1
+            provisional = next((k for k, (_, is_final) in self._waiting.items() if not is_final), None)
+            self._waiting.pop(next(iter(self._waiting)) if provisional is None else provisional)
+            return provisional is not None
+
+    def waiting(self) -> tuple[Hashable, ...]:
+        """The keys of what waits."""
+        with self._lock:
+            return tuple(self._waiting)
+
+    def take(self) -> tuple[T, bool] | None:
+        """The next one and whether it is final; None if nothing waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            key = next((k for k in self._waiting if k not in self._known), next(iter(self._waiting)))
+            value, final = self._waiting.pop(key)
+            if final:
+                self._known.discard(key)
+            elif len(self._known) < self._most:  # an episode whose domain changed never comes with its last word
+                self._known.add(key)
+            return value, final
+
+
+class Judge:
+    """Judges episodes one after the other. ``on_incident`` hears of each, from the thread that judged it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cgroup_version: int,
+        log: Log,
+        tally: Tally,
+        on_incident: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._config = config.eviction_config()
+        self._version = cgroup_version
+        self._log = log
+        self._tally = tally
+        self._on_incident = on_incident
+        self.store = IncidentStore(Path(config.state_dir) / "incidents.db", log=log)
+        self._episodes: Latest[Episode] = Latest(_QUEUE)
+        self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
+        self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
+        # Their jobs only say that something waits: one too many finds nothing, and one without room would be that.
+        self._worker = Worker("judge", _QUEUE)
+        self._worker.submit(hurry)
+        self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
+        self._told: dict[str, str] = {}  # id -> the verdict it was logged with
+        self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
+        self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
+
+    def submit(self, found: Episode, final: bool) -> None:
+        """Judge an episode; one that is still going on is judged again when it is over."""
+        if not self._episodes.put((found.domain, found.start_ns), found, final):
+            self._log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
+        self._worker.submit(self._judge_next)
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what is queued, within that time in all, and say what could not be stored.
+
+        The first incident of a new state dir makes the store, which waits for the disk several times. A disk that
+        refuses is asked once more for each incident, without a pause.
+        """
+        deadline = time.monotonic() + timeout_s
+        judged = self._worker.close(timeout_s)
+        self._files.submit(self._store_next)  # for the one that was refused: closing ends the pause before its next try
+        self._files.close(max(0.0, deadline - time.monotonic()))
+        unstored = self._unstored
+        lost = {*([] if unstored is None else [str(unstored["id"])]), *map(str, self._incidents.waiting())}
+        unjudged = 0 if judged else 1 + len(self._episodes.waiting())
+        if lost or unjudged:
+            self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was submitted is stored."""
+        return self._worker.idle and self._files.idle and self._unstored is None
+
+    @property
+    def dropped(self) -> int:
+        """Versions of episodes and of incidents that found no room in a queue."""
+        return self._episodes.dropped + self._incidents.dropped
+
+    def _judge_next(self) -> None:
+        waiting = self._episodes.take()
+        if waiting is not None:
+            self._judge(*waiting)
+
+    def _store_next(self) -> None:
+        """Store one incident. One that the disk refuses is tried again."""
+        if self._unstored is None:
+            waiting = self._incidents.take()
+            if waiting is None:
+                return
+            self._unstored = waiting[0]
+        self.store.record(self._unstored)
+        self._unstored = None
+
+    def _judge(self, found: Episode, final: bool) -> None:
+        try:
+            incident = (
+                judge(found, self._config, self._version, self.offset_ns)
+                if final
+                else verdict(found, realtime_ns=self.offset_ns)
+            )
+        except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
+            self._log.error(
+                "an episode could not be judged", domain=found.domain, problem=f"{type(error).__name__}: {error}"
+            )
+            return
+        made = incident.to_json()
+        # A kill counts at once: a rule that waits for the end of the episode would be seconds late.
+        if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
+            self._tally.count(incident)
+            self._counted[incident.id] = incident.verdict
+        self._say(made, final)
+        if final:
+            self._told.pop(incident.id, None)
+            self._counted.pop(incident.id, None)
+        self._incidents.put(incident.id, made, final)
+        self._files.submit(self._store_next)
+        try:
+            self._on_incident(made)
+        except MonitorError as error:
+            self._log.error(str(error))
+
+    def _say(self, incident: Mapping[str, Any], final: bool) -> None:
+        """One line when somebody was killed, again if the verdict changes, and one when it is over."""
+        if not final and self._told.get(incident["id"]) == incident["verdict"]:
+            return
+        if not final:
+            self._told[incident["id"]] = incident["verdict"]
+        level = "info" if incident["verdict"] in ("relieved", "own_limit") else "warning"
+        keys = ("id", "verdict", "flags", "domain", "margin_bytes", "margin_ms", "observed", "advice")
+        self._log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
+
+    def _store_failed(self, error: OSError) -> None:
+        self._log.error(
+            "incidents cannot be stored; trying again",
+            path=str(self.store.path),
+            errno=error.errno,
+            problem=error.strerror,
+            every_s=_RETRY_S,
+        )

@@ -1,0 +1,441 @@
+"""The side process: everything of the daemon that may block. `python -m monitor.side.main`, started by the hot
+process.
+
+One `poll` loop owns the channel and the ring of new processes; what can block for real (manifests, files, a stuck
+stderr, process_mrelease, HTTP clients) runs in threads with bounded queues. It keeps nothing that must survive: killed
+and started again, it sends all pods anew. It ends when the channel closes, because then the hot process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor.actions.oomadj import OomScores
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.alarms import Timer
+from monitor.kernel.disks import find_disks
+from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.sched import hurry, started
+from monitor.link import channel
+from monitor.link.counters import SharedStats
+from monitor.link.heartbeat import BEAT_NS, ENDING, TURNING, Beat
+from monitor.link.resend import KINDS
+from monitor.pods.kubepods import of_pods
+from monitor.pods.source import Change, FoundPod, open_source, pod_message
+from monitor.policy.admission import admit
+from monitor.policy.releases import era
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
+from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
+from monitor.side.export.log_budget import Sparing
+from monitor.side.message_handler import News, label
+from monitor.side.over_budget import OverBudget
+from monitor.side.pod_watch import PodWatch
+from monitor.side.view import View
+from monitor.side.worker import Worker
+
+if TYPE_CHECKING:
+    from monitor.actions.procfeed import ProcessFeed
+    from monitor.side.races import Races
+
+#: How often it is tried again to tell the hot process what it did not take.
+_RETELL_S = 1.0
+#: How long the first look at the pods may take before the rest is started beside it.
+_FIRST_LOOK_S = 2.0
+#: Pause between two tries to write to a state dir that is full or read-only.
+_RETRY_S = 5.0
+#: What is worth hearing although it was told to a side that died: what happened, not what is.
+_OF_INCIDENTS = frozenset({"log", "cross", "clear", "decision", "killed", "evicted", "oom", "flight"})
+#: Messages taken from the channel before the other descriptors have their turn.
+_BATCH = 64
+#: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
+#: kept 2 CPUs busy a reader came so late that 171 did not fit into 1024.
+_LINES = 4096
+#: How long the log and the state dir get to finish when the daemon ends, each of them.
+_CLOSE_S = 2.0
+#: The same for incidents: nobody else knows of them. (`supervise.Side.stop` has to wait longer than all of it.)
+_INCIDENTS_S = 8.0
+#: How long a message to the hot process may wait for room.
+_SEND_TIMEOUT_S = 2
+
+
+class Side:
+    """The state of the side process and its main loop."""
+
+    def __init__(
+        self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
+    ) -> None:
+        self.config = config
+        self.pulse = Beat(stats, timer)
+        self.pulse.beat()
+        self.sock = sock
+        self.listener = listener
+        self.lines = Worker("log", _LINES)
+        self.log = Log(config.log_format, worker=self.lines)
+        self.files = Worker(
+            "files",
+            retry_s=_RETRY_S,
+            on_error=self._state_dir_failed,
+            on_recovered=lambda: self.log.info("state directory can be written again", path=config.state_dir),
+        )
+        hierarchy = cgroupfs.detect()
+        mem_total = meminfo.mem_total()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
+        self.view = View(
+            config=config,
+            hierarchy=hierarchy,
+            capacity=mem_total if limit is None else limit,
+            stats=stats,
+            send=lambda message: channel.send(sock, message),
+            hot_pid=os.getppid(),
+            side_pid=os.getpid(),
+            wake_side=self.wake,
+            mem_total=mem_total,
+            thresholds=config.thresholds(),
+        )
+        self.era = era(config.policy)
+        self.spare = self.view.spare = Sparing(self.log)
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.spare, self.era)
+        disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
+        self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
+        self.view.disks = self.disks
+        self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.spare)
+        self.news.on_capacity = self.scores.set_capacity
+        self.over = OverBudget(self.view, self.spare, self.log, self.scores.look_around)
+        ours = (self.view.hot_pid, self.view.side_pid)
+        source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
+        self.pods = PodWatch(source, self.wake)
+        self.view.pods_stalled_s = self.pods.stalled_s
+        self.feed: ProcessFeed | None = None
+        self.races: Races | None = None
+        self._ending = False
+        self._untold: dict[str, bytes] = {}  # uid -> the packet about it that is yet to be sent
+
+    # the loop
+
+    def run(self) -> None:
+        """Serve until the channel closes."""
+        # The hot process waits for the pods. What it does not wait for comes after them, imports too.
+        self.pods.start()
+        self._wait_for_pods()
+        first = self._learn()
+        self._open_pins()
+        self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
+        from monitor.side.endpoints import Endpoints
+
+        Endpoints(self.listener, self.view, self.scores, self.files, self.lines, self.log)
+        self.view.kubepods = self._kubepods()
+        self._examine(first, {})
+        self.disks.start()
+        started()  # what the hot process waits for, it has
+        self._open_races()
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        if self.feed is not None:
+            poll.register(self.feed.fileno(), select.POLLIN)
+        log_fd = self.races.fileno() if self.races is not None else None
+        if log_fd is not None:
+            poll.register(log_fd, select.POLLIN)
+        self._hear_left()
+        if not hurry():
+            self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
+        self.pulse.enter(TURNING)
+        while not self._ending:
+            self._guarded(self.scores.settle)
+            ready = self._wait(poll)
+            self.view.side_turns += 1
+            if self.sock.fileno() in ready:
+                self._read_channel()
+            self.news.tell_elsewhere()
+            if self.feed is not None and self.feed.fileno() in ready:
+                self.over.records_came()
+                self._guarded(self.feed.consume)
+            self._guarded(self.over.turn)
+            if log_fd in ready and self.races is not None:
+                self.races.read_log()
+                if self.races.fileno() is None:
+                    poll.unregister(log_fd)
+                    log_fd = None
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
+                before = self.view.pods
+                self._examine(self._learn(), before)
+                if self.view.pods is not before:
+                    self.disks.pods_changed()
+                self._tell_disks()
+            elif self._untold or not self.view.synced:
+                self._tell_hot()
+            if self.races is not None and self.races.due_s() <= 0:
+                self.races.turn()
+
+    def _wait_for_pods(self) -> None:
+        """For the first look at them, but not for ever."""
+        deadline = time.monotonic() + _FIRST_LOOK_S
+        while time.monotonic() < deadline and not self.pods.wait_known(BEAT_NS / 2e9):
+            self.pulse.beat()
+
+    def _hear_left(self) -> None:
+        """What the hot process told a side that died before it read it: of incidents alone, the rest is not true any
+        more.
+        """
+        for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
+            with socket.socket(fileno=fd) as left:
+                for message in channel.leftover(left):
+                    self.pulse.beat()
+                    of_races = message["t"] in _OF_INCIDENTS and message["t"] not in KINDS  # those are told again
+                    if of_races and self.news.hear(message) and self.races is not None:
+                        self.races.hear(message)
+
+    def _wait(self, poll: select.poll) -> set[int]:
+        """The descriptors that are ready; none when something is due without an event. A beat is no turn: that would
+        cost ten times as much.
+        """
+        due_ms = self._timeout_ms()
+        deadline = time.monotonic() + due_ms / 1000
+        while True:
+            ready = {fd for fd, _ in poll.poll(min(due_ms, BEAT_NS / 1e6))}
+            self.pulse.beat()
+            due_ms = (deadline - time.monotonic()) * 1000
+            if ready or due_ms <= 0:
+                return ready
+
+    def _timeout_ms(self) -> float:
+        """How long to wait for an event; infinite when there is nothing else to do."""
+        waits = [_RETELL_S * 1000] if self._untold or not self.view.synced else []
+        due_ns = self.scores.due_ns()
+        if due_ns is not None:
+            waits.append(due_ns / 1e6)
+        over_ns = self.over.due_ns()
+        if over_ns is not None:
+            waits.append(max(0, over_ns - time.monotonic_ns()) / 1e6)
+        if self.races is not None:
+            waits.append(self.races.due_s() * 1000)
+        return max(0.0, min(waits, default=inf))
+
+    def wake(self) -> None:
+        """Make the loop turn, from another thread: there is news of the pods, or somebody wants to see it turn."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """Let the queued files and log lines out, for a moment."""
+        self.pulse.enter(ENDING)
+        self.disks.close(_CLOSE_S)
+        self.spare.tell(at_once=True)
+        if self.races is not None:
+            self.races.close(_CLOSE_S, _INCIDENTS_S)
+        self.files.close(_CLOSE_S)
+        self.lines.close(_CLOSE_S)
+
+    def stop(self) -> None:
+        """End the loop at its next turn."""
+        self._ending = True
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        """One failed look at the world is an error in the log; the next look comes anyway."""
+        try:
+            step()
+        except MonitorError as error:
+            self.log.error(str(error))
+
+    def _read_channel(self) -> None:
+        for message in channel.drain(self.sock, _BATCH):
+            self.pulse.beat()
+            if message is None:
+                self._ending = True
+                return
+            if message["t"] == "oom":
+                self.over.records_came()
+            if self.news.hear(message) and self.races is not None:
+                self.races.hear(message)
+
+    # kernel objects
+
+    def _kubepods(self) -> Path | None:
+        """The kubepods directory of the node that is watched."""
+        view = self.view
+        return of_pods(view.hierarchy, view.node_path, view.pods.values(), self.config.cgroup_root)
+
+    def _open_pins(self) -> None:
+        """Open the BPF table; without it the figures come from the cgroup files."""
+        if not self.config.pin_dir:
+            if self.config.rung in BPF_RUNGS:
+                self.log.warning("no BPF objects: memory figures come from the cgroup files")
+            return
+        from monitor.kernel.domains import DomainTable
+        from monitor.kernel.pins import Pins
+
+        try:
+            pins = Pins.open(self.config.pin_dir)
+            self.view.table = DomainTable(pins)
+            self.view.pins = pins
+            self.view.counted()  # opens what is read later, when the pins may be gone
+        except MonitorError as error:
+            self.log.warning("memory figures come from the cgroup files", problem=str(error))
+
+    def _open_feed(self) -> None:
+        from monitor.actions import procfeed
+
+        try:
+            self.feed = procfeed.open_feed(self.view.pins, self.scores, self.log)
+        except MonitorError as error:
+            self.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
+
+    def _open_races(self) -> None:
+        """What judges races is imported when the hot process knows its pods."""
+        from monitor.side.races import Races
+
+        try:
+            self.races = Races(self.view, self.log, self.wake)
+        except MonitorError as error:
+            self.log.error("races are not judged", problem=str(error))
+            return
+        self.races.start()
+        self.view.races = self.races
+
+    # pods
+
+    def _learn(self) -> Change:
+        """What the watch of the pods found; the hot process is told first of all."""
+        total = Change()
+        for news in self.pods.take():
+            if isinstance(news, MonitorError):
+                self.log.error(str(news))
+                continue
+            change = self._sendable(news)
+            self._take(change)
+            total = Change(
+                total.updated + change.updated, total.removed + change.removed, total.problems + change.problems
+            )
+        self._tell_hot()
+        return total
+
+    def _sendable(self, change: Change) -> Change:
+        """The change without the pods whose message is too large: they are a problem, and not watched."""
+        sendable = Change([], [uid for uid in change.removed if uid in self.view.pods], list(change.problems))
+        for found in change.updated:
+            uid = found.pod.uid
+            try:
+                self._untold[uid] = channel.encode(pod_message(found, self.era))
+                sendable.updated.append(found)
+            except channel.TooLarge as error:
+                remedy = "give it fewer containers or shorter cgroup paths"
+                sendable.problems.append(f"pod {label(found.pod)} is not watched: {error}; {remedy}")
+                if uid in self.view.pods:
+                    sendable.removed.append(uid)
+        for uid in sendable.removed:
+            self._untold[uid] = channel.encode({"t": "pod-", "uid": uid})
+        return sendable
+
+    def _take(self, change: Change) -> None:
+        pods = dict(self.view.pods)
+        seen = dict(self.view.first_seen)
+        for uid in change.removed:
+            pods.pop(uid, None)
+            seen.pop(uid, None)
+        for found in change.updated:
+            uid = found.pod.uid
+            pods[uid] = found
+            seen.setdefault(uid, time.time())
+        if change.removed or change.updated:
+            self.view.pods = pods
+            self.view.first_seen = seen
+        # Searching for it walks the whole tree, so only when a pod says that there is one.
+        if self.view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
+            self.view.kubepods = self._kubepods()
+
+    def _examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
+        """Log what changed since ``before``, and look at the processes of the pods."""
+        for problem in change.problems:
+            self.log.warning(problem)
+        for uid in change.removed:
+            self.scores.remove_pod(uid)
+            if uid in before:
+                self.spare.forget(label(before[uid].pod))
+            self.log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
+        for found in change.updated:
+            uid = found.pod.uid
+            if uid not in before:
+                self.log.info(
+                    "pod found",
+                    pod=label(found.pod),
+                    uid=uid,
+                    qos=self.era.qos_class(found.pod),
+                    cgroup=str(found.cgroup),
+                )
+                admission = admit(found.pod, self.view.state.get("conditions", ()))
+                if not admission.admitted:
+                    self.log.warning(
+                        "a kubelet would not have admitted this pod now",
+                        pod=label(found.pod),
+                        reason=admission.reason,
+                        message=admission.message,
+                    )
+            self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
+            self.pulse.beat()
+
+    def _tell_hot(self) -> None:
+        """Send what the hot process does not know yet; what does not get through is tried again at the next look."""
+        for uid, packet in list(self._untold.items()):
+            if not channel.send_packet(self.sock, packet):
+                self.log.warning("the hot process takes no messages; trying again", waiting=len(self._untold))
+                return
+            del self._untold[uid]
+        if not self.view.synced and self.pods.wait_known(0):
+            self.view.synced = channel.send(self.sock, {"t": "synced"})
+
+    def _tell_disks(self) -> None:
+        """Pass on what was measured. What does not get through goes with the next measurement."""
+        for message in self.disks.take():
+            if not channel.send(self.sock, message):
+                self.log.warning("the hot process takes no messages: figures of the disks wait")
+                self.disks.take_back(message)
+
+    def _state_dir_failed(self, error: OSError) -> None:
+        self.log.error(
+            "state directory cannot be written; trying again",
+            path=str(error.filename or self.config.state_dir),
+            errno=error.errno,
+            problem=error.strerror,
+            every_s=_RETRY_S,
+        )
+
+
+def main() -> int:
+    """Run as the hot process starts it: three descriptors named in the environment."""
+    config = RunConfig.from_fd(int(os.environ[CONFIG_FD]))
+    sock = socket.socket(fileno=int(os.environ[CHANNEL_FD]))
+    # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
+    stats = SharedStats(int(os.environ[STATS_FD]))
+    listener = socket.socket(fileno=config.listen_fd)
+    listener.setblocking(False)  # a client that hangs up between readiness and accept must not hold up the others
+    # Ctrl-C reaches the whole process group; the hot process ends first and says so through the channel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path("/proc/self/comm").write_text("outrace-side")
+    try:
+        timer = Timer(int(os.environ[PULSE_FD]) if PULSE_FD in os.environ else None)
+        side = Side(config, sock, stats, listener, timer)
+        signal.signal(signal.SIGTERM, lambda *_: side.stop())
+        side.run()
+    except MonitorError as error:
+        Log(config.log_format).error(str(error), process="side")
+        return error.exit_code
+    side.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

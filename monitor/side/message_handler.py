@@ -1,0 +1,288 @@
+"""What the hot process says, and what becomes of it: log lines, the status of evicted pods, process_mrelease.
+
+Never slower than a queue: files are written and processes reaped by workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from monitor.actions.status import Eviction, StatusStore
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.procfs import lives
+from monitor.kernel.wire import SI_KERNEL
+from monitor.link import channel
+from monitor.link.reported_kills import Told
+from monitor.pods.model import FoundPod
+from monitor.policy.eviction_pass import container_usage
+from monitor.policy.messages import eviction_message
+from monitor.policy.pods import Pod
+from monitor.policy.quantity import Quantity
+from monitor.policy.releases import era
+from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
+from monitor.policy.stats import PodStats
+from monitor.side.brake_report import BrakeNews
+from monitor.side.export.log import Log
+from monitor.side.export.log_budget import Sparing
+from monitor.side.machine_kills import Elsewhere, is_elsewhere
+from monitor.side.view import View
+from monitor.side.worker import Worker
+
+#: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
+_MAX_EVICTIONS = 256
+#: What a decision is counted as that no signal led to: a pod over a limit of its own.
+LOCAL_STORAGE = "local-storage"
+#: Messages that only matter to the record of a race (`monitor.side.event_builder`).
+FOR_THE_CHRONICLE = ("cross", "clear", "killed", "flight")
+#: Messages that only matter to a recording (`monitor.side.recorder`).
+FOR_THE_RECORD = ("ranking", "snapshot", "pass", "limit")
+
+
+def _pass_over(_message: Mapping[str, Any]) -> None:
+    """Nothing to say or to do here."""
+
+
+class News:
+    """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
+
+    ``spare`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's local
+    storage, ``reclaim(actions)`` has the node cleaned up.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        files: Worker,
+        log: Log,
+        pod_stats: Callable[[str], PodStats | None],
+        reclaim: Callable[[tuple[str, ...]], None],
+        spare: Sparing,
+    ) -> None:
+        self._pod_stats = pod_stats
+        self._reclaim = reclaim
+        self._era = era(view.config.policy)
+        self.view = view
+        self.files = files
+        self.log = log
+        self.spare = spare
+        self.reaper = Worker("reaper")
+        self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
+        self.store = StatusStore(Path(view.config.state_dir))
+        self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
+        self._noted = Told(Path(view.config.state_dir))
+        self._elsewhere = Elsewhere(self._count_elsewhere, log)
+        self._brake = BrakeNews(view, log)
+        self._evictions: dict[str, Eviction] = {}
+        self._reap_told: set[int] = set()
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "log": self._on_log,
+            "state": self._on_state,
+            "decision": self._on_decision,
+            "evicted": self._on_evicted,
+            "left": self._on_left,
+            "giveback": self._on_giveback,
+            "braked": self._brake.hear,
+            "reap": self._on_reap,
+            "reclaim": self._on_reclaim,
+            "oom": self._on_oom,
+        } | dict.fromkeys((*FOR_THE_CHRONICLE, *FOR_THE_RECORD), _pass_over)
+
+    def hear(self, message: Mapping[str, Any]) -> bool:
+        """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
+        comes anyway.
+        """
+        kind = message["t"]
+        try:
+            handler = self._handlers.get(kind)
+            if handler is not None:
+                handler(message)
+                return True
+            problem = message["problem"] if kind == channel.BAD else "unknown type"
+        except MonitorError as error:
+            self.log.error(str(error))
+            return False
+        except (LookupError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self.view.bad_messages += 1
+        self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
+        return False
+
+    def _on_log(self, message: Mapping[str, Any]) -> None:
+        fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
+        (self.spare if "pod" in fields else self.log)(message["level"], message["msg"], **fields)
+
+    def _on_state(self, message: Mapping[str, Any]) -> None:
+        before = self.view.state.get("conditions", [])
+        self.view.state = message
+        node = message["observation"].get("node")
+        if node is not None and node["capacity"] != self.view.capacity:
+            self.view.capacity = node["capacity"]
+            self.view.mem_total = meminfo.mem_total()
+            self.on_capacity(self.view.capacity)
+        if message["conditions"] != before:
+            self.log.warning("node conditions changed", conditions=message["conditions"], before=before)
+
+    def _on_decision(self, message: Mapping[str, Any]) -> None:
+        self.view.decisions[message["signal"] or LOCAL_STORAGE] += 1
+        found = self.view.pods.get(message["pod"])
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name", "order")}
+        fields["uid"] = message["pod"]
+        if found is None:
+            self.log.error("decided on a pod unknown here", **fields)
+            return
+        text, annotations = self._told(found.pod, message)
+        fields |= {"pod": label(found.pod), "message": text}
+        self.log.warning("would evict" if message["observed"] else "evicting", **fields)
+        if message["observed"]:
+            return
+        eviction = Eviction(
+            id=str(message["id"]),
+            pod=found.pod,
+            qos=self._era.qos_class(found.pod),
+            message=text,
+            annotations=annotations,
+            started=self.view.first_seen[found.pod.uid],
+            decided=message["realtime"],
+            node=os.uname().nodename,
+            resource=RESOURCE[message["signal"]] if message["signal"] else None,
+        )
+        while len(self._evictions) >= _MAX_EVICTIONS:
+            self._evictions.pop(next(iter(self._evictions)))
+        self._evictions[eviction.id] = eviction
+        self.files.submit(lambda: self.store.write(eviction))
+
+    def _told(self, pod: Pod, decision: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+        """What the evicted pod is told, and the annotations of its event."""
+        signal = decision["signal"]
+        if signal is None:
+            return decision["message"], {}
+        resource = RESOURCE[signal]
+        if signal in MEMORY_SIGNALS:
+            containers = decision["containers"]
+        else:
+            stats = self._pod_stats(pod.uid)
+            containers = None if stats is None else container_usage(stats, resource)
+        quantity, available = self._quantity(decision), decision["available"]
+        return eviction_message(pod, resource, quantity, available, containers, decision["working_set"])
+
+    def _quantity(self, decision: Mapping[str, Any]) -> Quantity | int:
+        """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
+        for threshold in self.view.thresholds:
+            same = threshold.signal == decision["signal"] and threshold.hard == (decision["kind"] == "hard")
+            if same and threshold.quantity(decision["capacity"]) == decision["quantity"]:
+                return threshold.value.shown(decision["capacity"])
+        return int(decision["quantity"])
+
+    def _on_evicted(self, message: Mapping[str, Any]) -> None:
+        eviction = self._evictions.pop(str(message["id"]), None)
+        fields = {key: value for key, value in message.items() if key not in ("t", "pod")}
+        known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message["pod"]), "pod", None)
+        fields |= {"uid": message["pod"], "pod": label(known) if known is not None else None}
+        self.log.info("evicted", **fields)
+        if eviction is not None:
+            self.files.submit(lambda: self.store.finish(eviction, message))
+        found = self.view.pods.get(message["pod"])
+        if found is not None:
+            self._reclaimer.submit(lambda: self._give_back(found))
+
+    def _on_left(self, message: Mapping[str, Any]) -> None:
+        """Others killed a process of a pod: whether anybody lives on in it."""
+        found = self.view.pods.get(message["pod"])
+        pids = cgroupfs.pids_below(found.cgroup) if found is not None else ()
+        self.view.send({"t": "lives", "id": message["id"], "lives": any(map(lives, pids))})
+
+    def _on_giveback(self, message: Mapping[str, Any]) -> None:
+        """A pod that went keeps some of its memory, and the next one may have to go for it."""
+        found, number = self.view.pods.get(message["pod"]), message["id"]
+
+        def reclaim() -> None:
+            if found is not None:
+                self._give_back(found)
+            self.view.send({"t": "reclaimed", "id": number})
+
+        self._reclaimer.submit(reclaim)
+
+    def _give_back(self, found: FoundPod) -> None:
+        from monitor.actions.giveback import give_back
+
+        given = give_back(found.cgroup)
+        if given:
+            self.view.given_back_bytes += given
+            self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
+
+    def _on_reclaim(self, message: Mapping[str, Any]) -> None:
+        self.log.info(
+            "cleaning up the node before a pod is evicted", signal=message["signal"], actions=message["actions"]
+        )
+        self._reclaim(tuple(message["actions"]))
+
+    def _on_reap(self, message: Mapping[str, Any]) -> None:
+        pids, number = list(message["pids"]), message["id"]
+        self.reaper.submit(lambda: self._reap(pids, number))
+
+    def _reap(self, pids: list[int], number: int) -> None:
+        from monitor.actions.reap import reap
+
+        for code in reap(pids).failed:
+            if code not in self._reap_told:
+                self._reap_told.add(code)
+                self.log.warning(
+                    "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
+                )
+        self.view.send({"t": "reaped", "id": number})
+
+    def _on_oom(self, message: Mapping[str, Any]) -> None:
+        """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
+        if message["kind"] == "reclaim":
+            return  # for the record of a race only: it is begun often, and most often it helps
+        if "told" in message:
+            self.files.submit(partial(self._noted.note, *message["told"]))
+        if is_elsewhere(message, self.view.config.node_cgroup):
+            self._elsewhere.take(message)
+            return
+        uid = message["pod"] or self._owner(message["victim_cgroup"])
+        found = self.view.pods.get(uid) if uid is not None else None
+        pod = label(found.pod) if found is not None else message["pod_name"]
+        about = f"cgroup {message['victim_cgroup']}"
+        if message["kind"] != "mark":
+            # Only the mark knows whose limit was hit and what the victim held.
+            known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
+            if message["kind"] == "exit":
+                self.spare("info", "a killed process is gone", pod=pod, about=about, **known)
+            elif message["si_code"] == SI_KERNEL:
+                self.spare("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
+            elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
+                sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
+                said = "SIGKILL by a process: no OOM kill"
+                self.spare("info", said, pod=pod, about=about, **known, **sender)
+            return
+        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name", "told")}
+        scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
+        if message["exiting"]:
+            said = "OOM killer chose a process that was exiting anyway"
+            self.spare("info", said, pod=pod, about=about, scope=scope, **fields)
+            return
+        self.view.oom_kills[scope] += 1
+        said = "the kernel's OOM killer killed a process"
+        self.spare("warning", said, pod=pod, about=about, scope=scope, **fields)
+
+    def _count_elsewhere(self) -> None:
+        self.view.kills_elsewhere += 1
+
+    def tell_elsewhere(self) -> None:
+        """Say what waits to be said of kills outside the node's cgroup."""
+        self._elsewhere.tell()
+
+    def _owner(self, cgroup: int) -> str | None:
+        """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
+        return next((uid for uid, found in self.view.pods.items() if cgroup in found.cgroup_ids), None)
+
+
+def label(pod: Pod) -> str:
+    """How a pod is called in the log."""
+    return f"{pod.namespace}/{pod.name}"

@@ -1,0 +1,100 @@
+"""Pods that cause more records than the programs tell of one by one (bpf/memcg.h: afford()): what is made up for, what
+is said.
+
+The programs only count what is beyond a budget, per watched cgroup. So new processes are looked for here while a pod
+has more of them than are told, and one line in ten seconds says which pod it is and how much of what was not told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from monitor.side.export.log_budget import Logger, Sparing
+
+if TYPE_CHECKING:
+    from monitor.pods.model import FoundPod
+    from monitor.side.view import View
+
+#: How often the pods are looked at once records came, and how often one of them is told of.
+LOOK_NS, TELL_NS = 1_000_000_000, 10_000_000_000
+
+
+def over(view: View, found: FoundPod) -> dict[str, int]:
+    """What a pod's processes caused beyond the budgets so far, by kind (`monitor.kernel.domains.OVER`)."""
+    total: dict[str, int] = {}
+    if view.table is not None:
+        for cgroup_id in found.cgroup_ids:
+            for what, n in view.table.over(cgroup_id).items():
+                total[what] = total.get(what, 0) + n
+    return total
+
+
+class OverBudget:
+    """``look_for(uid)``: the pod has processes that nobody was told of. ``spare``: its log lines are told here, too."""
+
+    def __init__(
+        self,
+        view: View,
+        spare: Sparing,
+        log: Logger,
+        look_for: Callable[[str], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._view = view
+        self._spare = spare
+        self._log = log
+        self._look_for = look_for
+        self._clock = clock
+        self._due_ns: int | None = None
+        self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
+        self._told: dict[str, tuple[int, dict[str, int]]] = {}  # uid -> when it was told last, and what there was then
+
+    def records_came(self) -> None:
+        """There was news of processes or of kills: there may be more than was told."""
+        if self._due_ns is None:
+            self._due_ns = self._clock() + LOOK_NS
+
+    def due_ns(self) -> int | None:
+        """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
+        return min((due for due in (self._due_ns, self._spare.due_ns()) if due is not None), default=None)
+
+    def turn(self) -> None:
+        """Look, if it is time, at every pod (a millisecond for 110 of them); say what the log left out."""
+        now, lines_ns = self._clock(), self._spare.due_ns()
+        if lines_ns is not None and now >= lines_ns:
+            self._spare.tell()
+        if self._due_ns is not None and now >= self._due_ns:
+            self._look(now)
+
+    def _look(self, now: int) -> None:
+        self._due_ns, before, self._seen = None, self._seen, {}
+        for uid, found in self._view.pods.items():
+            counted = over(self._view, found)
+            if not any(counted.values()):
+                continue
+            self._seen[uid] = counted
+            old = before.get(uid, {})
+            if counted.get("processes", 0) > old.get("processes", 0):
+                self._look_for(uid)
+            if counted != old:
+                self._due_ns = now + LOOK_NS
+            if not self._tell(uid, found, counted, now):
+                self._due_ns = now + LOOK_NS  # later
+        for uid in self._told.keys() - self._seen.keys():
+            del self._told[uid]
+
+    def _tell(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
+        """Say what is new, unless that was done a moment ago. Whether everything is said."""
+        since_ns, told = self._told.get(uid, (None, {}))
+        fresh = {what: n - told.get(what, 0) for what, n in counted.items() if n > told.get(what, 0)}
+        if not fresh:
+            self._told[uid] = (since_ns or now_ns, counted)  # they begin anew where its cgroup was made anew
+            return True
+        if since_ns is not None and now_ns - since_ns < TELL_NS:
+            return False
+        self._told[uid] = (now_ns, counted)
+        name = f"{found.pod.namespace}/{found.pod.name}"
+        self._log("warning", "a pod causes more events than are looked at one by one", pod=name, uid=uid, **fresh)
+        return True

@@ -1,0 +1,186 @@
+"""Everything the side does about races: the chronicle, the judge, the forecasts, the alerts, the kernel's log.
+
+One object with a descriptor and a deadline for the side's main loop; what can block lives in threads behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monitor.errors import MonitorError
+from monitor.kernel.kmsg import Kmsg
+from monitor.link.resend import KINDS
+from monitor.race.episode import Episode
+from monitor.race.events import Crossing, Event
+from monitor.side.alerts.rules import alerts_for, alerts_for_state
+from monitor.side.alerts.send import AlertSender
+from monitor.side.event_builder import Chronicle
+from monitor.side.export.log import Log
+from monitor.side.forecasts import Foresight
+from monitor.side.judge import Judge
+from monitor.side.verdict_counts import Tally
+from monitor.side.view import View
+
+if TYPE_CHECKING:
+    from monitor.side.recorder import Recorder
+
+#: How often the alerts about the present state are brought up to date at least.
+_ALERTS_NS = 1_000_000_000
+
+
+class Races:
+    """``wake()`` makes the main loop turn."""
+
+    def __init__(self, view: View, log: Log, wake: Callable[[], None]) -> None:
+        config = view.config
+        self._view = view
+        self._log = log
+        self._node = os.uname().nodename
+        self.tally = Tally()
+        self.alerts: AlertSender | None = None
+        if config.alertmanagers or config.webhooks:
+            self.alerts = AlertSender(Path(config.state_dir), config.alertmanagers, config.webhooks, log, self._node)
+        self.judge = Judge(config, view.hierarchy.version, log, self.tally, self._on_incident)
+        self._kmsg: Kmsg | None = None
+        try:
+            self._kmsg = Kmsg()
+        except MonitorError as error:
+            log.warning(str(error))
+        self.recorder: Recorder | None = None
+        self.chronicle = self._chronicle()
+        self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
+        self._heard = self._stored = 0  # messages of those kinds; of them that nothing is to come of any more
+        self._alerts_ns = 0
+        self._foresight_told = ""
+        self._lost: dict[str, int] = {}
+        self._not_ready_since = time.monotonic()
+
+    def _chronicle(self) -> Chronicle:
+        """What makes events of messages; with `--record` each of them is recorded."""
+        view, has_log = self._view, self._kmsg is not None
+        if not view.config.record:
+            return Chronicle(view, self._on_episode, self._on_event, has_log)
+        from monitor.side.recorder import RecordedChronicle, Recorder, header
+
+        head = header(view.config, view.hierarchy.version, self.judge.offset_ns)
+        self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send({"t": "record"}))
+        return RecordedChronicle(view, self._on_episode, self._on_event, has_log, self.recorder)
+
+    def start(self) -> None:
+        """Begin to look ahead and to send."""
+        self.foresight.start()
+        if self.alerts is not None:
+            self.alerts.start()
+
+    def fileno(self) -> int | None:
+        """The kernel's log; None where it cannot be read."""
+        return self._kmsg.fileno() if self._kmsg is not None else None
+
+    def read_log(self) -> None:
+        """The kernel's log has something. One that fails is not read any more."""
+        assert self._kmsg is not None
+        try:
+            self.chronicle.witness.read(self._kmsg.read())
+        except MonitorError as error:
+            self._log.error(str(error))
+            self._kmsg.close()
+            self._kmsg = None
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """A message of the hot process. One that cannot be understood is counted and logged."""
+        if self.recorder is not None:
+            self.recorder.hear(message)
+        self._heard += message["t"] in KINDS
+        try:
+            self.chronicle.hear(message)
+        except (LookupError, TypeError, ValueError) as error:
+            self._view.bad_messages += 1
+            self._log.error(
+                "a message cannot be made an event", type=message["t"], problem=f"{type(error).__name__}: {error}"
+            )
+        if message["t"] == "state" and (message["met"], _reason(message)) != (self._met_told, self._braked_told):
+            self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
+
+    _met_told: Any = None
+    _braked_told: Any = None
+
+    def due_s(self) -> float:
+        """Seconds until `turn` has something to do."""
+        due_s = self.chronicle.due_s()
+        return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
+
+    def turn(self) -> None:
+        """What is due."""
+        if self.recorder is not None:
+            self.recorder.turn()
+        if self.chronicle.turn():
+            self.foresight.look()
+        if self._heard != self._stored and not self.chronicle.open and self.judge.idle:
+            heard = self._heard
+            if self._view.send({"t": "stored", "count": heard}):
+                self._stored = heard
+        if self.foresight.problem != self._foresight_told:
+            self._foresight_told = self.foresight.problem
+            if self._foresight_told:
+                self._log.error("nothing can be said of what is ahead", problem=self._foresight_told)
+        now = time.monotonic_ns()
+        if now >= self._alerts_ns + _ALERTS_NS:
+            self._alerts_ns = now
+            self._update_alerts()
+
+    def close(self, timeout_s: float, incidents_s: float) -> None:
+        """Judge what is open, store and send what waits, each for so many seconds; incidents for ``incidents_s``."""
+        self.chronicle.end()
+        if self.recorder is not None:
+            self.recorder.close(timeout_s)
+        self.judge.close(incidents_s)
+        if self.alerts is not None:
+            self.alerts.close(timeout_s)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Crossing):
+            self.foresight.crossed(event.domain, event.ts_ns)
+
+    def _on_episode(self, found: Episode, final: bool) -> None:
+        self.judge.submit(found, final)
+
+    def _on_incident(self, incident: dict[str, Any]) -> None:
+        if self.alerts is not None:
+            for alert in alerts_for(incident, self._node):
+                self.alerts.fire(alert)
+
+    def _update_alerts(self) -> None:
+        if self.alerts is None:
+            return
+        view = self._view
+        reason = view.not_ready()
+        if not reason:
+            self._not_ready_since = time.monotonic()
+        lost = view.lost()
+        fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
+        self._lost = lost
+        self._met_told, self._braked_told = view.state.get("met", []), _reason(view.state)
+        oom_in_s, mismatch = self.foresight.alarms(time.monotonic_ns())
+        self.alerts.update(
+            alerts_for_state(
+                self._node,
+                time.time(),
+                met=self._met_told,
+                braked=view.braked,
+                mismatch=mismatch,
+                oom_in_s=oom_in_s,
+                lost=fresh,
+                not_ready=reason,
+                not_ready_s=time.monotonic() - self._not_ready_since,
+            ),
+            time.time(),
+        )
+
+
+def _reason(state: Mapping[str, Any]) -> str:
+    """Why evictions are held, "" if they are not."""
+    return str((state.get("braked") or {}).get("reason", ""))

@@ -1,0 +1,103 @@
+"""The flight recorder's own looks at the counters, and what was dropped on the way here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import Reading
+from monitor.race.events import Lost, Sample
+from monitor.side.cgroup_names import Place, Places
+from monitor.side.view import View
+
+#: A pod that stands still is written down this often.
+SAMPLE_FAR_NS = 10_000_000_000
+#: What counts as lost -> the counters of it (`lost_` of the programs).
+_LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
+#: The same of messages dropped between the hot process and here. The others decide nothing: a `clear` is made up for by
+#: the next `state`, a `state` by the one after it.
+_DROPPED = {
+    "cross": "cross",
+    "decision": "decision",
+    "killed": "decision",
+    "evicted": "decision",
+    "oom_mark": "oom",
+    "oom_kill": "kill",
+    "oom_exit": "exit",
+    "oom_reclaim": "reclaim",
+    "flight": "sample",
+}
+#: Samples kept for forecasts: a minute of 330 cgroups.
+_SAMPLES = 20_000
+
+
+class Sampler:
+    """``feed`` takes the samples, in order."""
+
+    def __init__(self, view: View, places: Places, feed: Callable[[Sample], None]) -> None:
+        self.samples: list[Sample] = []  # of the last minute, for forecasts
+        self._view = view
+        self._places = places
+        self._feed = feed
+        self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
+
+    def look(self, now_ns: int) -> None:
+        """Read the node, kubepods and every pod."""
+        table = self._view.table
+        before, self._still = self._still, {}
+        for at in self._places.ids():
+            place = self._places.place(at)
+            reading = table.read(at) if table is not None else self._from_files(place)
+            if reading is None:
+                continue
+            # 110 pods that stand still would cost 5 ms of CPU in every second.
+            last, since_ns = before.get(at, (None, 0))
+            if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
+                self._still[at] = (reading, since_ns)
+                continue
+            self._still[at] = (reading, now_ns)
+            self.take(now_ns, place, reading.usage, reading.inactive_file, reading.active_file)
+
+    def _from_files(self, place: Place) -> Reading | None:
+        """A cgroup's memory where there is no BPF table; None if it is gone."""
+        hierarchy = self._view.hierarchy
+        try:
+            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / place.path.lstrip("/"))
+        except MonitorError:
+            return None
+        return Reading(found.usage, found.inactive_file, found.active_file)
+
+    def take(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int) -> None:
+        """One look at one cgroup, in bytes."""
+        if place.kind == "container":
+            return  # its pod says as much
+        domain = place.kind if place.kind in ("node", "kubepods") else place.path
+        sample = Sample(ts_ns, domain, place.pod, usage, max(0, usage - inactive), inactive, active)
+        self.samples.append(sample)
+        if len(self.samples) > _SAMPLES:
+            del self.samples[: _SAMPLES // 2]
+        self._feed(sample)
+
+
+class Losses:
+    """What was dropped anywhere: by the programs, or between the hot process and here."""
+
+    def __init__(self, view: View, now_ns: int) -> None:
+        self._view = view
+        self._lost: Counter[str] | None = None
+        self._lost_ns = now_ns
+
+    def look(self, now_ns: int) -> list[Lost]:
+        """What was dropped since the last look; the first one finds nothing new."""
+        lost: Counter[str] = Counter()
+        for message, name in _DROPPED.items():
+            lost[name] += self._view.stats.get(f"dropped_{message}")
+        counted = self._view.counted()
+        for which, name in _LOST.items():
+            lost[name] += counted.get(f"lost_{which}", 0)
+        fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
+        found = [Lost(now_ns, self._lost_ns, name, n) for name, n in fresh.items() if n > 0]
+        self._lost, self._lost_ns = lost, now_ns
+        return found

@@ -1,0 +1,222 @@
+"""What the side knows right now, for whoever shows it: pods, the last `state` of the hot process, exact memory figures.
+
+The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
+place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.limits import LimitCache
+from monitor.link.counters import SharedStats
+from monitor.pods.model import FoundPod
+from monitor.policy.thresholds import Threshold
+from monitor.settings.config import RunConfig
+
+if TYPE_CHECKING:
+    from monitor.kernel.domains import DomainTable, Reading
+    from monitor.kernel.pins import Map, Pins
+    from monitor.side.disk_watch import DiskWatch
+    from monitor.side.export.log_budget import Sparing
+    from monitor.side.races import Races
+
+#: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
+#: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
+FRESH_NS = 1_000_000_000
+#: The longest anyone waits for that. A sweep of 330 cgroups takes a few milliseconds.
+_REFRESH_TIMEOUT_S = 0.5
+_REFRESH_POLL_S = 0.005
+#: A hot loop that has not published for this long is asked for a sign of life.
+_QUIET_NS = 5_000_000_000
+_PROBE_TIMEOUT_S = 2.0
+
+
+@dataclass
+class View:
+    """``send(message)`` reaches the hot process; ``capacity`` is the node's memory in bytes."""
+
+    config: RunConfig
+    hierarchy: Hierarchy
+    capacity: int
+    stats: SharedStats
+    send: Callable[[dict[str, Any]], bool]
+    hot_pid: int
+    side_pid: int
+    wake_side: Callable[[], None]  # makes the side's main loop turn
+    table: DomainTable | None = None
+    pins: Pins | None = None
+    disks: DiskWatch | None = None
+    races: Races | None = None
+    spare: Sparing | None = None
+    kubepods: Path | None = None
+    pods: Mapping[str, FoundPod] = field(default_factory=dict)
+    first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
+    state: Mapping[str, Any] = field(default_factory=dict)
+    synced: bool = False
+    started: float = field(default_factory=time.time)
+    decisions: Counter[str] = field(default_factory=Counter)  # by signal
+    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    takers: Callable[[], tuple[str, ...]] = tuple  # who takes the memory that no eviction gives back
+    kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
+    given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
+    bad_messages: int = 0  # of the hot process, that could not be used
+    mem_total: int = 0  # bytes of the machine
+    thresholds: tuple[Threshold, ...] = ()
+    side_turns: int = 0  # of the side's main loop
+    pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
+    _counts: Map | None = None
+    _refreshing: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.limits = LimitCache(self.hierarchy)
+
+    @property
+    def braked(self) -> dict[str, Any] | None:
+        """Why evictions are held and since when, with who takes the memory; None while they are not."""
+        told: Mapping[str, Any] | None = self.state.get("braked")
+        if told is None:
+            return None
+        held_s = max(0.0, (time.monotonic_ns() - told["since_ns"]) / 1e9)
+        return {**{k: v for k, v in told.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
+
+    @property
+    def node_path(self) -> Path:
+        """The node's directory in the memory hierarchy."""
+        return Path(self.config.node_cgroup) if self.config.node_cgroup else self.hierarchy.root
+
+    def refresh(self) -> None:
+        """Have the hot process bring the counters up to date unless they are. May wait 0.5 s."""
+        with self._refreshing:  # a storm of scrapes causes one sweep
+            stats = self.stats
+            if self.table is None or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
+                return
+            sweeps = stats.get("sweeps")
+            if self.send({"t": "refresh"}):
+                _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
+
+    def hot_lives(self) -> bool:
+        """Whether the hot loop turns. One that has been quiet is asked to sweep, which makes it turn; may wait 2 s."""
+        stats = self.stats
+        if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
+            return True
+        loops = stats.get("loops")
+        return self.send({"t": "refresh"}) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
+
+    def side_lives(self) -> bool:
+        """Whether the side's main loop turns when it is woken; may wait 2 s."""
+        turns = self.side_turns
+        self.wake_side()
+        return _wait_until(lambda: self.side_turns != turns, _PROBE_TIMEOUT_S)
+
+    def not_ready(self) -> str:
+        """Why decisions cannot be made yet; "" when they can."""
+        stalled_s = self.pods_stalled_s()
+        if stalled_s:
+            return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
+        hung_s = self.disks.stalled_s() if self.disks is not None else 0.0
+        if hung_s:
+            return f"looking at the disks has been hanging for {hung_s:.0f} s"
+        if not self.synced:
+            return "the pods are not known yet"
+        if not self.stats.get("ready_ns"):
+            return "the hot process is starting"
+        if not self.state:
+            return "the hot process has not reported its state yet"
+        if not self.state.get("ready", False):
+            return "the hot process is not ready: its counters are not complete yet"
+        return ""
+
+    def counted(self) -> dict[str, int]:
+        """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.
+
+        From a descriptor that is kept: the pins may be taken away (`outrace unload --force`) while the programs work.
+        """
+        if self.pins is None:
+            return {}
+        from monitor.kernel.pins import counted, possible_cpus
+
+        if self._counts is None:
+            self._counts = self.pins.map("counts", 8 * possible_cpus())
+        return counted(self._counts)
+
+    def lost(self) -> dict[str, int]:
+        """Where -> how many records were dropped there: by the programs, the rings, the channel."""
+        found = {f"ring_{n.removeprefix('lost_')}": count for n, count in self.counted().items() if "lost_" in n}
+        found["decode"] = self.stats.get("records_bad")
+        found["channel"] = self.stats.get("channel_dropped")
+        found["messages"] = self.bad_messages
+        return found
+
+    def named_pods(self) -> dict[tuple[str, str], FoundPod]:
+        """The pods by (namespace, name), as metrics name them.
+
+        A pod that was deleted and made again has another uid and the same labels: the younger one is shown, because a
+        series that appears twice makes the whole scrape invalid.
+        """
+        return {(found.pod.namespace, found.pod.name): found for found in self.pods.values()}
+
+    def memory(self, path: Path, capacity: int | None = None) -> MemoryReading | None:
+        """A cgroup's memory: exact from the BPF table where it is watched, else from its files; None if it is gone.
+
+        Its capacity is its own limit, else ``capacity`` bytes.
+        """
+        try:
+            exact = self._exact(path)
+            if exact is None:
+                return cgroupfs.read_cgroup(self.hierarchy, path, capacity)
+            own = cgroupfs.limit(path)
+        except cgroupfs.CgroupGone:
+            return None  # removed between two looks: the pod source reports it
+        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity if own is None else own)
+
+    def used(self, path: Path) -> Reading | MemoryReading | None:
+        """As `memory`, for whoever wants no capacity: to look for a limit takes 19 us (measured, cgroup v1)."""
+        try:
+            exact = self._exact(path)
+            return cgroupfs.read_cgroup(self.hierarchy, path) if exact is None else exact
+        except cgroupfs.CgroupGone:
+            return None
+
+    def _exact(self, path: Path) -> Reading | None:
+        return self.table.read(cgroupfs.cgroup_id(path)) if self.table is not None else None
+
+    def domains(self) -> dict[str, MemoryReading]:
+        """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses."""
+        observation: Mapping[str, Any] = self.state.get("observation", {})
+        found: dict[str, MemoryReading] = {}
+        for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
+            if path is None:
+                continue
+            if name in observation:
+                capacity = observation[name]["capacity"]
+            else:
+                capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
+            reading = self._machine(capacity) if path == self.hierarchy.root else self.memory(path, capacity)
+            if reading is not None:
+                found[name] = MemoryReading.of(reading.usage, reading.inactive_file, reading.active_file, capacity)
+        return found
+
+    def _machine(self, capacity: int) -> MemoryReading:
+        exact = self._exact(self.hierarchy.root)
+        if exact is None:
+            return cgroupfs.read_node(self.hierarchy, capacity)
+        return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll shared memory (nothing can be waited on there) until the condition holds; False if it never did."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_REFRESH_POLL_S)
+    return True

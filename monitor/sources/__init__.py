@@ -1,0 +1,1 @@
+"""Where numbers and OOM kills come from: the BPF programs, or files and the kernel's log."""

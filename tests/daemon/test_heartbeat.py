@@ -1,0 +1,243 @@
+"""When a side hangs, and when it only has to wait: real processes in the states that tell them apart."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.kernel.alarms import Timer
+from monitor.link import channel, heartbeat
+from monitor.link.counters import SharedStats
+from monitor.link.heartbeat import ENDING, STARTING, TURNING, Beat, Evidence, Pulse
+from tests import live
+
+SLEEP = "import time, sys; print(1, flush=True); time.sleep(1000)"
+SPIN = "print(1, flush=True)\nwhile True: pass"
+#: Its main thread waits for the interpreter, which another thread does not give back: one call of C.
+GIL = """
+import re, threading
+print(1, flush=True)
+threading.Thread(target=lambda: re.match('(a+)+$', 'a' * 60 + 'b')).start()
+"""
+#: It turns, and works hard.
+BUSY = "import time, sys; print(1, flush=True)\nwhile True: time.sleep(0.01); sum(range(10000))"
+
+
+@pytest.fixture
+def stats() -> Iterator[SharedStats]:
+    made = SharedStats.create()
+    yield made
+    os.close(made.fd)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", request.param], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child
+        child.kill()
+
+
+def watched(stats: SharedStats, pid: int, seconds: float) -> str:
+    """What is said of a process that gives no beat; "" if nothing in that time."""
+    timer = Timer()
+    begun = Pulse(stats, timer)
+    begun.begin(time.monotonic_ns())
+    Beat(stats, timer).enter(TURNING)
+    stats.set("side_start_cpu_ns", 0)  # what it noted is the CPU time of this whole session of tests
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = begun.next_ns / 1e9 - time.monotonic()
+        select.select([timer.fileno()], [], [], min(max(0.0, left), live.TIMEOUT_S))
+        if why := begun.look(time.monotonic_ns(), pid):
+            return why
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [(SLEEP, "sleeps in state S"), (SPIN, "of CPU time in one turn"), (GIL, "of CPU time in one turn")],
+    indirect=["run"],
+)
+def test_one_that_hangs_is_noticed(stats: SharedStats, run: subprocess.Popen[str], said: str) -> None:
+    assert said in watched(stats, run.pid, live.TIMEOUT_S)
+
+
+@pytest.mark.parametrize("run", [SLEEP, SPIN], indirect=True)
+def test_one_that_is_stopped_is_noticed(stats: SharedStats, run: subprocess.Popen[str]) -> None:
+    run.send_signal(signal.SIGSTOP)
+    assert watched(stats, run.pid, live.TIMEOUT_S) == "is stopped"
+
+
+@pytest.mark.parametrize("run", [SPIN], indirect=True)
+def test_one_that_gets_no_cpu_does_not_hang(stats: SharedStats, run: subprocess.Popen[str]) -> None:
+    """It wants one, and others have it: for as long as it takes."""
+    cpu = min(os.sched_getaffinity(run.pid))
+    os.sched_setaffinity(run.pid, {cpu})
+    os.sched_setscheduler(run.pid, os.SCHED_IDLE, os.sched_param(0))
+    others = [subprocess.Popen([sys.executable, "-S", "-E", "-c", SPIN], stdout=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        for other in others:
+            os.sched_setaffinity(other.pid, {cpu})
+        assert watched(stats, run.pid, 4.0) == ""
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.parametrize("run", [BUSY], indirect=True)
+def test_one_that_turns_slowly_does_not_hang(stats: SharedStats, run: subprocess.Popen[str]) -> None:
+    """Its beats come late, as on a machine that is out of memory; but it runs in between."""
+    assert watched(stats, run.pid, 2.5) == ""
+
+
+def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
+    timer = Timer()
+    watch, beat = Pulse(stats, timer), Beat(stats, timer)
+    watch.begin(time.monotonic_ns())
+    for _ in range(4):
+        assert watch.next_ns == heartbeat.NEVER_NS
+        assert not select.select([timer.fileno()], [], [], 0.3)[0]
+        beat.beat()
+    assert watch.look(time.monotonic_ns(), -1) == ""
+    assert watch.next_ns == heartbeat.NEVER_NS
+    assert select.select([timer.fileno()], [], [], live.TIMEOUT_S)[0]
+
+
+def looked(
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, seconds: float, cpu: float = 0
+) -> float | None:
+    """After how many seconds without a beat it is said to hang, by this evidence; its CPU time grows by ``cpu``."""
+    start = 1_000_000_000
+    watch = Pulse(stats, Timer())
+    watch.begin(start)
+    stats.set("side_stage", stage)
+    at = [start]
+
+    def examine(_: int) -> Evidence:
+        return seen._replace(
+            cpu_ns=int((at[0] - start) * cpu), runs=seen.runs + (int(at[0]) if seen.state == "R" else 0)
+        )
+
+    monkeypatch.setattr(heartbeat, "examine", examine)
+    while at[0] < start + seconds * 1e9:
+        at[0] = watch.next_ns if watch.next_ns != heartbeat.NEVER_NS else at[0] + heartbeat.MISSED_NS
+        if watch.look(at[0], 1):
+            return (at[0] - start) / 1e9
+    return None
+
+
+@pytest.mark.parametrize(
+    ("stage", "seen", "cpu", "said"),
+    [
+        (TURNING, Evidence("T", 1, 0, None), 0, True),
+        (TURNING, Evidence("t", 1, 0, None), 0, True),
+        (TURNING, Evidence("S", 1, 0, True), 0, True),
+        (TURNING, Evidence("D", 1, 0, True), 0, True),
+        (STARTING, Evidence("T", 1, 0, None), 0, True),
+        (STARTING, Evidence("D", 1, 0, True), 0, True),
+        (TURNING, Evidence("D", 1, 0, False), 0, False),  # it waits for a page of its own
+        (TURNING, Evidence("D", 1, 0, None), 0, False),  # nobody says where: then a guess does not kill
+        (TURNING, Evidence("R", 1, 0, None), 0.1, False),  # a tenth of a CPU is all it gets
+        (TURNING, Evidence("R", 1, 0, None), 0, False),
+        (STARTING, Evidence("R", 1, 0, None), 1, False),  # it imports
+        (ENDING, Evidence("S", 1, 0, True), 0, False),  # it stores incidents
+        (TURNING, Evidence("", 0, 0, None), 0, False),  # gone: its pidfd says so
+    ],
+)
+def test_what_is_evidence(
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, said: bool
+) -> None:
+    found = looked(stats, monkeypatch, stage, seen, 2.0, cpu)
+    assert (found is not None) == said
+    assert found is None or found <= 2.0
+
+
+def test_a_slow_machine_has_more_cpu_time_in_a_turn(stats: SharedStats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side says how much its start took."""
+    stats.set("side_start_cpu_ns", 10_000_000_000)
+    found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 30.0, cpu=1)
+    assert found is not None
+    assert found >= 10.0
+
+
+def test_an_endless_loop_at_the_full_speed_of_a_cpu_is_noticed_in_time(
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = looked(stats, monkeypatch, TURNING, Evidence("R", 1, 0, None), 5.0, cpu=1)
+    assert found is not None
+    assert found <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("stage", "seen", "cpu", "after"),
+    [
+        (TURNING, Evidence("D", 1, 0, False), 0, heartbeat.PAGING_NS),
+        (TURNING, Evidence("R", 1, 0, None), 0.1, 10 * heartbeat.SPENT_NS),
+        (STARTING, Evidence("R", 1, 0, None), 1, heartbeat.SPENT_AT_START_NS),
+        (ENDING, Evidence("S", 1, 0, True), 0, heartbeat.ENDING_NS),
+    ],
+)
+def test_nothing_is_waited_for_without_end(
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, cpu: float, after: int
+) -> None:
+    found = looked(stats, monkeypatch, stage, seen, 100.0, cpu)
+    assert found is not None
+    assert after / 1e9 <= found <= after / 1e9 + 3
+
+
+def test_one_that_was_away_itself_gathers_its_evidence_first(
+    stats: SharedStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hot process was stopped for a while, and the side with it (a frozen virtual machine)."""
+    watch = Pulse(stats, Timer())
+    watch.begin(0)
+    stats.set("side_stage", TURNING)
+    monkeypatch.setattr(heartbeat, "examine", lambda _: Evidence("S", 1, 0, True))
+    assert watch.look(60_000_000_000, 1) == ""
+    stats.set("side_beat_ns", 60_200_000_000)
+    assert watch.look(60_250_000_000, 1) == ""
+
+
+def test_what_a_dead_side_did_not_read_is_there_for_the_next() -> None:
+    hot, side = channel.pair()
+    with side:
+        for i in range(5):
+            assert channel.send(hot, {"t": "log", "i": i})
+        assert channel.receive(side) == {"t": "log", "i": 0}
+        side.send(b"{}")  # the hot end has something unread when it is closed
+        assert not channel.is_read(side)
+        hot.close()
+        assert not channel.is_read(side)
+        assert [message["i"] for message in channel.leftover(side)] == [1, 2, 3, 4]
+        assert channel.is_read(side)
+        assert list(channel.leftover(side)) == []
+
+
+def test_what_is_told_to_nobody_fills_a_channel_and_blocks_nobody() -> None:
+    hot, side = channel.pair()
+    with hot, side:
+        done = threading.Event()
+
+        def flood() -> None:
+            while channel.send(hot, {"t": "log", "msg": "x" * 1000}):
+                pass
+            done.set()
+
+        thread = threading.Thread(target=flood, daemon=True)
+        thread.start()
+        assert done.wait(live.TIMEOUT_S)
+        assert isinstance(side, socket.socket)

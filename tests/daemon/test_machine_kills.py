@@ -1,0 +1,60 @@
+"""OOM kills outside the cgroup that is the node: counted, told of once a second, never one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.side import machine_kills
+from monitor.side.machine_kills import TELL_NS, Elsewhere, is_elsewhere
+
+MARK = {
+    "kind": "mark",
+    "pod": None,
+    "domain": None,
+    "victim_cgroup": 7,
+    "victim_comm": "stress",
+    "oom_cgroup": 7,
+    "while_away": False,
+    "exiting": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "node", "expected"),
+    [
+        ({}, "/c/node", True),
+        ({"kind": "kill", "oom_cgroup": 0}, "/c/node", True),
+        ({"kind": "exit", "oom_cgroup": 0}, "/c/node", True),
+        ({}, None, False),  # the machine is the node
+        ({"pod": "u"}, "/c/node", False),
+        ({"domain": 0}, "/c/node", False),  # the first of the watched cgroups
+        ({"oom_cgroup": 0}, "/c/node", False),  # the machine ran out
+        ({"victim_cgroup": 0}, "/c/node", False),  # not told whose
+        ({"while_away": True}, "/c/node", False),
+        ({"kind": "reclaim", "victim_cgroup": 0}, "/c/node", False),
+    ],
+)
+def test_what_is_elsewhere(more: dict[str, Any], node: str | None, expected: bool) -> None:
+    assert is_elsewhere(MARK | more, node) is expected
+
+
+def test_they_are_counted_and_told_of_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    counted: list[int] = []
+    log: Any = SimpleNamespace(info=lambda _, **fields: told.append(fields))
+    now = [1_000 * TELL_NS]
+    monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    one = Elsewhere(lambda: counted.append(1), log)
+    for _ in range(100):
+        one.take(MARK)
+        one.take(MARK | {"kind": "kill"})
+        one.take(MARK | {"exiting": True})
+    assert len(counted) == 100
+    assert told == [{"kills": 1, "victims": {"stress": 1}}]
+    now[0] += TELL_NS
+    one.tell()
+    one.tell()
+    assert told[1:] == [{"kills": 99, "victims": {"stress": 99}}]

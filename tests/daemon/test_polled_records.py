@@ -1,0 +1,117 @@
+"""A look without BPF: what is read again before it is believed, and when a crossing is said to have happened."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS, SoftRecords
+from monitor.kernel.wire import PAGE
+from monitor.sources.polled_table import Entry
+
+MIB = 1 << 20
+RATE = 12 << 30
+NOW = 10_000_000_000
+
+
+class Table:
+    """One cgroup whose page cache has all become active since its lists were read."""
+
+    def __init__(self, usage: int) -> None:
+        self.usage, self.stats_read = usage, 0
+
+    def read_usage(self, entry: Entry) -> int:
+        entry.usage = self.usage
+        return self.usage
+
+    def refresh_a_leaf(self) -> None:
+        pass
+
+    def read_stat(self, entry: Entry) -> None:
+        entry.inactive, entry.stat_ns = 0, NOW
+        self.stats_read += 1
+
+
+def entry(ceiling: int, age_ns: int) -> Entry:
+    made = Entry.__new__(Entry)
+    made.path, made.ceilings, made.crossed = SimpleNamespace(), [ceiling // PAGE], 0  # type: ignore[assignment]
+    made.usage, made.inactive, made.stat_ns = 0, 1024 * MIB, NOW - age_ns
+    return made
+
+
+def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
+    """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB."""
+    soft = SoftRecords.__new__(SoftRecords)
+    table = Table(usage)
+    soft._table = table  # type: ignore[assignment]
+    soft._arming = SimpleNamespace(rate=RATE, armed=armed)  # type: ignore[assignment]
+    _, room = soft._compare(entry(10240 * MIB, age_ns), NOW)
+    return table.stats_read, room
+
+
+def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> None:
+    assert compared(10190 * MIB, True, LISTS_NS - 1) == (1, 50 * MIB)
+    assert compared(11000 * MIB, True, 0)[0] == 1, "above it by usage alone: it may be crossed"
+
+
+def test_far_from_it_they_are_read_now_and_then() -> None:
+    assert compared(5000 * MIB, True, LISTS_NS - 1) == (0, (10240 - 5000 + 1024) * MIB)
+    assert compared(5000 * MIB, True, LISTS_NS)[0] == 1
+    assert compared(10190 * MIB, False, LISTS_NS - 1)[0] == 0, "nobody waits by it while detached"
+
+
+@pytest.mark.parametrize(
+    ("passed", "looked_ns", "at"),
+    [
+        (None, NOW - 50_000_000, NOW - 50_000_000),  # found by looking
+        (0, NOW - 50_000_000, NOW - 50_000_000),  # PSI, memory.events, a threshold that was just registered
+        (8, NOW - 50_000_000, NOW - 50_000_000),  # another cgroup's threshold
+        (7, NOW - 50_000_000, NOW),  # the kernel compared this cgroup's usage just now
+        (None, NOW - 2 * BACK_NS, NOW - BACK_NS),
+    ],
+)
+def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
+    passed: int | None, looked_ns: int, at: int
+) -> None:
+    soft = SoftRecords.__new__(SoftRecords)
+    said: list[dict[str, Any]] = []
+    passes: list[int] = []
+    threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
+    watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1)
+    soft._looked_ns = looked_ns
+    soft._pods = lambda _: None  # type: ignore[method-assign]
+    soft._decider = SimpleNamespace(run_pass=passes.append)  # type: ignore[assignment]
+    soft._table = SimpleNamespace(entry=lambda _: entry(MIB, 0))  # type: ignore[assignment]
+    soft._stats = SimpleNamespace(add=lambda _: None)  # type: ignore[assignment]
+    soft._tell = said.append
+    soft._cross([(watch, 1)], NOW, passed)
+    assert (passes, [message["ts_ns"] for message in said]) == ([at], [at])
+
+
+def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft = SoftRecords.__new__(SoftRecords)
+    timer: list[int] = []
+    read: list[int] = []
+    now = NOW
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    soft._timer = SimpleNamespace(set=timer.append)  # type: ignore[assignment]
+    soft._watches, soft._pods_due_ns, soft._count_due_ns = {}, NOW + RANK_NS, NOW + IDLE_NS
+    soft._arming = SimpleNamespace(armed=False)  # type: ignore[assignment]
+    soft._decider = SimpleNamespace(steps=0)  # type: ignore[assignment]
+    soft._pods = read.append  # type: ignore[assignment]
+    soft._given_back_ns = 0
+    soft._due_ns = NOW + 1_600_000
+    soft.pod_went()
+    assert timer == [1_600_000], "a ceiling is near"
+    now += 1_600_000
+    soft._look()
+    assert (timer[-1], read) == (GIVEN_BACK_NS - 1_600_000, []), "not forgotten by a look in between"
+    now = NOW + GIVEN_BACK_NS
+    soft._look()
+    assert (timer[-1], read) == (IDLE_NS, [now])
+    soft._due_ns = now + IDLE_NS
+    soft.pod_went()
+    assert timer[-1] == GIVEN_BACK_NS

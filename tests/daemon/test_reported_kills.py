@@ -1,0 +1,176 @@
+"""Of every OOM kill once: through a step down the hook ladder, without BPF, while nobody runs, and with BPF again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import live
+
+from monitor.hot.ring_records import Records
+from monitor.kernel import charging, loader
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.link import reported_kills
+
+KILLED = "the kernel's OOM killer killed a process"
+HARD = ("--eviction-hard", "memory.available<32Mi")
+
+
+def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
+    one = reported_kills.Told(state_dir)
+    for each in until_ns:
+        one.note(since_ns, each)
+
+
+def test_spans_are_taken_once(tmp_path: Path) -> None:
+    assert reported_kills.spans(tmp_path) == []
+    span(tmp_path, 5, 7, 2**63)
+    span(tmp_path, 2**63 + 1)  # no kill: nothing is written
+    span(tmp_path, 2**63 + 5, 2**63 + 6)
+    spans = reported_kills.spans(tmp_path)
+    assert spans == [(5, 2**63), (2**63 + 5, 2**63 + 6)]
+    assert [reported_kills.holds(spans, ts) for ts in (4, 5, 2**63, 2**63 + 1, 2**63 + 6)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert reported_kills.spans(tmp_path) == spans, "until what it protects from was read"
+    reported_kills.forget(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_lost_in_between_is_in_no_span(tmp_path: Path) -> None:
+    one = reported_kills.Told(tmp_path)
+    for since, until in ((5, 7), (5, 9), (20, 21), (20, 30)):
+        one.note(since, until)
+    assert reported_kills.spans(tmp_path) == [(5, 9), (20, 30)]
+
+
+def test_another_boot_and_a_broken_file_tell_nothing(tmp_path: Path) -> None:
+    path = tmp_path / reported_kills.FILE_NAME
+    path.write_bytes(b"00000000-0000-0000-0000-000000000000 1 2\n\xff\xfe\nx y\n" + b"z" * 30)
+    span(tmp_path, 3, 4)
+    assert reported_kills.spans(tmp_path) == [(3, 4)]
+    path.unlink()
+    path.mkdir()
+    assert reported_kills.spans(tmp_path) == []
+    reported_kills.forget(tmp_path)
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    for n in range(600):
+        span(tmp_path, n, n)
+    assert (tmp_path / reported_kills.FILE_NAME).stat().st_size <= 20480
+    assert reported_kills.spans(tmp_path)[-1] == (599, 599)
+
+
+def test_what_was_told_is_passed_over_step_by_step() -> None:
+    """An end is, where what led to it was; and a pid is used again."""
+    records = Records.__new__(Records)
+    records._spans, records._known = [(100, 200)], set()
+
+    def was_told(kind: str, ts_ns: int, pid: int = 42) -> bool:
+        event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
+        return records._was_told(event)
+
+    assert not was_told("mark", 90, 7), "before the step down"
+    assert [was_told(kind, 150) for kind in ("kill", "mark", "reclaim", "exit")] == [True] * 4
+    assert not was_told("exit", 160, 7), "its mark was told by the daemon before"
+    assert [was_told(kind, 9000) for kind in ("kill", "mark", "reclaim", "exit")] == [False] * 4
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    from monitor.hot import polled_kills
+
+    said: list[dict[str, Any]] = []
+    soft = polled_kills.SoftOom.__new__(polled_kills.SoftOom)
+    now = time.monotonic_ns()
+    lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
+    monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, 3 if last else 1))
+    soft._fd, soft._tell, soft._since_ns = 0, said.append, 5
+    soft._log = polled_kills.OomLog(Hierarchy(1, Path("/")), lambda _: None)
+    soft._read()
+    assert [record["msg"] for record in said] == ["lines of the kernel's log were lost"]
+    # The last line is of now, the first one after the gap half a second before it.
+    expected = now if last else now - 500_000_000
+    assert expected <= soft._since_ns <= expected + 400_000_000
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-told", 160 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state dir whose pins go in the end, also where one daemon left them for a next one that never came."""
+    yield tmp_path / "state"
+    loader.unload(loader.instance_directory(tmp_path / "state"))
+
+
+def killed(node: LabNode, pod: LabPod) -> int:
+    """The pid of a process that the kernel has killed at its pod's limit."""
+    hog = node.start_hog(pod, mib=48)
+    hog.go()
+    assert hog.wait() == -signal.SIGKILL
+    hog.close()
+    return hog.pid
+
+
+def victims(daemon: LabDaemon) -> list[int]:
+    return [record["victim_pid"] for record in live.messages(daemon, KILLED)]
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, state: Path) -> None:
+    if charging.missing_tracepoints():
+        pytest.skip(f"no BPF rung on this kernel: no {charging.missing_tracepoints()[0]}")
+    filler, pod = node.add_pod("filler"), node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB)
+    options = (*HARD, "--max-fill-rate", "256Mi")
+    with live.daemon(node, *options, state_dir=state, keep_pins=True) as first:
+        used = {int(fd) for fd in os.listdir(f"/proc/{first.pid}/fd")}
+        meanwhile = node.start_hog(pod, mib=48)
+        pids = [killed(node, pod)]
+        live.message(first, KILLED, victim_pid=pids[0])
+        second_free = [fd for fd in range(1024) if fd not in used][1]
+        hard_limit = resource.prlimit(first.pid, resource.RLIMIT_NOFILE)[1]
+        # One program of the two can be attached.
+        resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (second_free, hard_limit))
+        hog = node.start_hog(filler, mib=110, rate=50)
+        hog.go()
+        environment = Path(f"/proc/{first.pid}/environ")
+        live.until(lambda: b"OUTRACE_LEFT=" in environment.read_bytes(), "it became itself again, and is not ready yet")
+        meanwhile.go()
+        assert meanwhile.wait() == -signal.SIGKILL
+        again = first.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
+        assert again is not None
+        pids += [meanwhile.pid, killed(node, pod)]
+        live.until(lambda: len(victims(first)) >= len(pids), "told of every kill")
+        live.ended(first)
+        assert victims(first) == pids
+        # Whoever was killed while it stepped down, nobody saw coming.
+        assert [record["while_away"] for record in live.messages(first, KILLED)] == [False, True, False]
+    assert (state / reported_kills.FILE_NAME).exists()
+    alone = killed(node, pod)
+    with live.daemon(node, *options, state_dir=state) as second:
+        assert live.message(second, KILLED, victim_pid=alone)["while_away"] is True
+        live.ended(second)
+        assert victims(second) == [alone]
+    assert not (state / reported_kills.FILE_NAME).exists()

@@ -1,0 +1,90 @@
+"""Incident stores for tests, and disks for them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from incident_samples import EVICTION_WON, NOW, variant
+
+from monitor.errors import MonitorError
+from monitor.side.export.log import Log
+from monitor.side.incidents.store import IncidentStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+_NOWHERE = os.open(os.devnull, os.O_WRONLY)
+
+
+def silent() -> Log:
+    return Log(fd=_NOWHERE)
+
+
+def store_at(path: Path, **options: Any) -> IncidentStore:
+    options = {"log": silent(), "clock": lambda: NOW, "wait_s": 0.2} | options
+    return IncidentStore(path, **options)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "incidents.db"
+
+
+#: Where a flush costs nothing: what the disk does is not what most of these are about.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """As `path`, for those that write much."""
+    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir=FAST) as directory:
+        yield Path(directory) / "incidents.db"
+
+
+def intact(path: Path) -> list[str]:
+    """The ids in the file, which SQLite finds in order."""
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return [key for (key,) in connection.execute("SELECT id FROM incidents ORDER BY seq")]
+
+
+def size_on_disk(path: Path) -> int:
+    total = 0
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        try:
+            total += (path.parent / name).stat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+# what must not be written to
+def refused(path: Path, says: str) -> None:
+    store = store_at(path)
+    with pytest.raises(MonitorError, match=says):
+        store.add(EVICTION_WON)
+    assert store.failing
+    assert store.set_aside == 0
+    store.record(EVICTION_WON)  # does not end the worker
+    assert store.lost == 1
+
+
+# damage
+def filled(path: Path, count: int) -> bytes:
+    store = store_at(path)
+    noise = random.Random(5)
+    for number in range(count):
+        store.add(variant(number, steps=[{"t_ms": n, "n": noise.random()} for n in range(noise.choice((5, 100, 600)))]))
+    return path.read_bytes()

@@ -1,0 +1,283 @@
+"""The HTTP server on a real socket: keep-alive, wrong requests, failing routes, clients that mean no good."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.side.export import http as http_server
+from monitor.side.export.http import MAX_CONNECTIONS, MAX_WAITING, Response, Server, text
+from tests import live
+
+TIMEOUT_S = 30.0
+
+
+class Running:
+    """A server with one good, one failing and one waiting route."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.renderings = 0
+        self.server = Server(
+            listener,
+            {
+                "/good": lambda accept: text(200, accept),
+                "/bad": self.bad,
+                "/wait": self.wait,
+                "/wrong": lambda _: Response(-1, "text/plain", b""),
+                "/large": lambda _: Response(200, "text/plain", bytes(1 << 20)),
+            },
+            self.errors.append,
+        )
+        self.address = listener.getsockname()
+        self.server.start()
+
+    def bad(self, _accept: str) -> Response:
+        raise KeyError("missing")
+
+    def wait(self, _accept: str) -> Response:
+        self.renderings += 1
+        self.entered.release()
+        self.go.wait(TIMEOUT_S)
+        return text(200, "waited")
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.go.set()
+    running.server.close()
+
+
+def test_one_connection_serves_many_requests(running: Running) -> None:
+    connection = running.connect()
+    for accept in ("text/plain", "application/openmetrics-text"):
+        connection.request("GET", "/good?x=1", headers={"Accept": accept})
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, accept.encode() + b"\n")
+    connection.request("HEAD", "/good")
+    response = connection.getresponse()
+    assert (response.status, response.read()) == (200, b"")
+    connection.close()
+    assert running.errors == []
+
+
+def test_unknown_path_and_method(running: Running) -> None:
+    connection = running.connect()
+    connection.request("GET", "/none")
+    response = connection.getresponse()
+    assert response.status == 404
+    assert b"/good" in response.read()
+    connection.request("DELETE", "/good")
+    assert connection.getresponse().status == 501
+    connection.close()
+
+
+def test_a_failing_route_is_an_error_for_one_client_only(running: Running) -> None:
+    connection = running.connect()
+    connection.request("GET", "/bad")
+    response = connection.getresponse()
+    assert (response.status, response.read()) == (500, b"internal error; see the log\n")
+    connection.request("GET", "/good")
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert running.errors == ["/bad: KeyError: 'missing'"]
+
+
+def test_an_answer_that_is_none_ends_one_connection_only(running: Running) -> None:
+    connection = running.connect()
+    connection.request("GET", "/wrong")
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    other = running.connect()
+    other.request("GET", "/good")
+    assert other.getresponse().status == 200
+    other.close()
+    assert len(running.errors) == 1
+
+
+def test_a_request_with_a_body_is_not_taken_for_two_requests(running: Running) -> None:
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
+        hidden = b"GET /bad HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(b"GET /good HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(hidden), hidden))
+        answer = b""
+        try:
+            while chunk := client.recv(4096):
+                answer += chunk
+        except ConnectionResetError:
+            pass  # the server closed with our unread body in its buffer
+    assert answer.count(b"HTTP/1.1") == 1
+    assert running.errors == []
+
+
+def test_requests_over_the_limit_of_a_route_are_refused_at_once_and_others_served(running: Running) -> None:
+    waiting = [running.connect() for _ in range(MAX_WAITING)]
+    for connection in waiting:
+        connection.request("GET", "/wait")
+    assert running.entered.acquire(timeout=TIMEOUT_S)
+    live.until(lambda: running.server.waiting == MAX_WAITING, "all to wait")
+    late = running.connect()
+    late.request("GET", "/wait")
+    response = late.getresponse()
+    assert (response.status, response.getheader("Retry-After")) == (503, "1")
+    response.read()
+    late.request("GET", "/good")  # a route that hangs holds up nobody else
+    assert late.getresponse().status == 200
+    late.close()
+    assert running.server.refused == 1
+    running.go.set()
+    for connection in waiting:
+        assert connection.getresponse().read() == b"waited\n"
+        connection.close()
+    # The first had a rendering of its own, all that came meanwhile one together.
+    assert running.renderings <= 3
+
+
+def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: Running) -> None:
+    threads = threading.active_count()
+    silent = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(2 * MAX_CONNECTIONS)]
+    slow = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(MAX_CONNECTIONS)]
+    try:
+        for client in slow:
+            with contextlib.suppress(ConnectionError):  # it had to go already
+                client.sendall(b"GET /good HTTP/1.1\r\nX-A: b\r\n")
+        for _ in range(20):
+            probe = running.connect()
+            probe.request("GET", "/good")
+            assert probe.getresponse().status == 200
+            probe.close()
+        assert running.server.connections <= MAX_CONNECTIONS
+        assert running.server.cut >= 2 * MAX_CONNECTIONS
+        assert threading.active_count() <= threads + 3  # one for each route that was asked
+    finally:
+        for client in (*silent, *slow):
+            client.close()
+    live.until(lambda: running.server.connections == 0, "the server to see them gone")
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_when_its_time_is_over(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(http_server._TIMEOUTS, "head", 0.5)
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client, contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            client.sendall(b"G")
+            time.sleep(0.01)
+            assert running.server.cut <= 1
+        pytest.fail("it was not cut")
+    live.until(lambda: running.server.cut == 1, "it to be counted")
+
+
+def test_one_that_does_not_take_its_answers_is_cut_and_keeps_little(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_UNSENT", 4 << 20)
+    clients = [socket.create_connection(running.address, timeout=TIMEOUT_S) for _ in range(24)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        live.until(lambda: running.server.cut >= 1, "the first to be cut")
+        probe = running.connect()
+        probe.request("GET", "/good")
+        assert probe.getresponse().status == 200
+        probe.close()
+        assert running.server.unsent <= 4 << 20
+        monkeypatch.setitem(http_server._TIMEOUTS, "write", 0.1)
+        with socket.create_connection(running.address, timeout=TIMEOUT_S) as another:  # makes the loop look
+            another.sendall(b"GET /good HTTP/1.0\r\n\r\n")
+            assert another.recv(1 << 16)
+        live.until(lambda: running.server.unsent == 0, "the others to be cut")
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET /good HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", 431),
+        (b"GET /good HTTP/1.1\r\nX: " + b"y" * 1_000_000, 431),
+        (b"GET /good HTTP/2.0\r\n\r\n", 505),
+        (b"GET  /good HTTP/1.1\r\n\r\n", 400),
+        (b"GET /good\r\n\r\n", 400),
+        (b"GET /good HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /good HTTP/1.1\r\n folded: line\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"POST /good HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 501),
+    ],
+)
+def test_what_is_too_large_or_no_request_is_refused_and_the_connection_closed(
+    running: Running, request_bytes: bytes, status: int
+) -> None:
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(request_bytes)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := client.recv(4096):
+                answer += chunk
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"Connection: close" in answer
+
+
+def test_many_requests_in_one_packet_are_answered_in_order(running: Running) -> None:
+    with socket.create_connection(running.address, timeout=TIMEOUT_S) as client:
+        client.sendall(b"GET /x HTTP/1.1\r\n\r\n" * 2000 + b"GET /good HTTP/1.1\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while chunk := client.recv(1 << 16):
+            answer += chunk
+    assert answer.count(b"HTTP/1.1 404 ") == 2000
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert answer.rindex(b"HTTP/1.1") == answer.index(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
+    for _ in range(50):
+        client = socket.create_connection(running.address, timeout=TIMEOUT_S)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        client.close()
+    live.until(lambda: running.server.connections == 0, "all to be forgotten")
+    assert running.server.unsent == 0
+
+
+def test_without_descriptors_it_waits_and_goes_on(running: Running) -> None:
+    keep = running.connect()
+    keep.request("GET", "/good")
+    keep.getresponse().read()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.socket()
+    client.settimeout(TIMEOUT_S)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        client.connect(running.address)  # accept(2) gives EMFILE: the idle one goes for it
+        client.sendall(b"GET /good HTTP/1.0\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
+        client.close()
+        keep.close()

@@ -1,0 +1,283 @@
+"""The incident store on real files: what goes in comes out, and its size is bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from incident_samples import DURING_GRACE, EVICTION_WON, MIB, NOW, OWN_LIMIT, SAMPLES, variant
+
+from monitor.errors import MonitorError
+from monitor.race.incident import Incident
+from monitor.side.incidents import file
+from monitor.side.incidents.reader import IncidentReader, UnknownIncident
+from monitor.side.incidents.store import MIN_BYTES, IncidentStore
+from tests.side.stores import ROOT, intact, silent, size_on_disk, store_at
+
+
+# what goes in comes out
+def test_incidents_come_back_as_they_were_newest_first(path: Path) -> None:
+    store = store_at(path)
+    for sample in SAMPLES:
+        store.add(sample)
+    for reader in (store, IncidentReader(path)):
+        listed = reader.list()
+        assert [found["verdict"] for found in listed] == ["own_limit", "oom_during_grace", "eviction_won"]
+        assert listed == [{k: v for k, v in s.items() if k != "steps"} for s in (OWN_LIMIT, DURING_GRACE, EVICTION_WON)]
+        for sample in SAMPLES:
+            assert json.dumps(reader.get(sample["id"])) == json.dumps(sample)  # the order of the keys too
+        assert list(reader.all()) == list(SAMPLES)
+        assert reader.get("latest") == OWN_LIMIT
+        assert reader.get("2026-01-31T04") == DURING_GRACE
+        assert reader.counts() == {"eviction_won": 1, "oom_during_grace": 1, "own_limit": 1}
+    assert (store.stored, store.failing, store.problem, store.lost) == (3, False, "", 0)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample["verdict"])
+def test_incidents_as_they_are_judged_are_stored_and_come_back_the_same(path: Path, sample: dict[str, Any]) -> None:
+    judged = Incident.from_json(sample)
+    store = store_at(path)
+    store.add(judged.to_json())
+    assert Incident.from_json(store.get(judged.id)) == judged
+    assert store.get(judged.id) == sample
+    assert store.list() == [judged.to_json(steps=False)]
+
+
+def test_a_later_version_takes_the_place_of_the_earlier(path: Path) -> None:
+    store = store_at(path)
+    for _ in range(3):
+        store.add(EVICTION_WON)
+    store.add(OWN_LIMIT)
+    assert store.stored == 2
+    later = EVICTION_WON | {"verdict": "oom_after_eviction", "flags": ["collateral"], "steps": []}
+    store.add(later)
+    assert store.stored == 2
+    assert store.get(EVICTION_WON["id"]) == later
+    assert store.list(flag="collateral", verdict="oom_after_eviction")[0]["id"] == EVICTION_WON["id"]
+    assert store.list(verdict="eviction_won") == []
+
+
+def test_filters(path: Path) -> None:
+    store = store_at(path)
+    for sample in SAMPLES:
+        store.add(sample)
+    first, second, third = (sample["id"] for sample in SAMPLES)
+
+    def ids(**filters: Any) -> list[str]:
+        return [found["id"] for found in store.list(**filters)]
+
+    begin = file.unix_time(DURING_GRACE["start"])
+    assert ids(since=begin) == [third, second]
+    assert ids(until=begin) == [second, first]
+    assert ids(since=begin, until=begin) == [second]
+    assert ids(verdict="own_limit") == [third]
+    assert ids(flag="wrong_victim") == [second]
+    assert ids(flag="wrong") == []
+    assert ids(pod="shop/cart") == [first]
+    assert ids(pod="prod/db-0") == ids(pod="db-0") == [second]
+    assert ids(pod="batch/report") == [second]
+    assert ids(pod="%") == ids(pod="shop") == []
+    assert ids(limit=2) == [third, second]
+
+
+def test_unknown_ids_name_those_that_are_close(path: Path) -> None:
+    store = store_at(path)
+    with pytest.raises(UnknownIncident, match="no incidents stored"):
+        store.get("latest")
+    for number in range(4):
+        store.add(variant(number))
+    with pytest.raises(UnknownIncident, match=r"close: .*incident-00002"):
+        store.get("incident-0002")
+    with pytest.raises(UnknownIncident, match=r"4 incidents begin with 'incident-'.*, \.\.\."):
+        store.get("incident-")
+    with pytest.raises(UnknownIncident, match="the newest is incident-00003"):
+        store.get("zzz")
+    with pytest.raises(UnknownIncident):
+        store.get("")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(extra=st.dictionaries(st.text(min_size=1), JSON, max_size=4), steps=st.lists(JSON, max_size=5))
+@settings(max_examples=200)
+def test_whatever_dict_comes_is_stored(extra: dict[str, Any], steps: list[Any]) -> None:
+    incident = extra | EVICTION_WON | {"steps": steps}
+    row = file.encode(incident)
+    assert file.decode(row["head"], row["steps"]) == incident
+    assert "steps" not in file.decode(row["head"])
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jevil\n", "\udc80\udcff", "\U0001f4a5", "a\0b", "'; DROP TABLE incidents"])
+def test_hostile_names_come_back_and_are_found(path: Path, text: str) -> None:
+    store = store_at(path)
+    incident = EVICTION_WON | {"evicted": [{"pod": text, "grace_s": 0, "rank": 1}], "summary": text}
+    store.add(incident)
+    assert store.get("latest") == incident
+    if "\0" not in text and text.isascii():
+        assert len(store.list(pod=text)) == 1
+
+
+def test_an_infinite_forecast_is_stored_as_json_knows_it(path: Path) -> None:
+    store = store_at(path)
+    store.add(EVICTION_WON | {"forecast": {"oom_s": float("inf"), "more": [float("nan"), 1.5]}})
+    assert store.get("latest")["forecast"] == {"oom_s": None, "more": [None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"id": ""}, "id and verdict must be text"),
+        ({"id": "a\nb"}, "id and verdict must be text"),
+        ({"start": "yesterday"}, "yesterday"),
+        ({"start": "2026-01-31T03:12:09"}, "offset from UTC"),
+        ({"end": True}, "not a time"),
+        ({"facts": object()}, "not JSON serializable"),
+        ({"steps": ["x" * 64 + str(n) for n in random.Random(1).sample(range(10**12), 60_000)]}, "too large"),
+    ],
+)
+def test_what_cannot_be_stored_is_said_and_does_not_end_the_worker(
+    path: Path, change: dict[str, Any], says: str
+) -> None:
+    store = store_at(path, max_bytes=MIN_BYTES)
+    store.add(OWN_LIMIT)
+    with pytest.raises(MonitorError, match=says):
+        store.add(EVICTION_WON | change)
+    store.record(EVICTION_WON | change)
+    assert store.lost == 1
+    store.record(EVICTION_WON)
+    assert store.stored == 2
+
+
+def test_an_incident_without_a_verdict_is_refused(path: Path) -> None:
+    with pytest.raises(MonitorError, match="has no verdict"):
+        store_at(path).add({k: v for k, v in EVICTION_WON.items() if k != "verdict"})
+
+
+def test_readers_of_nothing(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for path in (tmp_path / "incidents.db", tmp_path / "no" / "incidents.db", empty):
+        reader = IncidentReader(path)
+        assert (reader.list(), list(reader.all()), reader.counts()) == ([], [], {})
+    assert sorted(os.listdir(tmp_path)) == ["empty.db"]
+
+
+def test_sqlite_is_imported_with_the_first_incident_only() -> None:
+    code = (
+        "import sys; from pathlib import Path; from monitor.side.incidents.store import IncidentStore\n"
+        "IncidentStore(Path('/nowhere/incidents.db')).prune()\n"
+        "sys.exit('sqlite3' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
+# bounds
+def test_old_incidents_go_by_the_time_they_were_stored(path: Path) -> None:
+    """Not by the times in them: those were told by a wall clock that may have been wrong."""
+    now = NOW
+    store = store_at(path, max_age_s=3600.0, clock=lambda: now)
+    for number in range(5):
+        now = NOW + 600 * number
+        store.add(variant(number, start=-1e9, end=-1e9))
+    assert store.stored == 5
+    assert store.prune(NOW + 3600 + 700) == 2
+    assert store.stored == 3
+    now = NOW + 3600 + 2300
+    store.add(variant(9, start=4e9, end=4e9))
+    assert sorted(found["id"] for found in store.list()) == ["incident-00004", "incident-00009"]
+    assert store.prune(NOW + 10**6) == 2
+    assert store.prune(NOW + 10**6) == 0
+    assert store_at(path.parent / "none.db").prune() == 0
+    assert not (path.parent / "none.db").exists()
+
+
+def test_what_was_stored_while_the_clock_was_behind_is_not_old_when_it_is_right(path: Path) -> None:
+    store_at(path, clock=lambda: NOW).add(variant(1))
+    store_at(path, clock=lambda: 0.0).add(variant(2))  # a machine that begins in 1970
+    now = NOW + 60
+    store = store_at(path, clock=lambda: now)
+    store.add(variant(3))
+    assert store.stored == 3
+    assert store.prune(NOW + 31 * 86400) == 3
+
+
+def test_setting_the_clock_ages_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = IncidentStore(path, log=silent())
+    store.add(variant(1))
+    far = time.time() + 365 * 86400
+    monkeypatch.setattr(time, "time", lambda: far)
+    store.add(variant(2))
+    assert store.stored == 2
+
+
+def test_the_number_kept_is_bounded_whatever_the_clock_says(path: Path) -> None:
+    store = store_at(path, keep=5, max_age_s=1e12)
+    for number in range(12):
+        store.add(variant(number, start=float(-number), end=0.0))  # a clock that runs backwards
+    assert [found["id"] for found in store.list()] == [f"incident-{n:05d}" for n in range(7, 12)]
+    store.add(variant(7, verdict="relieved"))  # one that is known takes nobody's place
+    assert store.stored == 5
+
+
+def test_the_size_on_disk_is_bounded_over_thousands_of_incidents(fast: Path) -> None:
+    noise = random.Random(7)
+    store = store_at(fast, max_bytes=MIN_BYTES)
+    largest, ended = 0, threading.Event()
+
+    def sample() -> None:
+        nonlocal largest
+        while not ended.wait(0.001):
+            largest = max(largest, size_on_disk(fast))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        for number in range(2500):
+            steps = [{"t_ms": n, "what": "x", "n": noise.random()} for n in range(noise.choice((1, 20, 60, 400)))]
+            store.add(variant(number, steps=steps))
+            largest = max(largest, size_on_disk(fast))
+    finally:
+        ended.set()
+        sampler.join()
+    assert MIN_BYTES / 2 < largest <= MIN_BYTES
+    kept = intact(fast)
+    # The newest, without a gap, and not just a few: a third of the store at least is in use.
+    assert kept == [f"incident-{n:05d}" for n in range(2500 - len(kept), 2500)]
+    assert sum(len(json.dumps(each)) for each in store.all()) > MIN_BYTES / 3
+    # Once they are too old, the disk gets its space back.
+    store.prune(NOW + 365 * 86400)
+    assert size_on_disk(fast) <= 3 * MIB
+
+
+def test_free_pages_are_given_back(fast: Path) -> None:
+    noise = random.Random(8)
+    store = store_at(fast, max_bytes=32 * MIB)
+    for number in range(60):
+        store.add(variant(number, steps=[noise.random() for _ in range(12_000)]))
+    assert size_on_disk(fast) > 6 * MIB
+    store.prune(NOW + 365 * 86400)
+    assert size_on_disk(fast) < 3 * MIB
+    assert intact(fast) == []

@@ -1,0 +1,408 @@
+"""The incident store when it is killed, the disk is full, others hold the file, or it must not be written to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from filesystems import Mounts
+from incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
+
+from monitor.side.incidents import file
+from monitor.side.incidents import reader as reading
+from monitor.side.incidents.reader import IncidentReader
+from monitor.side.incidents.salvage import damaged_files
+from monitor.side.incidents.store import MIN_BYTES, IncidentStore
+from monitor.side.worker import Worker
+from tests.side.stores import ROOT, filled, intact, refused, size_on_disk, store_at
+
+TIMEOUT_S = 60.0
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
+
+
+@pytest.fixture
+def mounts() -> Iterator[Mounts]:
+    with Mounts() as made:
+        yield made
+
+
+def attempt(store: IncidentStore, incident: dict[str, Any]) -> OSError | None:
+    """The error of an add, or None."""
+    try:
+        store.add(incident)
+    except OSError as error:
+        return error
+    return None
+
+
+def fill(ballast: Path, spare: int = 0) -> None:
+    """Take all that is left of the disk but ``spare`` pages."""
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            file.truncate(max(0, file.tell() - spare * 4096))
+
+
+# killed
+WRITER = """
+import json, os, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[4]]
+from incident_samples import NOW, variant
+from monitor.side.incidents.store import IncidentStore
+from monitor.side.export.log import Log
+store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW, max_bytes=1 << 20)
+for number in range(int(sys.argv[2]), int(sys.argv[3])):
+    store.add(variant(number))
+    os.write(1, b"%d\\n" % number)
+"""
+
+
+def writer(path: Path, first: int, end: int, code: str = WRITER) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(first), str(end), str(Path(__file__).parent)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_killed_at_any_point_it_loses_at_most_the_incident_being_written(path: Path) -> None:
+    chance = random.Random(3)
+    done = 0
+    for _ in range(20):
+        process = writer(path, done, done + 1000)
+        assert process.stdout is not None
+        for _ in range(chance.randint(1, 12)):
+            done = int(process.stdout.readline()) + 1
+        for _ in range(chance.randint(0, 3000)):  # somewhere within an add
+            pass
+        process.kill()
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        assert err == b""
+        done = max([done, *(int(line) + 1 for line in out.split())])
+        found = {each["id"] for each in IncidentReader(path).all()}
+        expected = {f"incident-{n:05d}" for n in range(done)}
+        assert expected <= found <= expected | {f"incident-{done:05d}"}
+        done = len(found)
+    store_at(path).add(variant(done))
+    assert intact(path) == [f"incident-{n:05d}" for n in range(done + 1)]
+    assert damaged_files(path) == []
+    assert sorted(os.listdir(path.parent)) == ["incidents.db"]
+
+
+#: Ends itself with SIGKILL at the n-th system call that changes a name, while it sets a damaged file aside.
+SUICIDE = """
+import os, signal, sys
+count = int(sys.argv[2])
+def hook(event, arguments):
+    global count
+    if event in ("os.rename", "os.remove", "shutil.copyfile") or (event == "open" and ".graft" in str(arguments[0])):
+        count -= 1
+        if count < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+from pathlib import Path
+sys.path[:0] = [sys.argv[4]]
+from incident_samples import NOW, variant
+from monitor.side.incidents.store import IncidentStore
+from monitor.side.export.log import Log
+store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW)
+sys.addaudithook(hook)
+store.add(variant(99))
+"""
+
+
+@pytest.mark.parametrize("damage", ["header", "middle"])
+def test_killed_while_a_damaged_file_is_set_aside(tmp_path: Path, damage: str) -> None:
+    original = filled(tmp_path / "original.db", 20)
+    start = 0 if damage == "header" else len(original) // 2
+    broken = original[:start] + b"\xa5" * 4096 + original[start + 4096 :]
+    for step in range(60):
+        path = tmp_path / f"state{step}" / "incidents.db"
+        path.parent.mkdir()
+        path.write_bytes(broken)
+        process = writer(path, step, 0, SUICIDE)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode in (0, -signal.SIGKILL), err.decode()
+        store = store_at(path)
+        store.add(variant(100))
+        found = intact(path)
+        assert "incident-00100" in found
+        assert len(found) >= 15
+        assert 1 <= len(damaged_files(path)) <= 2
+        assert [name for name in os.listdir(path.parent) if ".damaged-" not in name] == ["incidents.db"]
+        if process.returncode == 0:
+            break
+    assert step > 3, "it was killed at no point of it"
+    assert process.returncode == 0
+
+
+# full, read-only, locked, gone
+@needs_root
+def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
+    directory = mounts.tmpfs("full", 2 * MIB)
+    directory.chmod(0o750)
+    path, ballast = directory / "incidents.db", directory / "ballast"
+    store = store_at(path)
+    store.add(variant(0))
+    number = 1
+    for spare in range(40):  # pages left: none, then as many as each step of an add takes
+        fill(ballast, spare)
+        error = attempt(store, variant(number))
+        if error is None:
+            break
+        assert error.errno == errno.ENOSPC, error
+        assert error.filename == str(path)
+        assert store.failing
+        assert "no space left" in store.problem
+        ballast.unlink()
+        store.add(variant(number))
+        number += 1
+        assert (store.failing, store.problem) == (False, "")
+    assert number > 3, "the disk was never full"
+    assert intact(path) == [f"incident-{n:05d}" for n in range(number + 1)]
+    assert store.set_aside == 0
+
+
+@needs_root
+def test_a_worker_stores_it_once_there_is_room(mounts: Mounts) -> None:
+    directory = mounts.tmpfs("full", 1 * MIB)
+    directory.chmod(0o750)
+    ballast = directory / "ballast"
+    fill(ballast)
+    store = store_at(directory / "incidents.db")
+    heard, stored = threading.Event(), threading.Event()
+    worker = Worker("incidents", retry_s=0.01, on_error=lambda _: heard.set(), on_recovered=stored.set)
+    worker.submit(lambda: store.record(EVICTION_WON))
+    worker.submit(lambda: store.record({"id": "nothing else"}))
+    worker.submit(lambda: store.record(OWN_LIMIT))
+    assert heard.wait(TIMEOUT_S)
+    ballast.unlink()
+    assert stored.wait(TIMEOUT_S)
+    assert worker.close(TIMEOUT_S)
+    assert (worker.dropped, worker.failing, store.lost, store.stored) == (0, None, 1, 2)
+    assert {found["id"] for found in store.list()} == {EVICTION_WON["id"], OWN_LIMIT["id"]}
+
+
+@needs_root
+@pytest.mark.parametrize("log_left", [False, True])
+def test_a_read_only_disk_can_be_read_and_not_written(mounts: Mounts, log_left: bool) -> None:
+    directory = mounts.tmpfs("frozen", 4 * MIB)
+    directory.chmod(0o750)
+    path = directory / "incidents.db"
+    store_at(path).add(EVICTION_WON)
+    if log_left:  # as after kill -9: the last incident is in the log only
+        scratch = directory / "scratch.db"
+        shutil.copyfile(path, scratch)
+        with closing(file.connect(scratch, write=True, timeout_s=0)) as connection:
+            with file.transaction(connection):
+                file.upsert(connection, file.encode(OWN_LIMIT))
+            shutil.copyfile(file.log_of(scratch), file.log_of(path))
+    subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
+    before = sorted(os.listdir(directory))
+    reader = IncidentReader(path)
+    assert len(reader.list()) == 1 + log_left
+    assert reader.get(EVICTION_WON["id"]) == EVICTION_WON
+    store = store_at(path)
+    with pytest.raises(OSError) as caught:
+        store.add(DURING_GRACE)
+    assert caught.value.errno == errno.EROFS
+    assert store.failing
+    assert store.set_aside == 0
+    assert sorted(os.listdir(directory)) == before
+    subprocess.run(["mount", "-o", "remount,rw", directory], check=True)
+    store.add(DURING_GRACE)
+    assert store.stored == 2 + log_left
+
+
+LOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute(sys.argv[2])
+connection.execute("SELECT count(*) FROM incidents").fetchone()
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def locker(path: Path, statement: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(path), statement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_locked_by_another_process(path: Path) -> None:
+    store = store_at(path)
+    store.add(EVICTION_WON)
+    process = locker(path, "BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(OSError, match="locked by another process") as caught:
+            store.add(OWN_LIMIT)
+        assert caught.value.errno == errno.EBUSY
+        assert store.failing
+    finally:
+        process.communicate("\n", timeout=TIMEOUT_S)
+    store.add(OWN_LIMIT)
+    assert not store.failing
+    assert len(intact(path)) == 2
+
+
+def test_a_reader_that_never_ends_costs_a_bounded_log(path: Path) -> None:
+    noise = random.Random(9)
+    store = store_at(path, max_bytes=MIN_BYTES)
+    store.add(variant(0))
+    process = locker(path, "BEGIN")
+    refused = 0
+    try:
+        for number in range(1, 200):
+            error = attempt(store, variant(number, steps=[noise.random() for _ in range(900)]))
+            if error is not None:
+                assert error.errno == errno.EBUSY
+                assert "a process that reads it" in store.problem
+                refused += 1
+                if refused == 3:
+                    break
+            assert size_on_disk(path) <= MIN_BYTES + 65536
+    finally:
+        process.communicate("\n", timeout=TIMEOUT_S)
+    assert refused == 3
+    store.add(variant(500))
+    assert "incident-00500" in intact(path)
+    assert size_on_disk(path) <= MIN_BYTES
+
+
+def test_a_store_that_was_removed_is_begun_anew(path: Path) -> None:
+    store = store_at(path)
+    store.add(EVICTION_WON)
+    shutil.rmtree(path.parent)
+    store.add(OWN_LIMIT)
+    assert [found["id"] for found in store.list()] == [OWN_LIMIT["id"]]
+    assert (store.stored, store.set_aside) == (1, 0)
+
+
+def test_a_store_that_is_being_made_is_empty_to_who_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer commits between two of the reader's questions about what the file is."""
+    connect = file.connect
+    path.parent.mkdir(exist_ok=True)
+    made = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+
+        def watched(*args: Any, **options: Any) -> sqlite3.Connection:
+            connection = connect(*args, **options)
+
+            def asked(statement: str) -> None:
+                if statement == "PRAGMA user_version" and not made:
+                    file.prepare(writer)
+                    made.append(statement)
+
+            connection.set_trace_callback(asked)
+            return connection
+
+        monkeypatch.setattr(file, "connect", watched)
+        monkeypatch.setattr(reading, "_TRIES", 1)
+        assert IncidentReader(path).list() == []
+        assert len(made) == 1
+        assert IncidentReader(path).list() == []
+
+
+READER = """
+import sys
+from pathlib import Path
+from monitor.side.incidents.reader import IncidentReader
+reader = IncidentReader(Path(sys.argv[1]))
+seen, last = 0, int(sys.argv[2])
+while True:
+    found = reader.list()
+    assert len(found) >= seen, (len(found), seen)
+    seen = len(found)
+    ids = [each["id"] for each in found]
+    assert ids == [f"incident-{n:05d}" for n in range(len(ids) - 1, -1, -1)], ids
+    if found:
+        assert reader.get(ids[0])["steps"]
+    if seen > last:
+        break
+assert not reader.unreadable
+"""
+
+
+def test_readers_and_a_writer_at_the_same_time(path: Path) -> None:
+    last = 150
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(path), str(last)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    process = writer(path, 0, last + 1)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, err) == (0, b"")
+    for reader in readers:
+        _, err = reader.communicate(timeout=TIMEOUT_S)
+        assert (reader.returncode, err) == (0, b"")
+    assert len(intact(path)) == last + 1
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+def test_a_symlink_is_refused(path: Path, tmp_path: Path, suffix: str) -> None:
+    path.parent.mkdir()
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    Path(f"{path}{suffix}").symlink_to(target)
+    refused(path, "is a symbolic link; remove it")
+    assert target.read_text() == "precious"
+
+
+def test_a_hard_link_is_refused(path: Path, tmp_path: Path) -> None:
+    path.parent.mkdir()
+    (tmp_path / "precious").touch()
+    path.hardlink_to(tmp_path / "precious")
+    refused(path, "hard link")
+
+
+def test_a_directory_is_refused_and_reading_it_says_so(path: Path) -> None:
+    path.mkdir(parents=True)
+    refused(path, "not a regular file")
+    with pytest.raises(OSError, match="not a regular file"):
+        IncidentReader(path).list()
+
+
+@needs_root
+def test_a_foreign_file_or_directory_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    os.chown(path, 65534, 65534)
+    refused(path, "belongs to user 65534")
+    path.unlink()
+    os.chown(path.parent, 65534, 65534)
+    refused(path, "belongs to user 65534")
+
+
+def test_a_directory_others_may_write_in_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+    refused(path, "can be written by others; chmod go-w")

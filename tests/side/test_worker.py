@@ -1,0 +1,86 @@
+"""The bounded queue: order, drops, retries, and an end in finite time."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+from monitor.side.worker import Worker
+
+TIMEOUT_S = 30.0
+
+
+def test_jobs_run_in_order() -> None:
+    done: list[int] = []
+    worker = Worker("test")
+    for n in range(100):
+        assert worker.submit(lambda n=n: done.append(n))
+    assert worker.close(TIMEOUT_S)
+    assert done == list(range(100))
+    assert (worker.dropped, worker.failures) == (0, 0)
+
+
+def test_full_queue_drops_and_counts_without_waiting() -> None:
+    started, go = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def block() -> None:
+        started.set()
+        go.wait(TIMEOUT_S)
+
+    worker = Worker("test", capacity=2)
+    worker.submit(block)
+    assert started.wait(TIMEOUT_S)
+    assert [worker.submit(lambda n=n: ran.append(n)) for n in range(5)] == [True, True, False, False, False]
+    assert (worker.dropped, worker.waiting) == (3, 2)
+    go.set()
+    assert worker.close(TIMEOUT_S)
+    assert ran == [0, 1]
+
+
+def test_a_failed_job_is_tried_again_before_the_next_and_told_once_per_errno() -> None:
+    errors = [errno.ENOSPC, errno.ENOSPC, errno.EROFS]
+    told: list[int | None] = []
+    order: list[str] = []
+    recovered = threading.Event()
+
+    def write() -> None:
+        if errors:
+            raise OSError(errors.pop(0), "cannot")
+        order.append("first")
+
+    worker = Worker("test", retry_s=0.001, on_error=lambda error: told.append(error.errno), on_recovered=recovered.set)
+    worker.submit(write)
+    worker.submit(lambda: order.append("second"))
+    assert recovered.wait(TIMEOUT_S)
+    assert worker.close(TIMEOUT_S)
+    assert order == ["first", "second"]
+    assert told == [errno.ENOSPC, errno.EROFS]
+    assert (worker.failures, worker.failing, worker.dropped) == (3, None, 0)
+
+
+def test_without_retry_a_failed_job_is_dropped_and_the_next_runs() -> None:
+    ran: list[int] = []
+
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "gone")
+
+    worker = Worker("test")
+    worker.submit(fail)
+    worker.submit(lambda: ran.append(1))
+    assert worker.close(TIMEOUT_S)
+    assert (ran, worker.dropped, worker.failures) == ([1], 1, 1)
+
+
+def test_closing_gives_up_on_what_cannot_be_done() -> None:
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "full")
+
+    worker = Worker("test", retry_s=3600.0)
+    worker.submit(fail)
+    assert failed.wait(TIMEOUT_S)
+    assert worker.close(TIMEOUT_S)  # not after an hour
+    assert worker.dropped == 1
