@@ -17,7 +17,7 @@ from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_
 from monitor.policy import acting, eviction_facts
 from monitor.policy.eviction_brake import judge as judge_brake
 from monitor.policy.eviction_facts import Repeats
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -91,7 +91,7 @@ class Passes:
         self._key = era(config.policy).memory_key
         self._found = found
         self._compare = compare
-        self._standing = Standing(self._key)
+        self._eviction_order = EvictionOrder(self._key)
         self._state = State.initial()
         self._repeats = Repeats()
         self._id = 0
@@ -119,11 +119,11 @@ class Passes:
 
     def _rank(self, value: Mapping[str, Any]) -> None:
         if value["whole"]:
-            self._standing, self._complete = Standing(self._key), True
+            self._eviction_order, self._complete = EvictionOrder(self._key), True
         for *fields, qos in value["put"]:
-            self._standing.put(Candidate(*fields), qos)
+            self._eviction_order.put(Candidate(*fields), qos)
         for uid in value["removed"]:
-            self._standing.remove(uid)
+            self._eviction_order.remove(uid)
 
     def _begin(self, value: Mapping[str, Any], number: int) -> None:
         """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
@@ -147,7 +147,7 @@ class Passes:
         slow = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
 
         def rank(signal: str) -> Sequence[Candidate]:
-            return self._standing.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
+            return self._eviction_order.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
 
         self._state, outcome = synchronize(self._config, self._state, observations, value["now_ns"], rank)
         self._found.passes += 1

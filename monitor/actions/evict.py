@@ -78,7 +78,7 @@ class Victim:
         self._seen: set[int] = set()  # by it
         self._left = False  # it found some that there was no descriptor for
         self.spared: set[int] = set()  # in the pod, but never signalled
-        self._told: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
+        self._signalled: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
         self._let_go: set[int] = set()  # had their SIGKILL, and their descriptor was needed for another
         self._limit = MAX_PIDFDS  # lower where the process may not have so many
         self._kill_fd = -1
@@ -137,12 +137,12 @@ class Victim:
                 os.close(self._kill_fd)  # cgroup.kill would take them too
                 self._kill_fd = -1
         unknown = pids - self.pidfds.keys()
-        untold = unknown - self._let_go
-        self._make_room(min(len(untold), _OPEN))
+        not_passed_over = unknown - self._let_go
+        self._make_room(min(len(not_passed_over), _OPEN))
         fresh: set[int] = set()
-        for pid in (*untold, *(unknown & self._let_go)):
+        for pid in (*not_passed_over, *(unknown & self._let_go)):
             if len(self.pidfds) >= self._limit or len(fresh) >= _OPEN:
-                self._left |= pid in untold  # signalled first are those before it; then their places are free
+                self._left |= pid in not_passed_over  # signalled first are those before it; then their places are free
                 break
             if is_kernel_thread(pid):
                 continue
@@ -153,7 +153,7 @@ class Victim:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     TROUBLES.note("pidfd", error, self.uid)
                     self._give_back(fresh)
-                    self._left |= pid in untold
+                    self._left |= pid in not_passed_over
                     break
                 # Gone, or a thread of a process that is leaving (EINVAL; since Linux 6.15 ENOENT).
                 if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
@@ -163,7 +163,7 @@ class Victim:
             # Where that cannot be read, nobody is known to be.
             for pid in fresh - self._still_in(directory):
                 self._forget(pid)
-        self.found += len(fresh & untold)
+        self.found += len(fresh & not_passed_over)
         self._let_go -= fresh
         return len(fresh)
 
@@ -182,7 +182,7 @@ class Victim:
         for pid in self.pidfds.keys() - alive:
             self._forget(pid)
         excess = len(self.pidfds) + wanted - self._limit
-        killed = [pid for pid in self.pidfds if self._told.get(pid) == signal.SIGKILL]
+        killed = [pid for pid in self.pidfds if self._signalled.get(pid) == signal.SIGKILL]
         for pid in killed[: max(0, excess)]:
             self._forget(pid)
             self._let_go.add(pid)
@@ -197,7 +197,7 @@ class Victim:
 
     def _forget(self, pid: int) -> None:
         os.close(self.pidfds.pop(pid))
-        self._told.pop(pid, None)
+        self._signalled.pop(pid, None)
 
     @property
     def is_partial(self) -> bool:
@@ -231,13 +231,13 @@ class Victim:
         until_ns = time.monotonic_ns() + _SEND_NS
         sent = 0
         for pid, fd in self.pidfds.items():
-            if self._told.get(pid) == number:
+            if self._signalled.get(pid) == number:
                 continue
             if sent and not sent % _AT_ONCE and time.monotonic_ns() > until_ns:
                 self.unfinished = True
                 return
             sent += 1
-            self._told[pid] = number
+            self._signalled[pid] = number
             try:
                 signal.pidfd_send_signal(fd, number)
             except ProcessLookupError:
@@ -245,7 +245,7 @@ class Victim:
             except PermissionError:
                 self.refused += 1
             except OSError as error:
-                del self._told[pid]  # not sent: the next look does
+                del self._signalled[pid]  # not sent: the next look does
                 TROUBLES.note("signal", error, self.uid)
 
     def alive(self) -> list[int]:

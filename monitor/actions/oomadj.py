@@ -29,7 +29,7 @@ _EVERY_POD = ""
 #: Processes looked at in one turn of the main loop (some 60 us each), and of a pod that makes more than are told.
 _TURN, _SAMPLE = 128, 256
 #: Mismatches remembered per pod so as to tell each once.
-_MAX_TOLD = 1024
+_MAX_REPORTED = 1024
 
 _REMEDY = "give outrace CAP_SYS_RESOURCE (systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
 
@@ -48,7 +48,7 @@ class _PodScores:
     label: str
     scores: dict[str, int]  # container -> value; without those that cannot be known
     default: int | None  # for processes in no container's own cgroup
-    told: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
+    reported: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
     looked_at: int = 0  # the last pid of a pod that makes more than are told
 
 
@@ -67,7 +67,7 @@ class OomScores:
         self.written = 0
         self.denied = 0
         self.skipped = 0
-        self._denial_told = False
+        self._denial_reported = False
         self._all_waits = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
@@ -85,7 +85,7 @@ class OomScores:
         default = min(homeless or scores.values(), default=None)
         pod = _PodScores(found, f"{found.pod.namespace}/{found.pod.name}", scores, default)
         if old is not None and old.scores == scores:
-            pod.told = old.told
+            pod.reported = old.reported
         self._pods[uid] = pod
         try:
             self._by_cgroup[cgroupfs.cgroup_id(found.cgroup)] = uid
@@ -202,10 +202,10 @@ class OomScores:
             return
         if is_now == _GUARANTEED and not pod.found.pod.spec_known:
             return  # found by its cgroup alone: it may be system-node-critical, which only its spec would tell
-        if (pid, is_now) not in pod.told:
-            if len(pod.told) >= _MAX_TOLD:
-                pod.told.clear()
-            pod.told.add((pid, is_now))
+        if (pid, is_now) not in pod.reported:
+            if len(pod.reported) >= _MAX_REPORTED:
+                pod.reported.clear()
+            pod.reported.add((pid, is_now))
             self.mismatches += 1
             self.log(
                 "info",
@@ -226,8 +226,8 @@ class OomScores:
             written = process.set_oom_score_adj(should)
         except PermissionError:
             self.denied += 1
-            if not self._denial_told:
-                self._denial_told = True
+            if not self._denial_reported:
+                self._denial_reported = True
                 self.log(
                     "warning",
                     "oom_score_adj cannot be lowered (EACCES); raising it still works",

@@ -26,7 +26,7 @@ KEEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class EvictedPod:
     """One eviction as it is to be recorded. Times are Unix seconds; ``started`` is when the pod was first seen."""
 
     id: str
@@ -46,7 +46,7 @@ def timestamp(unix_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
 
 
-def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def pod_object(eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The v1.Pod after the eviction. ``outcome`` (the hot process's ``evicted`` message) adds what became of it."""
     pod, when = eviction.pod, timestamp(eviction.decided)
     notes = {**pod.annotations, "outrace/eviction": eviction.id}
@@ -82,14 +82,14 @@ def pod_object(eviction: Eviction, outcome: Mapping[str, Any] | None = None) -> 
     }
 
 
-def event_object(eviction: Eviction) -> dict[str, Any]:
+def event_object(eviction: EvictedPod) -> dict[str, Any]:
     """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource)."""
     pod = eviction.pod
     involved = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
     return _event(eviction, involved, "Evicted", eviction.message, eviction.annotations)
 
 
-def node_event_object(eviction: Eviction) -> dict[str, Any]:
+def node_event_object(eviction: EvictedPod) -> dict[str, Any]:
     """The v1.Event on the node that goes before the eviction, as the kubelet sends it to namespace `default`."""
     assert eviction.resource is not None
     involved = {"kind": "Node", "name": eviction.node, "uid": eviction.node}
@@ -97,7 +97,7 @@ def node_event_object(eviction: Eviction) -> dict[str, Any]:
 
 
 def _event(
-    eviction: Eviction, involved: Mapping[str, str], reason: str, message: str, annotations: Mapping[str, str]
+    eviction: EvictedPod, involved: Mapping[str, str], reason: str, message: str, annotations: Mapping[str, str]
 ) -> dict[str, Any]:
     when = timestamp(eviction.decided)
     return {
@@ -142,7 +142,7 @@ class StatusStore:
         self.node_events = _Folder(state_dir / "node-events", keep)
         self._paths: dict[str, Path] = {}  # eviction id -> its pod file, until its outcome is known
 
-    def write(self, eviction: Eviction) -> Path:
+    def write(self, eviction: EvictedPod) -> Path:
         """Record an eviction; returns the pod's file. Trying again after an error never makes a second file."""
         path = self._paths.get(eviction.id)
         if path is None:
@@ -153,7 +153,7 @@ class StatusStore:
         self.events.replace(path.name, event_object(eviction))
         return path
 
-    def finish(self, eviction: Eviction, outcome: Mapping[str, Any]) -> Path:
+    def finish(self, eviction: EvictedPod, outcome: Mapping[str, Any]) -> Path:
         """Add the outcome to the file of an eviction that was written before (or write it now)."""
         path = self.write(eviction)
         self.pods.replace(path.name, pod_object(eviction, outcome))

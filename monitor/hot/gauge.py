@@ -20,7 +20,7 @@ from monitor.link.counters import SharedStats
 from monitor.pods.kubepods import kubepods_of, of_pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
-from monitor.sources.source import Source
+from monitor.sources.source import MemorySource
 from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, make_watch
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
@@ -47,7 +47,7 @@ class Gauge:
 
     def __init__(
         self,
-        source: Source,
+        source: MemorySource,
         config: RunConfig,
         thresholds: tuple[Threshold, ...],
         stats: SharedStats,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monitor.hot.gauge import Gauge
     from monitor.hot.registry import Registry
     from monitor.link.counters import SharedStats
-    from monitor.sources.source import Source
+    from monitor.sources.source import MemorySource
 
 #: Pid of the side that a process before this one left to end by itself.
 _LEFT = "OUTRACE_LEFT"
@@ -132,7 +132,7 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
 
 
 def records(
-    source: Source,
+    source: MemorySource,
     config: RunConfig,
     gauge: Gauge,
     registry: Registry,

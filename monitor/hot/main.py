@@ -42,10 +42,10 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import Pulse
 from monitor.link.resend import KINDS, Retold
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.releases import Era, era
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
-from monitor.sources.source import open_source
+from monitor.sources.source import open_memory_source
 
 if TYPE_CHECKING:
     from monitor.hot.pass_record import Journal
@@ -68,12 +68,12 @@ class Hot:
         self.unwatched: dict[str, dict[str, Any]] = {}  # uid -> the message of a pod that could not be watched yet
         self.epoll = select.epoll()
         self.sleep = Sleep(self.epoll)
-        self.source = open_source(config)
+        self.source = open_memory_source(config)
         eviction_config = config.eviction_config()
         self.gauge = Gauge(self.source, config, eviction_config.thresholds, self.stats, self.tell)
         policy = era(config.policy)
-        standing, self.journal = self._standing(policy)
-        self.registry = Registry(self.gauge.table, config.step, standing)
+        eviction_order, self.journal = self._eviction_order(policy)
+        self.registry = Registry(self.gauge.table, config.step, eviction_order)
         in_kernel = config.enforce and config.trigger == "kernel"
         self.trigger = Trigger(self.source.victim, self.registry, self.gauge.hierarchy.version, in_kernel)
         self.patience = Patience(self.gauge, self.registry, self.stats, self.tell)
@@ -110,13 +110,13 @@ class Hot:
         self.synced = self.ready = self.stopping = False
         self.protection = Protection("default", False, 0)
 
-    def _standing(self, policy: Era) -> tuple[Standing, Journal | None]:
+    def _eviction_order(self, policy: Era) -> tuple[EvictionOrder, Journal | None]:
         """Where the pods are ranked; while everything is recorded, one that notes its changes for the journal."""
         if not self.config.record:
-            return Standing(policy.memory_key), None
-        from monitor.hot.pass_record import Journal, NotedStanding  # nobody else pays for them
+            return EvictionOrder(policy.memory_key), None
+        from monitor.hot.pass_record import Journal, RecordedEvictionOrder  # nobody else pays for them
 
-        noted = NotedStanding(policy.memory_key)
+        noted = RecordedEvictionOrder(policy.memory_key)
         return noted, Journal(noted, self.offer)
 
     # talking to the side

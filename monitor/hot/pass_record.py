@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from monitor.policy import acting, eviction_facts
 from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.eviction_facts import Repeats
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, Key
 from monitor.policy.synchronize import Observation, Outcome, State
@@ -42,7 +42,7 @@ class Acted(NamedTuple):
     message: Mapping[str, Any] | None
 
 
-class NotedStanding(Standing):
+class RecordedEvictionOrder(EvictionOrder):
     """A standing that notes what changed. The order follows from who is in it, so only the last change of each pod
     counts.
     """
@@ -74,8 +74,8 @@ class _Before(NamedTuple):
 class Journal:
     """Tells every pass through ``send``, which gives False where a message did not fit."""
 
-    def __init__(self, standing: NotedStanding, send: Send) -> None:
-        self._standing = standing
+    def __init__(self, eviction_order: RecordedEvictionOrder, send: Send) -> None:
+        self._eviction_order = eviction_order
         self._send = send
         self._number = 0  # of the next message; a reader sees by it what is missing
         self._broken = True  # something is missing: a snapshot has to come first
@@ -121,9 +121,9 @@ class Journal:
         """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
-        if not self._tell_changes(self._standing.changed, False):
+        if not self._tell_changes(self._eviction_order.changed, False):
             return
-        self._standing.changed.clear()
+        self._eviction_order.changed.clear()
         self._tell(
             {
                 "t": "pass",
@@ -153,8 +153,8 @@ class Journal:
         """All there is to know before this pass; False if it did not fit."""
         self._broken = False
         self._snapshot_ns = now_ns
-        self._standing.changed.clear()
-        if not self._tell_changes(self._standing.members, True):
+        self._eviction_order.changed.clear()
+        if not self._tell_changes(self._eviction_order.members, True):
             return False
         return self._tell(
             {
@@ -173,7 +173,7 @@ class Journal:
         left = list(uids)
         while True:
             part, left = left[:_CHUNK], left[_CHUNK:]
-            found = [(uid, self._standing.members.get(uid)) for uid in part]
+            found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
             put = [(*_row(member[0]), member[1]) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
             if not self._tell({"t": "ranking", "whole": whole, "put": put, "removed": removed}):

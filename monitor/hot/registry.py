@@ -10,7 +10,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.domains import POD
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.ranking import Candidate
 from monitor.sources.source import Table
 
@@ -68,10 +68,10 @@ class PodEntry:
 class Registry:
     """Pods by uid and by domain index, and the candidates in eviction order."""
 
-    def __init__(self, table: Table, step: int, standing: Standing | None = None) -> None:
+    def __init__(self, table: Table, step: int, eviction_order: EvictionOrder | None = None) -> None:
         self._table = table
         self._step = step
-        self._standing = standing or Standing()
+        self._eviction_order = eviction_order or EvictionOrder()
         self.by_uid: dict[str, PodEntry] = {}
         self.by_index: dict[int, PodEntry] = {}
         self.protected: set[int] = set()  # cgroups that no pod may claim
@@ -174,7 +174,7 @@ class Registry:
         entry = self.by_uid.pop(uid, None)
         if entry is None:
             return None
-        self._standing.remove(uid)
+        self._eviction_order.remove(uid)
         self._sum(entry, (0, 0))
         self.members += 1
         self.grown.discard(uid)
@@ -229,7 +229,7 @@ class Registry:
 
     def order(self) -> Sequence[Candidate]:
         """Candidates, first victim first. Do not change it."""
-        return self._standing.order()
+        return self._eviction_order.order()
 
     def candidates(self, uids: Sequence[str]) -> Sequence[Candidate]:
         """The candidates among these, in this order: who is known here and was not evicted."""
@@ -242,16 +242,16 @@ class Registry:
 
     def first(self) -> PodEntry | None:
         """The pod that would be evicted now."""
-        candidate = self._standing.first()
+        candidate = self._eviction_order.first()
         return None if candidate is None else self.by_uid[candidate.uid]
 
     @property
     def candidate_uids(self) -> Container[str]:
         """Who may be evicted, the critical ones too."""
-        return self._standing
+        return self._eviction_order
 
     def is_candidate(self, uid: str) -> bool:
-        return uid in self._standing
+        return uid in self._eviction_order
 
     def usages(self) -> dict[str, int]:
         """Uid -> working set by the table's figures of this moment, of all pods that may be or were evicted."""
@@ -270,6 +270,6 @@ class Registry:
         else:
             self._sum(entry, (entry.usage or 0, int(entry.usage is None)))
         if entry.evicted or not entry.counted:
-            self._standing.remove(entry.uid)
+            self._eviction_order.remove(entry.uid)
         else:
-            self._standing.put(entry.candidate(), entry.qos)
+            self._eviction_order.put(entry.candidate(), entry.qos)

@@ -74,8 +74,8 @@ def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bo
 
     Usage cannot pass it unannounced; only page cache, of which ``hidden`` bytes are inactive, can hide growth.
     """
-    told = hidden + REAIM_BYTES + pace.notified_bytes(cpus, huge_page) + cpus * _lag(machine)
-    return Bound(min(told, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)
+    notified = hidden + REAIM_BYTES + pace.notified_bytes(cpus, huge_page) + cpus * _lag(machine)
+    return Bound(min(notified, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)
 
 
 def _lag(machine: bool) -> int:

@@ -22,7 +22,7 @@ _KHEADERS = ("sys/kernel/kheaders.tar.xz", "proc/kheaders.tar.xz")
 
 
 @dataclass(frozen=True)
-class Source:
+class HeaderTrees:
     """Header trees found installed: ``arch_tree`` has the generated files, ``common`` the rest (may be the same)."""
 
     release: str
@@ -60,7 +60,7 @@ def _complete(arch_tree: Path, common: Path) -> bool:
     )
 
 
-def sources(root: Path = Path("/")) -> Iterator[Source]:
+def sources(root: Path = Path("/")) -> Iterator[HeaderTrees]:
     """Every packaged header tree under /usr/src of ``root``, Debian's split ones paired with their common part."""
     for directory, prefix in ((root / "usr/src", "linux-headers-"), (root / "usr/src/kernels", "")):
         if not directory.is_dir():
@@ -69,14 +69,14 @@ def sources(root: Path = Path("/")) -> Iterator[Source]:
         for tree in trees:
             release = tree.name.removeprefix(prefix)
             if _complete(tree, tree):  # Ubuntu (links into its common tree), Fedora
-                yield Source(release, tree, tree)
+                yield HeaderTrees(release, tree, tree)
                 continue
             # Debian: 6.1.0-56-cloud-amd64 + 6.1.0-56-common, and 6.1.0-56-rt-amd64 + 6.1.0-56-common-rt: the longest
             # name that fits is the right one.
             for common in reversed(trees):
                 version, is_common, flavour = common.name.removeprefix(prefix).partition("-common")
                 if is_common and release.startswith(f"{version}{flavour}-") and _complete(tree, common):
-                    yield Source(release, tree, common)
+                    yield HeaderTrees(release, tree, common)
                     break
 
 
@@ -84,7 +84,7 @@ def _version(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", release)[:4])
 
 
-def choose(found: list[Source], release: str) -> Source | None:
+def choose(found: list[HeaderTrees], release: str) -> HeaderTrees | None:
     """The tree nearest to ``release``: the newest that is not newer, else the oldest; plain before real-time ones."""
     running = _version(release)
     older = [s for s in found if _version(s.release) <= running]
@@ -98,7 +98,7 @@ def _link(name: Path, target: Path) -> None:
     name.symlink_to(target.resolve())
 
 
-def merge(source: Source, tree: Path) -> None:
+def merge(source: HeaderTrees, tree: Path) -> None:
     """Make ``tree`` a directory of symlinks that looks to BCC like one complete kernel tree, replacing it."""
     arch = kernel_arch()
     building = tree.with_name(f"{tree.name}.new")

@@ -96,9 +96,10 @@ def storm(node: LabNode, pods: int, seconds: float, known: Known, state_dir: Pat
             if record.get("msg") == _KILLED and record.get("pod") in names:
                 pod = record["pod"]
                 first[pod] = min(record["ts_ns"], first.get(pod, record["ts_ns"]))
-        told = {f"{ns}/{pod}": at for (name, ns, pod), at in known.first().items() if name == OWN_LIMIT}
+        fired_at = {f"{ns}/{pod}": at for (name, ns, pod), at in known.first().items() if name == OWN_LIMIT}
         late = {
-            pod: (told[pod] - (ts + offset) / 1e9) * 1000 if pod in told else None for pod, ts in sorted(first.items())
+            pod: (fired_at[pod] - (ts + offset) / 1e9) * 1000 if pod in fired_at else None
+            for pod, ts in sorted(first.items())
         }
         return Storm(known.name, kills, took, late, lost(daemon))
 

@@ -37,11 +37,11 @@ def soak(minutes: float, load: str, directory: str, output: str) -> int:
     kinds = _kinds(load)
     _check_room(directory, kinds)
     mounts.ensure()
-    told = [0.0]
+    printed_at = [0.0]
 
     def progress(gone: float) -> None:
-        if gone - told[0] >= _PROGRESS_S:
-            told[0] = gone
+        if gone - printed_at[0] >= _PROGRESS_S:
+            printed_at[0] = gone
             click.echo(f"{gone / 60:.0f} of {minutes:g} minutes", err=True)
 
     with tempfile.TemporaryDirectory(prefix="outrace-soak-", dir=directory) as files:

@@ -35,7 +35,7 @@ _RATES = (0, 200, 800)
 #: An episode is over after some seconds of quiet, and then stored.
 _STORED_S = 20.0
 #: So long it may take until an eviction is in the log.
-_TOLD_S = 10.0
+_REPORT_TIMEOUT_S = 10.0
 _NOT_MET = 'outrace_threshold_met{kind="hard",signal="memory.available"} 0.0'
 
 
@@ -118,7 +118,7 @@ class Kills:
         self._read_log()
         won = self._node.oom_kills() == before
         if won:  # the side may be a moment behind its own metrics
-            self._daemon.wait_for(self._is_told, _TOLD_S, since)
+            self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
         records = self._fresh(since)
         # What a side that took the place of another is told again may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
@@ -166,7 +166,7 @@ class Kills:
         status, body = self._daemon.get("/metrics")
         return status == 200 and self._node.usage() < NODE_BYTES // 2 and _NOT_MET in body
 
-    def _is_told(self, record: Record) -> bool:
+    def _is_reported(self, record: Record) -> bool:
         fresh = record.get("msg") == "evicting" and record["decided_ns"] not in self._decided
         return fresh or "while it was signalling" in str(record.get("msg"))
 

@@ -214,7 +214,7 @@ class LabNode:
             held = cgroupfs.processes(self.cgroup)
             raise MonitorError(f"the lab's cgroup {self.cgroup} could not be removed: processes {held}")
 
-    def _tell_janitor(self, line: str) -> None:
+    def _send_to_janitor(self, line: str) -> None:
         assert self._janitor is not None, "the lab node has not been entered"
         assert self._janitor.stdin is not None
         self._janitor.stdin.write(f"{line}\n".encode())
@@ -223,17 +223,17 @@ class LabNode:
     def also_end(self, pid: int) -> None:
         """Process ``pid`` (one the owner started) ends with the node: SIGTERM, after 5 s SIGKILL."""
         self._pidfds.append(os.pidfd_open(pid))
-        self._tell_janitor(f"pid {pid}")
+        self._send_to_janitor(f"pid {pid}")
 
     def also_remove(self, directory: Path) -> None:
         """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
         self._directories.append(str(directory))
-        self._tell_janitor(f"dir {directory}")
+        self._send_to_janitor(f"dir {directory}")
 
     def also_thaw(self, freezer: Path) -> None:
         """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
         self._freezers.append(str(freezer))
-        self._tell_janitor(f"freezer {freezer}")
+        self._send_to_janitor(f"freezer {freezer}")
 
     # -- pods ----------------------------------------------------------------------------------------------------------
 

@@ -120,9 +120,9 @@ class Alertmanager:
             return False
         for alert in known:
             # When it was last told: between two looks that may have been again, so the earliest counts.
-            told = datetime.fromisoformat(alert["updatedAt"]).timestamp()
+            updated = datetime.fromisoformat(alert["updatedAt"]).timestamp()
             key = key_of(alert["labels"])
-            self._first[key] = min(told, self._first.get(key, told))
+            self._first[key] = min(updated, self._first.get(key, updated))
         return True
 
 

@@ -23,7 +23,7 @@ _LINES = 256
 Span = tuple[int, int]  # from, to: CLOCK_MONOTONIC, in ns
 
 
-class Told:
+class ReportedKills:
     """What this daemon tells without BPF. Nothing is written before the first kill."""
 
     def __init__(self, state_dir: Path) -> None:

@@ -30,7 +30,7 @@ _STARTING = ("runc", "crun", "youki")
 STARTING_S = 10.0
 
 
-class Told(NamedTuple):
+class InferredSpec(NamedTuple):
     """``spared``: a process has the score of a Guaranteed or system-node-critical pod. ``request``: bytes, recovered
     from the score of a Burstable container; None where it does not tell.
     """
@@ -40,7 +40,7 @@ class Told(NamedTuple):
     request: int | None = None
 
 
-def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> Told | None:
+def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> InferredSpec | None:
     """What the processes of the container cgroup ``path`` tell; None while it is being started, or has none.
 
     ``mem_total``: bytes of the machine. ``age_s``: for how long the container has been known.
@@ -56,16 +56,16 @@ def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: floa
     if not adjs or (starting and age_s < STARTING_S):
         return None
     if is_sandbox(hierarchy, path):
-        return Told(sandbox=True)
+        return InferredSpec(sandbox=True)
     spared = any(adj <= SPARED_ADJ for adj in adjs.values())
     if qos != "Burstable":
-        return Told(False, spared)
+        return InferredSpec(False, spared)
     # A process may raise its own value: so what most processes have, and of equals the highest.
     counted = Counter(adj for adj in adjs.values() if adj in _BURSTABLE_ADJ)
     if not counted:
-        return Told(False, spared)
+        return InferredSpec(False, spared)
     best, _ = max(counted.items(), key=lambda item: (item[1], item[0]))
-    return Told(False, spared, request_from_adj(best, mem_total))
+    return InferredSpec(False, spared, request_from_adj(best, mem_total))
 
 
 def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:

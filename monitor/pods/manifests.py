@@ -327,8 +327,8 @@ def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
     """A file with problems keeps those pods of its last version that it no longer tells about."""
     if before is None or not parsed.problems:
         return parsed
-    told = {m.pod.uid for m in parsed.manifests}
-    kept = tuple(m for m in before.manifests if m.pod.uid not in told)
+    listed = {m.pod.uid for m in parsed.manifests}
+    kept = tuple(m for m in before.manifests if m.pod.uid not in listed)
     if not kept:
         return parsed
     names = ", ".join(f"{m.pod.namespace}/{m.pod.name}" for m in kept[:3]) + (", ..." if len(kept) > 3 else "")

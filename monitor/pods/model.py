@@ -150,10 +150,10 @@ class PodSource(ABC):
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
         removed = [uid for uid in self._known if uid not in scan.pods]
-        told = set(self._problems)
+        reported = set(self._problems)
         self._known = scan.pods
         self._problems = tuple(dict.fromkeys(scan.problems))
-        problems = [p for p in self._problems if p not in told]
+        problems = [p for p in self._problems if p not in reported]
         return Change(updated, removed, problems)
 
 

@@ -13,7 +13,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.cgroup_tree import PodDir, class_dirs, pods_in
-from monitor.pods.containers import Told, look
+from monitor.pods.containers import InferredSpec, look
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.kubepods import kubepods_of, not_believed, search_dirs
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
@@ -43,7 +43,7 @@ class TreeSource(PodSource):
         super().__init__(hierarchy, node, spared)
         self._cgroup_root = cgroup_root
         self._mem_total = mem_total
-        self._settled: dict[int, Told] = {}  # by container cgroup id: fixed once processes are in it
+        self._settled: dict[int, InferredSpec] = {}  # by container cgroup id: fixed once processes are in it
         self._looked_s, self._again = time.monotonic(), False
         self._met_s: dict[int, float] = {}  # container cgroup id -> when it was first seen, while it is not settled
         #: Pod cgroup id -> whether a container of it had the score of a critical pod; absent while none has told.
@@ -65,7 +65,7 @@ class TreeSource(PodSource):
         self._again = time.monotonic() - self._looked_s >= RESCAN_S
         if self._again:
             self._looked_s = time.monotonic()
-        live: dict[int, Told] = {}
+        live: dict[int, InferredSpec] = {}
         met: dict[int, float] = {}
         spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
@@ -88,28 +88,30 @@ class TreeSource(PodSource):
         self._spared_pods = {at: spared for at, spared in self._spared_pods.items() if at in known}
         return scan
 
-    def _describe(self, pod_dir: PodDir, live: dict[int, Told], met: dict[int, float], scan: Scan) -> FoundPod:
+    def _describe(self, pod_dir: PodDir, live: dict[int, InferredSpec], met: dict[int, float], scan: Scan) -> FoundPod:
         containers: dict[str, Path] = {}
         specs: list[dict[str, Any]] = []
         own = cgroupfs.cgroup_id(pod_dir.path)
         ids = [own]
         for name, path in pod_dir.containers.items():
             key = cgroupfs.cgroup_id(path)
-            told = self._settled.get(key)
-            if told is None or (self._again and not told.sandbox):
+            inferred = self._settled.get(key)
+            if inferred is None or (self._again and not inferred.sandbox):
                 # Again once a minute: who has the score of a critical pod by now, and was not to be known before.
                 now = self._look(pod_dir.qos, path, key, met)
-                told = now if told is None else told._replace(spared=told.spared or bool(now and now.spared))
-            if told is None:
+                inferred = (
+                    now if inferred is None else inferred._replace(spared=inferred.spared or bool(now and now.spared))
+                )
+            if inferred is None:
                 scan.unsettled = True
                 scan.watch[path] = CGROUP_FILES
             else:
-                live[key] = told
-            if told is not None and told.sandbox:
+                live[key] = inferred
+            if inferred is not None and inferred.sandbox:
                 continue
-            if told is not None:
-                self._spared_pods[own] = self._spared_pods.get(own, False) or told.spared
-            request = None if told is None else told.request
+            if inferred is not None:
+                self._spared_pods[own] = self._spared_pods.get(own, False) or inferred.spared
+            request = None if inferred is None else inferred.request
             if pod_dir.qos == "Guaranteed":
                 request = cgroupfs.limit(path)
             containers[name] = path
@@ -119,7 +121,7 @@ class TreeSource(PodSource):
         pod = replace(_pod(pod_dir, specs, limit), taken_critical=self._taken_critical(pod_dir, own))
         return FoundPod(pod, pod_dir.path, containers, tuple(ids))
 
-    def _look(self, qos: str, path: Path, key: int, met: dict[int, float]) -> Told | None:
+    def _look(self, qos: str, path: Path, key: int, met: dict[int, float]) -> InferredSpec | None:
         """What a container's processes tell, if they do yet."""
         now = time.monotonic()
         met[key] = self._met_s.get(key, now)
@@ -149,8 +151,8 @@ def _resources(qos: str, memory: int | None) -> dict[str, Any]:
 
 def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -> Pod:
     spec: dict[str, Any] = {"containers": containers}
-    told = [c["resources"]["requests"]["memory"] for c in containers if c["resources"]]
-    if limit is not None and limit != sum(map(int, told)):
+    requests = [c["resources"]["requests"]["memory"] for c in containers if c["resources"]]
+    if limit is not None and limit != sum(map(int, requests)):
         # The pod's own limit counts what its containers do not show: overhead, init containers, ones not started yet.
         spec["resources"] = _resources("Guaranteed", limit)
     pod = pod_from_object(

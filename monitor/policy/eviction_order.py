@@ -15,7 +15,7 @@ def _today(candidate: Candidate, _qos: str) -> Key:
     return memory_key(candidate)
 
 
-class Standing:
+class EvictionOrder:
     """Candidates by uid, always sorted by ``key(candidate, QoS class)``: that of an era (`monitor.policy.releases`)."""
 
     def __init__(self, key: Callable[[Candidate, str], Key] = _today) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
 from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Sample
-from monitor.race.evictions import Eviction
+from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
 from monitor.race.flags import over_eviction, wrong_victim
 from monitor.race.formula import last_sample
@@ -20,7 +20,7 @@ OUTRACE_NS = 5_000_000
 def advice(
     f: Facts,
     verdict: str,
-    basis: Eviction | None,
+    basis: RecordedEviction | None,
     flags: tuple[str, ...],
     margin_bytes: int | None,
     margin_ms: float | None,
@@ -60,13 +60,13 @@ def _needs(f: Facts, who: str, ns: float) -> str:
     """The threshold that leaves ``who`` so much time at the growth seen, if there is such a threshold."""
     assert f.rate is not None
     wanted = f.rate * ns / 1e9
-    told = f.threshold or f.crossing
-    if told is not None and wanted >= told.capacity:
+    known = f.threshold or f.crossing
+    if known is not None and wanted >= known.capacity:
         return f"no threshold is enough for {who}"
     return f"{who} needs {_signal(f)}<{quantity(wanted)}"
 
 
-def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     assert basis is not None
     if basis.decision.observed:
         return ["Let outrace act (--enforce): it would have been in time."]
@@ -78,7 +78,7 @@ def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str
     return []
 
 
-def _cache_driven(f: Facts, basis: Eviction) -> str:
+def _cache_driven(f: Facts, basis: RecordedEviction) -> str:
     """Whether the kernel had active page cache to give back instead. The kubelet's formula counts it as used
     (kubernetes issue 43916): reading files twice is enough for an eviction. Some is active on every node, so it counts
     only if at least half of what the working set grew by in the record was active cache.
@@ -98,7 +98,7 @@ def _cache_driven(f: Facts, basis: Eviction) -> str:
     )
 
 
-def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _unseen(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     t, available = f.threshold, f.available
     if f.kills[0].scope == PODS:
         limit = f.kills[0].oom_limit
@@ -137,7 +137,7 @@ def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[
     return found
 
 
-def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _before(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     if f.rate is None:
         return ["Raise the threshold, or let outrace act (--enforce): how fast memory grew is not known."]
     found = []
@@ -153,7 +153,7 @@ def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[
     return found
 
 
-def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _grace(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     assert basis is not None
     d = basis.decision
     room = f.limit - d.usage if f.limit is not None and d.usage is not None else d.available
@@ -172,7 +172,7 @@ def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[s
     return found
 
 
-def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     assert basis is not None
     if margin_bytes is None:
         return ["A larger evictionMinimumReclaim evicts the next pod at once: how much was lacking is not known."]
@@ -188,7 +188,7 @@ def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[s
     ]
 
 
-def _own(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     mark = f.kills[0]
     limit = f"above {size(mark.oom_limit)}" if mark.oom_limit is not None else "higher"
     held = f"{mark.victim_comm} held {size(mark.rss)}"
@@ -198,11 +198,11 @@ def _own(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str
     return [f"Set the memory limit of {whose} {limit}, or find what grows: {held}."]
 
 
-def _nothing(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _nothing(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     return []
 
 
-def _undetermined(f: Facts, basis: Eviction | None, margin_bytes: int | None) -> list[str]:
+def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     lost = sum(e.count for e in f.lost)
     return [f"{lost} events were lost: the metrics tell which and why."] if lost else []
 

@@ -9,7 +9,7 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race.codec import Record
 from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
 from monitor.race.facts import Facts, growth
-from monitor.race.series import Curve
+from monitor.race.series import TimeSeries
 
 #: Times looked at, in ms: from outrace's reaction over a notified kubelet's 2.05-2.25 s to the 12 s of one that polls.
 #: In between growth is taken as even.
@@ -66,7 +66,7 @@ def burst(f: Facts) -> Burst | None:
         last_ns, last = points[-1]
         on_ns = TIMES_MS[-1] * 1_000_000
         points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
-    curve = Curve(points)
+    series = TimeSeries(points)
     hard = [w.quantity for w in watched if w.hard and w.signal == _SIGNAL[domain]]
     return Burst(
         signal=_SIGNAL[domain],
@@ -74,16 +74,16 @@ def burst(f: Facts) -> Burst | None:
         threshold=hard[0] if hard else None,
         beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,
         rate=round(rate, 1) if rate is not None else None,
-        most=tuple([(ms, _most_within(curve, ms * 1_000_000)) for ms in TIMES_MS]),
+        most=tuple([(ms, _most_within(series, ms * 1_000_000)) for ms in TIMES_MS]),
     )
 
 
-def _most_within(curve: Curve, ns: int) -> int:
+def _most_within(series: TimeSeries, ns: int) -> int:
     """The largest rise between two moments ``ns`` apart. The lines between points are straight, so one of the two
     moments is a point's.
     """
-    times, values = curve.times, curve.values
+    times, values = series.times, series.values
     most = 0.0
     for i in range(0, len(times), -(-len(times) // _MOST_POINTS)):
-        most = max(most, curve.at(times[i] + ns) - values[i], values[i] - curve.at(times[i] - ns))
+        most = max(most, series.at(times[i] + ns) - values[i], values[i] - series.at(times[i] - ns))
     return round(most)

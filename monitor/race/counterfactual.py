@@ -20,7 +20,7 @@ from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation, notification_level
 from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
 from monitor.race.codec import Record
-from monitor.race.series import Curve
+from monitor.race.series import TimeSeries
 from monitor.race.staleness import first_victim
 
 POLL, MEMCG = "poll", "memcg"
@@ -71,15 +71,15 @@ class Counterfactual(Record):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A record as the kubelet's numbers: for each memory signal the curves of its cgroup and its capacity; the pods as
-    candidates with their curves (by uid); when it was crossed and when the OOM killer comes (None: never).
+    """A record as the kubelet's numbers. By memory signal: the series of its cgroup and its capacity. The pods as
+    candidates, and their series by uid. When the threshold was crossed and when the OOM killer comes (None: never).
     """
 
-    usage: Mapping[str, Curve]
-    working_set: Mapping[str, Curve]
+    usage: Mapping[str, TimeSeries]
+    working_set: Mapping[str, TimeSeries]
     capacity: Mapping[str, int]
     pods: tuple[Candidate, ...]
-    pod_curves: Mapping[str, Curve]
+    pod_series: Mapping[str, TimeSeries]
     crossed_ns: int
     oom_ns: float | None
     assumed: bool = False
@@ -158,13 +158,13 @@ def _corners(world: World, config: EvictionConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
     for rule in config.rules:
-        curve = world.working_set.get(rule.signal)
-        if curve:
+        series = world.working_set.get(rule.signal)
+        if series:
             capacity = world.capacity[rule.signal]
             value = rule.threshold.quantity(capacity)
             reclaim = rule.threshold.min_reclaim
             for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
-                found += [t for span in curve.above(capacity - level) for t in span if t != inf]
+                found += [t for span in series.above(capacity - level) for t in span if t != inf]
     return found
 
 
@@ -190,8 +190,8 @@ def _cell(
         if outcome.victim is not None:
             return [*found, _Piece(start, start + high - low, weight, outcome.grace_s)]
         for fired in _fires(world, config, middle) if mode == MEMCG else ():
-            state, told, rest = _notified(world, config, state, order, fired)
-            found += [piece._replace(weight=piece.weight * weight) for piece in told]
+            state, notified, rest = _notified(world, config, state, order, fired)
+            found += [piece._replace(weight=piece.weight * weight) for piece in notified]
             weight *= rest
         if weight < 1e-9:
             break
@@ -204,9 +204,9 @@ def _pass(
     """The policy's own pass on the numbers of this moment."""
     now = round(ts)
     seen = {}
-    for signal, curve in world.working_set.items():
+    for signal, series in world.working_set.items():
         capacity = world.capacity[signal]
-        seen[signal] = Observation(capacity - round(curve.at(ts)), capacity, now)
+        seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
     return synchronize(config, state, seen, now, lambda _signal: order)
 
 
@@ -260,7 +260,7 @@ def _victims(world: World, pieces: Sequence[_Piece], oom: float) -> tuple[Chance
         for i in range(nodes):
             step = round((piece.begin + width * (i + 0.5) / nodes) / _VICTIM_NS)
             if step not in known:
-                known[step] = first_victim(world.pods, world.pod_curves, step * _VICTIM_NS)
+                known[step] = first_victim(world.pods, world.pod_series, step * _VICTIM_NS)
             for uid, chance in known[step].items():
                 found[uid] = found.get(uid, 0.0) + chance * piece.weight * part / nodes
     ranked = sorted(found.items(), key=lambda item: (-item[1], names[item[0]]))

@@ -275,8 +275,8 @@ def _opened(state: State, event: Event) -> Open | None:
     made = joined(made, event, state.bounds)
     for old in state.recorder:
         # A signal of some seconds ago was an episode of its own, or part of an eviction that is over.
-        told = isinstance(old, Kill) and old.by_user
-        if old is not event and ((concerns(made, old) and not told) or of_victim(old, event)):
+        by_user = isinstance(old, Kill) and old.by_user
+        if old is not event and ((concerns(made, old) and not by_user) or of_victim(old, event)):
             made = joined(made, old, state.bounds, before=True)
     return made
 

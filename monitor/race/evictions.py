@@ -37,7 +37,7 @@ Threshold = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class RecordedEviction:
     """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
 
     `settled_ns`: when nothing more was expected of it. `again_ns`: when the same was last decided anew, while it went
@@ -76,11 +76,11 @@ class Eviction:
         return self.forced_ns + EXIT_NS + size * 10**9 // EXIT_BYTES_PER_S
 
 
-def evictions_told(events: Iterable[Event]) -> list[Eviction]:
+def recorded_evictions(events: Iterable[Event]) -> list[RecordedEviction]:
     """Every eviction with what became of it; a pod decided on again while it goes is the same eviction. One only
     thought of goes until its threshold is clear.
     """
-    found: list[Eviction] = []
+    found: list[RecordedEviction] = []
     over: set[int] = set()  # of those, the ones only thought of whose threshold cleared
     for event in events:
         if isinstance(event, Decided):
@@ -89,7 +89,7 @@ def evictions_told(events: Iterable[Event]) -> list[Eviction]:
                     found[i] = replace(e, again_ns=event.ts_ns)
                     break
             else:
-                found.append(Eviction(event))
+                found.append(RecordedEviction(event))
         elif isinstance(event, Clear):
             for i, e in enumerate(found):
                 d = e.decision
@@ -103,11 +103,11 @@ def evictions_told(events: Iterable[Event]) -> list[Eviction]:
     return found
 
 
-def _is_of(eviction: Eviction, pod: str, by: str) -> bool:
+def _is_of(eviction: RecordedEviction, pod: str, by: str) -> bool:
     return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
 
 
-def _advanced(e: Eviction, event: Signalled | Gone) -> Eviction:
+def _advanced(e: RecordedEviction, event: Signalled | Gone) -> RecordedEviction:
     if isinstance(event, Gone):
         return replace(e, gone_ns=event.ts_ns, freed=event.freed, settled_ns=event.settled_ns)
     first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
@@ -130,7 +130,7 @@ def met_before(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, b
     return met
 
 
-def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list[Eviction]:
+def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
     """Evictions by a kubelet that is known only by what its runtime did: SIGKILL to a pod that might be evicted, while
     a threshold of the node was met, and then nobody was left of that pod.
 
@@ -139,8 +139,8 @@ def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list
     """
     met: dict[Threshold, Crossing] = {}
     order, others = tuple(given), set()
-    found: dict[str, Eviction] = {}
-    over: list[Eviction] = []
+    found: dict[str, RecordedEviction] = {}
+    over: list[RecordedEviction] = []
     for event in events:
         if isinstance(event, Crossing) and event.domain in (NODE, KUBEPODS):
             met.setdefault((event.domain, event.signal, event.hard), event)
@@ -161,7 +161,9 @@ def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list
     return over
 
 
-def _kubelets(kill: Kill, pod: str, met: dict[Threshold, Crossing], order: Sequence[Candidate]) -> Eviction | None:
+def _kubelets(
+    kill: Kill, pod: str, met: dict[Threshold, Crossing], order: Sequence[Candidate]
+) -> RecordedEviction | None:
     """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict."""
     rank, its = next(((k, c) for k, c in enumerate(evictable(order), 1) if c.uid == pod), (0, None))
     if its is None:
@@ -186,4 +188,4 @@ def _kubelets(kill: Kill, pod: str, met: dict[Threshold, Crossing], order: Seque
         working_set=its.usage,
         request=its.request,
     )
-    return Eviction(decision, signalled_ns=kill.ts_ns, killed_ns=kill.ts_ns)
+    return RecordedEviction(decision, signalled_ns=kill.ts_ns, killed_ns=kill.ts_ns)

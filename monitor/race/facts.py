@@ -25,7 +25,7 @@ from monitor.race.events import (
     Sample,
     Watched,
 )
-from monitor.race.evictions import Eviction, by_kubelet, evictions_told, met_before
+from monitor.race.evictions import RecordedEviction, by_kubelet, met_before, recorded_evictions
 from monitor.race.forecast import slope
 from monitor.race.formula import available_at, domain_of
 
@@ -63,7 +63,7 @@ class Facts:
     exiting: tuple[Mark, ...]
     denied: tuple[Mark, ...]
     user_kills: tuple[Kill, ...]
-    evictions: tuple[Eviction, ...]
+    evictions: tuple[RecordedEviction, ...]
     crossing: Crossing | None
     crossed_ns: int | None
     cleared: bool
@@ -90,7 +90,7 @@ class Facts:
         return available_at(self.episode, self.kills[0], self.threshold) if self.kills else None
 
     @property
-    def standing(self) -> tuple[Eviction, ...]:
+    def relevant_evictions(self) -> tuple[RecordedEviction, ...]:
         """The evictions that the first kill is judged by: decided before it, for a threshold of the domain that ran
         out, and not settled by that threshold's having cleared since.
         """
@@ -101,7 +101,7 @@ class Facts:
         mine = [e for e in self.evictions if e.decision.ts_ns <= kill and e.decision.domain == domain]
         return tuple([e for e in mine if not self._is_past(e, kill)])
 
-    def _is_past(self, e: Eviction, kill_ns: int) -> bool:
+    def _is_past(self, e: RecordedEviction, kill_ns: int) -> bool:
         """Whether the threshold cleared between a decision and the kill, and not only for a moment: if it was crossed
         again at once, the eviction freed too little. A pod that was still dying at the kill is of the present whatever
         happened meanwhile.
@@ -137,7 +137,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
     killed = {m.victim_pid for m in kills}
     exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
-    evictions = sorted((*evictions_told(events), *by_kubelet(events, order)), key=lambda e: e.decision.ts_ns)
+    evictions = sorted((*recorded_evictions(events), *by_kubelet(events, order)), key=lambda e: e.decision.ts_ns)
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in RACE_SCOPES else None
@@ -185,7 +185,7 @@ def _denied(events: Iterable[Event]) -> frozenset[int]:
     return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
 
 
-def _first_decision(evictions: Sequence[Eviction], default: int) -> int:
+def _first_decision(evictions: Sequence[RecordedEviction], default: int) -> int:
     return evictions[0].decision.ts_ns if evictions else default
 
 
@@ -262,6 +262,6 @@ def _user_kills(events: Sequence[Event], denied: frozenset[int]) -> list[Kill]:
 
 def _order(events: Sequence[Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The ranking to judge by: the last told before the kill (or at all), else the one given."""
-    told = [e for e in events if isinstance(e, Ranked)]
-    before = [e for e in told if at_ns is None or e.ts_ns <= at_ns]
-    return (before[-1] if before else told[0]).order if told else tuple(given)
+    ranked = [e for e in events if isinstance(e, Ranked)]
+    before = [e for e in ranked if at_ns is None or e.ts_ns <= at_ns]
+    return (before[-1] if before else ranked[0]).order if ranked else tuple(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monitor.race import incident as i
 from monitor.race.badness import evictable
 from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Held, Mark
-from monitor.race.evictions import Eviction
+from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, one_kill
 
 
@@ -55,9 +55,9 @@ def collateral(f: Facts) -> list[Mark]:
 
 
 def braked_at(f: Facts, ts_ns: int) -> Held | None:
-    """That evictions were held at this moment, as it was told last."""
-    told = [e for e in f.episode.events if isinstance(e, Held) and e.ts_ns <= ts_ns]
-    return told[-1] if told and told[-1].reason else None
+    """That evictions were held at this moment, as last reported."""
+    held = [e for e in f.episode.events if isinstance(e, Held) and e.ts_ns <= ts_ns]
+    return held[-1] if held and held[-1].reason else None
 
 
 def is_group_kill(f: Facts) -> bool:
@@ -68,10 +68,10 @@ def is_group_kill(f: Facts) -> bool:
         for other in f.kills[k + 1 :]:
             if not one_kill(mark, other):
                 continue
-            told = {mark.group, other.group}
-            if True in told and _top(mark.memcg) == _top(other.memcg):
+            groups = {mark.group, other.group}
+            if True in groups and _top(mark.memcg) == _top(other.memcg):
                 return True
-            if False not in told and other.memcg == mark.memcg:
+            if False not in groups and other.memcg == mark.memcg:
                 return True
     return False
 
@@ -83,7 +83,7 @@ def _top(path: str) -> str:
     return path.strip("/").partition("/")[0]
 
 
-def over_eviction(f: Facts) -> tuple[Eviction, int] | None:
+def over_eviction(f: Facts) -> tuple[RecordedEviction, int] | None:
     """The first eviction that was not needed, with the bytes by which: memory had come back before it, or pods that
     were already dying held more than was short, or those gone gave back more after it.
     """
@@ -102,12 +102,12 @@ def over_eviction(f: Facts) -> tuple[Eviction, int] | None:
     return None
 
 
-def _came_after(e: Eviction, d: Decided) -> bool:
+def _came_after(e: RecordedEviction, d: Decided) -> bool:
     """Whether a pod was gone when another was decided on, and its memory perhaps not back."""
     return e.gone_ns is not None and e.settled_ns is not None and e.gone_ns <= d.ts_ns < e.settled_ns
 
 
-def _kept(e: Eviction) -> int:
+def _kept(e: RecordedEviction) -> int:
     """What an evicted pod never gave back."""
     return max(0, (e.decision.working_set or 0) - (e.freed or 0))
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.events import PODS, Sample
-from monitor.race.evictions import EXIT_NS, Eviction
+from monitor.race.evictions import EXIT_NS, RecordedEviction
 from monitor.race.facts import GROUP_NS, Facts, one_kill
 
 Margins = tuple[int | None, float | None]
 
 
-def margins(f: Facts, verdict: str, basis: Eviction | None) -> Margins:
+def margins(f: Facts, verdict: str, basis: RecordedEviction | None) -> Margins:
     """(bytes, ms) for a verdict that turns on ``basis``."""
     if verdict == i.EVICTION_WON and basis is not None:
         return _would_have_won(f, basis) if f.kills else _won(f, basis)
@@ -39,7 +39,7 @@ def _lacking(f: Facts, ns: float) -> int | None:
     return -round(f.rate * ns / 1e9) if f.rate is not None else None
 
 
-def _won(f: Facts, basis: Eviction) -> Margins:
+def _won(f: Facts, basis: RecordedEviction) -> Margins:
     """Bytes: the least headroom to the limit. Time: how much later the limit would have been hit, growing on, than the
     pod was gone.
     """
@@ -50,7 +50,7 @@ def _won(f: Facts, basis: Eviction) -> Margins:
     return f.headroom, _ms(max(0.0, hit_ns - done))
 
 
-def _would_have_won(f: Facts, basis: Eviction) -> Margins:
+def _would_have_won(f: Facts, basis: RecordedEviction) -> Margins:
     """Observed. Time: from the moment the pod would have been gone to the kill. Bytes: `balance`."""
     done, kill = basis.done_ns, f.kill_ns
     if done is None or kill is None:
@@ -58,7 +58,7 @@ def _would_have_won(f: Facts, basis: Eviction) -> Margins:
     return balance(f), _ms(kill - done)
 
 
-def _not_enough(f: Facts, basis: Eviction) -> Margins:
+def _not_enough(f: Facts, basis: RecordedEviction) -> Margins:
     """Observed, in time but too little. Time: from the end of the pod, had it been, to the kill. Bytes: `balance`."""
     done, kill = basis.done_ns, f.kill_ns
     if done is None or kill is None:
@@ -66,10 +66,10 @@ def _not_enough(f: Facts, basis: Eviction) -> Margins:
     return min(0, balance(f) or 0), _ms(done - kill)
 
 
-def thought_in_time(f: Facts) -> list[Eviction]:
+def thought_in_time(f: Facts) -> list[RecordedEviction]:
     """The evictions only thought of whose pods would have been gone when the first victim was marked."""
     kill = f.kill_ns or 0
-    return [e for e in f.standing if e.decision.observed and e.done_ns is not None and e.done_ns <= kill]
+    return [e for e in f.relevant_evictions if e.decision.observed and e.done_ns is not None and e.done_ns <= kill]
 
 
 def balance(f: Facts) -> int | None:
@@ -88,7 +88,7 @@ def balance(f: Facts) -> int | None:
     return found if found > 0 or None not in sizes else None
 
 
-def held(f: Facts, e: Eviction) -> int | None:
+def held(f: Facts, e: RecordedEviction) -> int | None:
     """Bytes a pod held when the first victim was marked, as far as was seen: at the decision, or since, or by what of
     it was killed. None: not known.
     """
@@ -100,7 +100,7 @@ def held(f: Facts, e: Eviction) -> int | None:
     return max(known, default=None)
 
 
-def _grown(f: Facts, e: Eviction) -> int | None:
+def _grown(f: Facts, e: RecordedEviction) -> int | None:
     """Bytes by which the domain's usage grew from a decision to the first mark."""
     kill, d = f.kills[0], e.decision
     if d.usage is not None and kill.oom_usage is not None and kill.scope != PODS:
@@ -120,7 +120,7 @@ def _unseen(f: Facts) -> Margins:
     return min(0, f.threshold.quantity - available), None
 
 
-def _before_decision(f: Facts, basis: Eviction | None) -> Margins:
+def _before_decision(f: Facts, basis: RecordedEviction | None) -> Margins:
     """Time: how much later than the kill it was decided; None if it never was."""
     if basis is None or f.kill_ns is None:
         return None, None
@@ -128,7 +128,7 @@ def _before_decision(f: Facts, basis: Eviction | None) -> Margins:
     return _lacking(f, late), _ms(-late)
 
 
-def _during_grace(f: Facts, basis: Eviction) -> Margins:
+def _during_grace(f: Facts, basis: RecordedEviction) -> Margins:
     """Time: what was left of the grace, or of dying, at the kill."""
     kill = f.kill_ns or 0
     end = basis.forced_ns + EXIT_NS
@@ -138,7 +138,7 @@ def _during_grace(f: Facts, basis: Eviction) -> Margins:
     return _lacking(f, left), _ms(-left)
 
 
-def _after_eviction(f: Facts, basis: Eviction) -> Margins:
+def _after_eviction(f: Facts, basis: RecordedEviction) -> Margins:
     """Time: from the end of the pod to the kill. Bytes: what was allocated in between, beyond what the pod gave."""
     kill, done = f.kill_ns or 0, basis.done_ns or 0
     used: int | None = None

@@ -10,7 +10,7 @@ from math import inf
 Spans = list[tuple[float, float]]
 
 
-class Curve:
+class TimeSeries:
     """Bytes over time, from points (ns, bytes). Before the first point its value holds, after the last one too."""
 
     def __init__(self, points: Iterable[tuple[int, int]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from monitor.policy.ranking import Candidate, Key, memory_key
-from monitor.race.series import Curve
+from monitor.race.series import TimeSeries
 
 BUSY_NS = 10_000_000_000
 QUIET_NS = 15_000_000_000
@@ -39,14 +39,14 @@ def age_below(age_ns: float, interval_ns: float) -> float:
     return (d + (2 * d * (age_ns - d) - (age_ns**2 - d**2) / 2) / d) / (1.5 * d)
 
 
-def stale_usage(curve: Curve, at_ns: float) -> list[tuple[int, float]]:
+def stale_usage(series: TimeSeries, at_ns: float) -> list[tuple[int, float]]:
     """The values cAdvisor may hold of a pod at ``at_ns``, each with its probability."""
     oldest = at_ns - 2 * QUIET_NS
-    recent = curve.values[max(0, bisect_right(curve.times, oldest) - 1) : bisect_left(curve.times, at_ns) + 1]
+    recent = series.values[max(0, bisect_right(series.times, oldest) - 1) : bisect_left(series.times, at_ns) + 1]
     interval = BUSY_NS if not recent or max(recent) - min(recent) > _STILL else QUIET_NS
     begin = at_ns - 2 * interval
-    low, high = bisect_right(curve.times, begin), bisect_left(curve.times, at_ns)
-    moments = curve.times[low:high]
+    low, high = bisect_right(series.times, begin), bisect_left(series.times, at_ns)
+    moments = series.times[low:high]
     if len(moments) > _MOST:
         step = (len(moments) - 1) / (_MOST - 1)
         moments = [moments[round(i * step)] for i in range(_MOST)]
@@ -54,24 +54,24 @@ def stale_usage(curve: Curve, at_ns: float) -> list[tuple[int, float]]:
     edges = [begin, *moments, at_ns]
     for left, right in pairwise(edges):
         chance = age_below(at_ns - left, interval) - age_below(at_ns - right, interval)
-        value = curve.held(left)
+        value = series.held(left)
         found[value] = found.get(value, 0.0) + chance
     return list(found.items())
 
 
-def first_victim(pods: Sequence[Candidate], curves: Mapping[str, Curve], at_ns: float) -> dict[str, float]:
+def first_victim(pods: Sequence[Candidate], series_by_uid: Mapping[str, TimeSeries], at_ns: float) -> dict[str, float]:
     """The probability of each pod (uid) to be the first of the policy's order, by figures of random age.
 
-    Pods without a curve are ranked by the usage they have as candidates. Critical pods are never taken.
+    Pods without a series are ranked by the usage they have as candidates. Critical pods are never taken.
     """
     atoms: list[tuple[Key, str, float]] = []
     for pod in pods:
         if pod.critical:
             continue
-        curve = curves.get(pod.uid)
+        series = series_by_uid.get(pod.uid)
         values: list[tuple[int | None, float]] = [(pod.usage, 1.0)]
-        if curve:
-            values = [(value, chance) for value, chance in stale_usage(curve, at_ns)]
+        if series:
+            values = [(value, chance) for value, chance in stale_usage(series, at_ns)]
         atoms += [(memory_key(replace(pod, usage=value)), pod.uid, p) for value, p in values if p > 0]
     atoms.sort()
     left = dict.fromkeys((uid for _, uid, _ in atoms), 1.0)  # of each pod, the probability of a later place than here

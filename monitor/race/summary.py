@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.race import incident as i
 from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Mark
-from monitor.race.evictions import Eviction
+from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
 from monitor.race.flags import braked_at, collateral, wrong_victim
 from monitor.race.margins import held, thought_in_time
@@ -14,7 +14,7 @@ from monitor.race.units import listed, size, span
 def summary(
     f: Facts,
     verdict: str,
-    basis: Eviction | None,
+    basis: RecordedEviction | None,
     flags: tuple[str, ...],
     margin_bytes: int | None,
     margin_ms: float | None,
@@ -54,11 +54,11 @@ def _of(mark: Mark) -> str:
     return f" of {size(mark.oom_limit)}" if mark.oom_limit is not None else ""
 
 
-def _by(basis: Eviction) -> str:
+def _by(basis: RecordedEviction) -> str:
     return "the kubelet" if basis.decision.by == KUBELET else "outrace"
 
 
-def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     assert basis is not None
     d = basis.decision
     if d.observed:
@@ -69,10 +69,10 @@ def _won(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: 
     took = ""
     if basis.done_ns is not None and f.crossed_ns is not None:
         took = f" within {span(basis.done_ns - f.crossed_ns)} of the crossing"
-    return f"Eviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
+    return f"RecordedEviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
 
 
-def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _unseen(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     available = f.available
     if f.threshold is None:
         formula = "there is no eviction threshold for it"
@@ -86,7 +86,7 @@ def _unseen(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_m
     return f"OOM killer won unseen: {_where(f)[0].lower()}{_where(f)[1:]} and {killed(f)} was killed, but {formula}"
 
 
-def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _before(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     had = (f.kill_ns or 0) - (f.crossed_ns or 0)
     kind = "soft threshold" if f.crossing is not None and not f.crossing.hard else "threshold"
     when = f"{span(had)} after the {kind} was crossed" if had else f"in the very moment the {kind} was crossed"
@@ -96,7 +96,7 @@ def _before(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_m
     return f"OOM killer won: it took {killed(f)} {when}, before anybody decided{late}"
 
 
-def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _grace(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     assert basis is not None
     d = basis.decision
     after = span((f.kill_ns or 0) - (basis.signalled_ns or d.ts_ns))
@@ -108,7 +108,7 @@ def _grace(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms
     return f"OOM killer won: it took {killed(f)} {after} after {d.pod_name} {would} evicted, {end}"
 
 
-def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     assert basis is not None
     if basis.decision.observed:
         gone = thought_in_time(f)
@@ -124,13 +124,13 @@ def _after(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms
     return f"OOM killer won: {_by(basis)} evicted {basis.decision.pod_name}{gave}, but {later} it took {killed(f)}"
 
 
-def _own(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     mark = f.kills[0]
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
     return f"No race: {killed(f)} was OOM-killed at the {what}'s own limit{_of(mark)}"
 
 
-def _relieved(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     if f.crossed_ns is None:
         if f.user_kills:
             return "No OOM kill: it only looks like one"
@@ -144,7 +144,7 @@ def _relieved(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin
     return f"Relieved: memory came back without an eviction or an OOM kill{room}"
 
 
-def _undetermined(f: Facts, basis: Eviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
+def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     if f.kills:
         pods = list(dict.fromkeys(_who(m) for m in f.kills))
         others = f" of {listed(pods)}" if len(pods) > 1 else ""

@@ -15,7 +15,7 @@ from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Mark
-from monitor.race.evictions import Eviction
+from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, facts
 from monitor.race.flags import flags
 from monitor.race.formula import domain_of
@@ -34,7 +34,7 @@ class Ruling:
     """The verdict before it is put into words. `basis`: the eviction it turns on."""
 
     verdict: str
-    basis: Eviction | None = None
+    basis: RecordedEviction | None = None
     missing: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ def _rule(f: Facts) -> Ruling:
     if not f.race:
         return Ruling(i.OWN_LIMIT)
     kill_ns = f.kills[0].ts_ns
-    before = f.standing
+    before = f.relevant_evictions
     # An eviction that was carried out decides, also a kubelet's; one only thought of counts where there is no other.
     done = [e for e in before if not e.decision.observed]
     if done:
@@ -117,7 +117,7 @@ def _rule(f: Facts) -> Ruling:
     return Ruling(i.OOM_UNSEEN)
 
 
-def _only_thought(f: Facts, before: Sequence[Eviction]) -> Ruling:
+def _only_thought(f: Facts, before: Sequence[RecordedEviction]) -> Ruling:
     """Somebody was killed, and outrace only thought. It won if pods that held enough would have been gone by then."""
     in_time = thought_in_time(f)
     if not in_time:
@@ -174,7 +174,7 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
     return tuple(dict.fromkeys(missing))
 
 
-def _relevant(f: Facts) -> list[Eviction]:
+def _relevant(f: Facts) -> list[RecordedEviction]:
     """The evictions to tell of: those carried out, else those only thought of."""
     done = [e for e in f.evictions if not e.decision.observed]
     return done or list(f.evictions)

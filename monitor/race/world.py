@@ -6,10 +6,10 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race.counterfactual import World
 from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
 from monitor.race.facts import Facts, growth
-from monitor.race.series import Curve
+from monitor.race.series import TimeSeries
 
 _SIGNAL = {NODE: MEMORY, KUBEPODS: ALLOCATABLE_MEMORY}
-#: A curve that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.
+#: A series that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.
 _POINTS = 16
 
 
@@ -26,48 +26,48 @@ def world(f: Facts) -> World | None:
     if assumed and cut is not None:
         oom = None
         if rate is not None and f.limit is not None and f.usage:
-            oom = cut + max(0.0, f.limit - Curve(f.usage).held(cut)) / rate * 1e9
+            oom = cut + max(0.0, f.limit - TimeSeries(f.usage).held(cut)) / rate * 1e9
     usage, sets, capacity = _domains(f)
     if not sets:
         return None
     pods = _pods(f)
     if cut is not None:
-        usage = {signal: _grown_on(curve, cut, oom) for signal, curve in usage.items()}
-        sets = {signal: _grown_on(curve, cut, oom) for signal, curve in sets.items()}
-        pods = {uid: _grown_on(curve, cut, oom) for uid, curve in pods.items()}
+        usage = {signal: _grown_on(series, cut, oom) for signal, series in usage.items()}
+        sets = {signal: _grown_on(series, cut, oom) for signal, series in sets.items()}
+        pods = {uid: _grown_on(series, cut, oom) for uid, series in pods.items()}
     return World(usage, sets, capacity, f.order, pods, f.crossed_ns, oom, assumed)
 
 
-def _domains(f: Facts) -> tuple[dict[str, Curve], dict[str, Curve], dict[str, int]]:
+def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, TimeSeries], dict[str, int]]:
     """By signal: usage, working set, and the capacity that `available` is taken of."""
-    usage: dict[str, Curve] = {}
-    sets: dict[str, Curve] = {}
+    usage: dict[str, TimeSeries] = {}
+    sets: dict[str, TimeSeries] = {}
     capacity: dict[str, int] = {}
     for domain, signal in _SIGNAL.items():
         seen = [e for e in f.episode.events if isinstance(e, Sample | Crossing) and e.domain == domain]
-        told = [w.capacity for w in f.episode.watched if w.domain == domain]
-        told += [e.capacity for e in seen if isinstance(e, Crossing)]
-        if seen and told:
-            usage[signal] = Curve((e.ts_ns, e.usage) for e in seen)
-            sets[signal] = Curve((e.ts_ns, e.working_set) for e in seen)
-            capacity[signal] = told[0]
+        capacities = [w.capacity for w in f.episode.watched if w.domain == domain]
+        capacities += [e.capacity for e in seen if isinstance(e, Crossing)]
+        if seen and capacities:
+            usage[signal] = TimeSeries((e.ts_ns, e.usage) for e in seen)
+            sets[signal] = TimeSeries((e.ts_ns, e.working_set) for e in seen)
+            capacity[signal] = capacities[0]
     return usage, sets, capacity
 
 
-def _pods(f: Facts) -> dict[str, Curve]:
+def _pods(f: Facts) -> dict[str, TimeSeries]:
     """The working set of each pod that was recorded."""
     points: dict[str, list[tuple[int, int]]] = {}
     for event in f.episode.events:
         if isinstance(event, Sample) and event.pod is not None and event.container is None:
             points.setdefault(event.pod, []).append((event.ts_ns, event.working_set))
-    return {uid: Curve(found) for uid, found in points.items()}
+    return {uid: TimeSeries(found) for uid, found in points.items()}
 
 
-def _grown_on(curve: Curve, since_ns: int, until_ns: float | None) -> Curve:
-    """``curve`` up to ``since_ns``, then growing as it did until ``until_ns`` (None: not growing)."""
-    kept = [(t, v) for t, v in zip(curve.times, curve.values, strict=True) if t <= since_ns]
+def _grown_on(series: TimeSeries, since_ns: int, until_ns: float | None) -> TimeSeries:
+    """``series`` up to ``since_ns``, then growing as it did until ``until_ns`` (None: not growing)."""
+    kept = [(t, v) for t, v in zip(series.times, series.values, strict=True) if t <= since_ns]
     if not kept:
-        return Curve([(since_ns, curve.values[0])])
+        return TimeSeries([(since_ns, series.values[0])])
     rate = growth(kept, since_ns)
     last_ns, start = kept[-1]
     # Not between the points around: the next one is of the world in which somebody was killed.
@@ -79,4 +79,4 @@ def _grown_on(curve: Curve, since_ns: int, until_ns: float | None) -> Curve:
         made += [
             (round(since_ns + width * i / _POINTS), round(start + rate * width * i / _POINTS / 1e9)) for i in steps
         ]
-    return Curve(made)
+    return TimeSeries(made)

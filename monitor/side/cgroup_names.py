@@ -12,7 +12,7 @@ from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 
 
-class Place(NamedTuple):
+class NamedCgroup(NamedTuple):
     """A cgroup: ``path`` below the hierarchy's root, ``kind`` node, kubepods, pods, pod, container or outside.
 
     "pods" is one above pods and below the node that is not kubepods: of a QoS class, or kubepods' own parents.
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     name: str | None = None  # namespace/name
 
 
-class Places:
+class CgroupNames:
     """The cgroups known now. Ids of cgroups that are gone stay known for a while: a kill is told after it happened."""
 
     #: Cgroups remembered after their pod went.
@@ -35,57 +35,57 @@ class Places:
         self._node = node
         self._kubepods: Path | None = None
         self._pods: Mapping[str, FoundPod] = {}
-        self._places: dict[int, Place] = {}
+        self._names: dict[int, NamedCgroup] = {}
         self._strangers: set[int] = set()  # ids of cgroups that are not below the node
 
     def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> list[int]:
         """Take in the pods; cheap when they are those of the last time. The ids of cgroups in pods seen first."""
         if pods is self._pods and kubepods == self._kubepods:
             return []
-        before = set(self._places)
+        before = set(self._names)
         self._pods, self._kubepods = pods, kubepods
         for path, kind in ((self._node, "node"), (kubepods, "kubepods")):
             if path is not None:
-                self._learn(path, Place(self._name(path), kind))
+                self._learn(path, NamedCgroup(self._name(path), kind))
         for uid, found in pods.items():
             title = f"{found.pod.namespace}/{found.pod.name}"
             ids = iter(found.cgroup_ids)
             for path, kind in ((found.cgroup, "pod"), *((p, "container") for p in found.containers.values())):
                 at = next(ids, None)
-                place = Place(self._name(path), kind, uid, title)
+                named = NamedCgroup(self._name(path), kind, uid, title)
                 if at is not None:
-                    self._put(at, place)
+                    self._put(at, named)
                 else:
-                    self._learn(path, place)
+                    self._learn(path, named)
             for parent in found.cgroup.parents:
                 if not parent.is_relative_to(self._hierarchy.root):
                     break
                 kind = "pods" if self._node in parent.parents else "outside"
-                self._learn(parent, Place(self._name(parent), kind), only_new=True)
-        return [at for at, place in self._places.items() if place.pod is not None and at not in before]
+                self._learn(parent, NamedCgroup(self._name(parent), kind), only_new=True)
+        return [at for at, named in self._names.items() if named.pod is not None and at not in before]
 
     def ids(self) -> list[int]:
         """Ids of the node, kubepods and every pod."""
-        return [at for at, place in self._places.items() if place.kind in ("node", "kubepods", "pod")]
+        return [at for at, named in self._names.items() if named.kind in ("node", "kubepods", "pod")]
 
-    def place(self, cgroup_id: int, pod: str | None = None) -> Place:
+    def of_cgroup(self, cgroup_id: int, pod: str | None = None) -> NamedCgroup:
         """What is known of a cgroup. One that is not, of a process of ``pod``, lies within that pod."""
-        found = self._places.get(cgroup_id)
+        found = self._names.get(cgroup_id)
         if found is not None:
             return found
         if pod is not None and pod in self._pods:
             known = self._pods[pod]
             title = f"{known.pod.namespace}/{known.pod.name}"
-            return Place(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
-        return Place(f"#{cgroup_id}", "outside")
+            return NamedCgroup(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
+        return NamedCgroup(f"#{cgroup_id}", "outside")
 
     def knows(self, cgroup_id: int) -> bool:
         """Whether a cgroup is known to be the node or below it; nothing is looked for."""
-        return cgroup_id in self._places and self.locate(cgroup_id)
+        return cgroup_id in self._names and self.locate(cgroup_id)
 
     def locate(self, cgroup_id: int) -> bool:
         """Whether a cgroup is the node or below it. One that was not known (a service's) is looked for."""
-        known = self._places.get(cgroup_id)
+        known = self._names.get(cgroup_id)
         if known is not None:
             return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
         if cgroup_id in self._strangers:
@@ -105,49 +105,49 @@ class Places:
 
     def is_of_a_pod(self, cgroup_id: int) -> bool:
         """Whether a cgroup is a pod's or within one. Looked for where it is not known, as one below a container's."""
-        return bool(cgroup_id) and self.locate(cgroup_id) and self.place(cgroup_id).pod is not None
+        return bool(cgroup_id) and self.locate(cgroup_id) and self.of_cgroup(cgroup_id).pod is not None
 
-    def _within(self, path: Path) -> Place:
+    def _within(self, path: Path) -> NamedCgroup:
         """What a cgroup is that nobody named: part of the pod it lies in, or of none."""
         for above in path.parents:
             try:
-                known = self._places.get(cgroupfs.cgroup_id(above))
+                known = self._names.get(cgroupfs.cgroup_id(above))
             except cgroupfs.CgroupGone:
                 continue
             if known is not None and known.pod is not None:
-                return Place(self._name(path), "container", known.pod, known.name)
-        return Place(self._name(path), "outside")
+                return NamedCgroup(self._name(path), "container", known.pod, known.name)
+        return NamedCgroup(self._name(path), "outside")
 
-    def _is_below(self, place: Place) -> bool:
-        return place.path == self._name(self._node) or place.path.startswith(f"{self._name(self._node)}/")
+    def _is_below(self, named: NamedCgroup) -> bool:
+        return named.path == self._name(self._node) or named.path.startswith(f"{self._name(self._node)}/")
 
-    def of_process(self, pid: int, cgroup_id: int) -> Place:
+    def of_process(self, pid: int, cgroup_id: int) -> NamedCgroup:
         """Where a process is: by its cgroup's id, else, while it lives, by the nearest cgroup above that is known."""
-        if cgroup_id not in self._places:
+        if cgroup_id not in self._names:
             with Process(pid) as process:
                 path = process.memory_cgroup(self._hierarchy)
             for above in path.parents if path is not None else ():
                 try:
-                    found = self._places.get(cgroupfs.cgroup_id(above))
+                    found = self._names.get(cgroupfs.cgroup_id(above))
                 except cgroupfs.CgroupGone:
                     continue
                 if found is not None:
                     return found
-        return self.place(cgroup_id)
+        return self.of_cgroup(cgroup_id)
 
-    def _learn(self, path: Path, place: Place, only_new: bool = False) -> None:
+    def _learn(self, path: Path, named: NamedCgroup, only_new: bool = False) -> None:
         try:
             at = cgroupfs.cgroup_id(path)
         except cgroupfs.CgroupGone:
             return
-        if not only_new or at not in self._places:
-            self._put(at, place)
+        if not only_new or at not in self._names:
+            self._put(at, named)
 
-    def _put(self, at: int, place: Place) -> None:
-        self._places.pop(at, None)
-        self._places[at] = place
-        while len(self._places) > self.KEPT:
-            del self._places[next(iter(self._places))]
+    def _put(self, at: int, named: NamedCgroup) -> None:
+        self._names.pop(at, None)
+        self._names[at] = named
+        while len(self._names) > self.KEPT:
+            del self._names[next(iter(self._names))]
 
     def _name(self, path: Path) -> str:
         return f"/{path.relative_to(self._hierarchy.root)}" if path != self._hierarchy.root else "/"

@@ -36,7 +36,7 @@ from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.watchdog import Beat
+from monitor.side.watchdog import WatchedThread
 
 if TYPE_CHECKING:
     from monitor.actions.reclaim import Reclaimer
@@ -81,8 +81,8 @@ class DiskWatch:
         self._reclaimer: Reclaimer | None = None
 
         self._closing = threading.Event()
-        self._sampler = Beat("disks", self._sample)
-        self._walker = Beat("storage", self._walk)
+        self._sampler = WatchedThread("disks", self._sample)
+        self._walker = WatchedThread("storage", self._walk)
 
         # Of the sampling thread alone:
         self._seen: Pods = {}
@@ -181,7 +181,7 @@ class DiskWatch:
 
     # the node, every second
 
-    def _sample(self, thread: Beat) -> None:
+    def _sample(self, thread: WatchedThread) -> None:
         while not self._closing.is_set():
             thread.rest(self._guarded(self._turn))
 
@@ -307,7 +307,7 @@ class DiskWatch:
 
     # the pods, one after the other
 
-    def _walk(self, thread: Beat) -> None:
+    def _walk(self, thread: WatchedThread) -> None:
         while not self._closing.is_set():
             thread.rest(self._guarded(self._measure_next))
 
@@ -356,7 +356,7 @@ class DiskWatch:
 
     def _interrupted(self) -> bool:
         """Asked by a walk every few hundred files: also the sign that it moves."""
-        self._walker.beat()
+        self._walker.begin_turn()
         return self._closing.is_set()
 
 

@@ -37,27 +37,27 @@ from monitor.race.events import (
     Tick,
     Watched,
 )
-from monitor.side.cgroup_names import Place, Places
-from monitor.side.kill_confirmation import Told, Witness
-from monitor.side.machine_kills import is_elsewhere
+from monitor.side.cgroup_names import CgroupNames, NamedCgroup
+from monitor.side.kill_confirmation import KillConfirmation, RecordedKill
+from monitor.side.machine_kills import is_outside_node
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
-from monitor.side.stopping_pods import Stops
+from monitor.side.stopping_pods import StoppingPods
 from monitor.side.view import View
 
-#: The flight recorder's own beat while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
+#: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
 SAMPLE_NEAR_NS = 1_000_000_000
 #: While an episode is open the reducer hears of the time this often.
 TICK_NS = 250_000_000
 #: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
 URGENT_NS = 150_000_000
-#: A record this old when it comes was read late, after a stall; then no time is told until they have all come, because
+#: A record this old when it comes was read late, after a stall; then no time is fed until they have all come, because
 #: an episode would seem quiet whose second half is still on the way.
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
 PATIENCE_NS = 350_000_000
 
 
-class Chronicle:
+class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
     when somebody was killed (it may go on, but an alert cannot wait), and when they are over.
 
@@ -76,13 +76,13 @@ class Chronicle:
         self._on_event = on_event
         self._state = State()
         self._clock = WallClock(self._feed)
-        self._places = Places(view.hierarchy, view.node_path)
+        self._names = CgroupNames(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
-        self.witness = Witness(view.hierarchy, has_log, self._feed)
-        self._sampler = Sampler(view, self._places, self._feed)
+        self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
+        self._sampler = Sampler(view, self._names, self._feed)
         self._losses = Losses(view, time.monotonic_ns())
-        self._stops = Stops(view, self._feed)
+        self._stopping_pods = StoppingPods(view, self._feed)
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
@@ -117,8 +117,8 @@ class Chronicle:
 
     def look_at_pods(self) -> None:
         """Take in which pods there are; cheap when they are those of the last time."""
-        for at in self._places.update(self._view.pods, self._view.kubepods):
-            self.witness.known(at, self._places.place(at).path)
+        for at in self._names.update(self._view.pods, self._view.kubepods):
+            self.confirmation.known(at, self._names.of_cgroup(at).path)
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -128,9 +128,9 @@ class Chronicle:
             due = min(due, self._ticked_ns + TICK_NS)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns)
-        stops_ns = self._stops.due_ns()
-        if stops_ns is not None:
-            due = min(due, stops_ns)
+        stopping_ns = self._stopping_pods.due_ns()
+        if stopping_ns is not None:
+            due = min(due, stopping_ns)
         due = max(due, self._caught_up_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
@@ -159,8 +159,8 @@ class Chronicle:
             self._sampler.look(now)
         for lost in self._losses.look(now):
             self._feed(lost)
-        self.witness.turn(now)
-        self._stops.turn(now)
+        self.confirmation.turn(now)
+        self._stopping_pods.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
             self._feed(Tick(now))
@@ -303,16 +303,16 @@ class Chronicle:
 
     def _on_flight(self, message: Mapping[str, Any]) -> None:
         for ts, cgroup, usage, inactive, active in message["samples"]:
-            self._sampler.take(ts, self._places.place(cgroup), usage, inactive, active)
+            self._sampler.take(ts, self._names.of_cgroup(cgroup), usage, inactive, active)
 
     def _on_oom(self, message: Mapping[str, Any]) -> None:
         kind, pod = message["kind"], message["pod"]
         if not self._is_of_the_node(message):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            self._places.locate(message["victim_cgroup"])
+            self._names.locate(message["victim_cgroup"])
             if message["oom_cgroup"]:
-                self._places.locate(message["oom_cgroup"])
+                self._names.locate(message["oom_cgroup"])
         if message["while_away"] and kind == "mark":
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
@@ -320,9 +320,9 @@ class Chronicle:
         for what in message.get("missing", ()):  # without BPF: what could not be known of this kill
             if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
                 self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
-        victim = self._places.place(message["victim_cgroup"], pod)
+        victim = self._names.of_cgroup(message["victim_cgroup"], pod)
         if kind == "reclaim":
-            limit = self._places.place(message["oom_cgroup"]) if message["oom_cgroup"] else None
+            limit = self._names.of_cgroup(message["oom_cgroup"]) if message["oom_cgroup"] else None
             memcg = "global" if limit is None else limit.path
             self._feed(Reclaim(message["ts_ns"], memcg, limit.pod if limit is not None else None))
         elif kind == "kill":
@@ -333,7 +333,7 @@ class Chronicle:
         else:
             self._on_mark(message, victim)
 
-    def _on_kill(self, message: Mapping[str, Any], victim: Place) -> None:
+    def _on_kill(self, message: Mapping[str, Any], victim: NamedCgroup) -> None:
         sender = message["invoker_pid"]
         kill = Kill(
             ts_ns=message["ts_ns"],
@@ -347,11 +347,11 @@ class Chronicle:
             sender_comm=message["invoker_comm"],
             ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
         )
-        if kill.by_runtime and self._places.is_of_a_pod(message["invoker_cgroup"]):
+        if kill.by_runtime and self._names.is_of_a_pod(message["invoker_cgroup"]):
             kill = replace(kill, sender_in_pod=True)
         self._feed(kill)
         if kill.by_runtime and kill.pod is not None and self._crossed:
-            self._stops.note(kill.pod, kill.pod_name or kill.pod)
+            self._stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
 
     def _is_of_the_node(self, message: Mapping[str, Any]) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
@@ -361,22 +361,22 @@ class Chronicle:
         """
         if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
             return True
-        if is_elsewhere(message, self._view.config.node_cgroup):
+        if is_outside_node(message, self._view.config.node_cgroup):
             return False
         at = message["oom_cgroup"]
         if message["kind"] == "reclaim":  # begun often, and only of interest where something else happens
-            return not at or self._places.knows(at)
-        return not at or self._places.locate(at) or self._places.locate(message["victim_cgroup"])
+            return not at or self._names.knows(at)
+        return not at or self._names.locate(at) or self._names.locate(message["victim_cgroup"])
 
-    def _on_mark(self, message: Mapping[str, Any], victim: Place) -> None:
+    def _on_mark(self, message: Mapping[str, Any], victim: NamedCgroup) -> None:
         self._order(message["ts_ns"], message["order"])
         pod = message["pod"] or victim.pod
         at = message["oom_cgroup"]
-        limit = self._places.place(at, pod) if at else None
+        limit = self._names.of_cgroup(at, pod) if at else None
         # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
         pages = message["oom_limit"] // PAGE if at else self._view.mem_total // PAGE
         same = message["invoker_cgroup"] == message["victim_cgroup"]
-        invoker = victim if same else self._places.of_process(message["invoker_pid"], message["invoker_cgroup"])
+        invoker = victim if same else self._names.of_process(message["invoker_pid"], message["invoker_cgroup"])
         self._feed(
             Mark(
                 ts_ns=message["ts_ns"],
@@ -404,10 +404,12 @@ class Chronicle:
             )
         )
         if not message["exiting"] and not message["while_away"]:  # nobody listened to the log then
-            told = Told(message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path)
-            self.witness.marked(message["victim_pid"], told)
+            kill = RecordedKill(
+                message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path
+            )
+            self.confirmation.marked(message["victim_pid"], kill)
 
-    def _is_group(self, victim: Place) -> bool | None:
+    def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
         if self._view.hierarchy.version == 1:
             return False

@@ -19,9 +19,9 @@ from monitor.policy.signals import MEMORY
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
+from monitor.race.domain_forecasts import DomainForecast, domain_forecasts
 from monitor.race.events import Sample, Watched
 from monitor.race.forecast import Forecast
-from monitor.race.pod_forecasts import Outlook, outlooks
 from monitor.side.verdict_counts import Tally
 from monitor.side.view import View
 
@@ -40,8 +40,8 @@ _MOST_LIMITS = 1000
 _VICTIM_NS = 5_000_000_000
 
 
-class Foresight:
-    """``outlooks`` and ``mismatch`` are the latest, whole values that other threads may read."""
+class Forecaster:
+    """``forecasts`` and ``mismatch`` are the latest, whole values that other threads may read."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Foresight:
         facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]],
         changed: Callable[[], None],
     ) -> None:
-        self.outlooks: Mapping[str, Outlook] = {}
+        self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
         self.problem = ""  # why the last look failed; "" when it did not
         self.view = view
@@ -66,7 +66,7 @@ class Foresight:
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
-        threading.Thread(target=self._run, name="foresight", daemon=True).start()
+        threading.Thread(target=self._run, name="forecaster", daemon=True).start()
 
     def look(self) -> None:
         """There are new samples."""
@@ -82,8 +82,8 @@ class Foresight:
         """Domain -> seconds until its nearest threshold (``threshold``) or its limit (``oom``); None: not growing."""
         found: dict[str, float | None] = {}
         for w in self._facts()[1]:
-            outlook = self.outlooks.get(w.domain)
-            made: Forecast | None = getattr(outlook, what) if outlook is not None else None
+            forecast = self.forecasts.get(w.domain)
+            made: Forecast | None = getattr(forecast, what) if forecast is not None else None
             if what == "threshold" or w.limit is not None:
                 found[w.domain] = None if made is None or made.in_ns is None else made.in_ns / 1e9
         return found
@@ -92,8 +92,8 @@ class Foresight:
         """What is worth an alert, because it has held for a while: seconds to an OOM kill by domain; the mismatch."""
         soon: dict[str, float | None] = {}
         for name, since in list(self._grows_ns.items()):
-            outlook = self.outlooks.get(name)
-            made = outlook.oom if outlook is not None else None
+            forecast = self.forecasts.get(name)
+            made = forecast.oom if forecast is not None else None
             if made is not None and made.in_ns is not None and now_ns - since >= _GROWS_NS:
                 soon[name] = made.in_ns / 1e9
         since_ns = self._disagrees_ns
@@ -102,8 +102,8 @@ class Foresight:
 
     def _note_alarms(self, now_ns: int) -> None:
         for name in ("node", "kubepods"):
-            outlook = self.outlooks.get(name)
-            latest = outlook.oom.latest_ns if outlook is not None and outlook.oom is not None else None
+            forecast = self.forecasts.get(name)
+            latest = forecast.oom.latest_ns if forecast is not None and forecast.oom is not None else None
             if latest is not None and latest < _SOON_NS:
                 self._grows_ns.setdefault(name, now_ns)
             else:
@@ -126,13 +126,13 @@ class Foresight:
 
     def _look(self, now: int) -> None:
         samples, watched = self._facts()
-        self.outlooks = {o.name: o for o in outlooks(self._growing(samples, watched, now), watched, now)}
+        self.forecasts = {o.name: o for o in domain_forecasts(self._growing(samples, watched, now), watched, now)}
         for name in ("node", "kubepods"):
-            outlook = self.outlooks.get(name)
-            if outlook is not None and outlook.threshold is not None and (outlook.threshold.in_ns or 0) > 0:
-                self._made.setdefault(name, outlook.threshold)
+            forecast = self.forecasts.get(name)
+            if forecast is not None and forecast.threshold is not None and (forecast.threshold.in_ns or 0) > 0:
+                self._made.setdefault(name, forecast.threshold)
                 if now - self._made[name].at_ns > _WINDOW_NS:
-                    self._made[name] = outlook.threshold
+                    self._made[name] = forecast.threshold
         if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
             self._victims_ns = now
             self.mismatch = self._compare()
@@ -180,9 +180,9 @@ class Foresight:
     def pods(self) -> dict[str, float]:
         """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""
         found = {}
-        for outlook in self.outlooks.values():
-            if outlook.pod is not None and outlook.oom is not None and outlook.oom.in_ns is not None:
-                found[outlook.pod] = outlook.oom.in_ns / 1e9
+        for forecast in self.forecasts.values():
+            if forecast.pod is not None and forecast.oom is not None and forecast.oom.in_ns is not None:
+                found[forecast.pod] = forecast.oom.in_ns / 1e9
         return found
 
     def _compare(self) -> Mapping[str, Any] | None:

@@ -25,7 +25,7 @@ UNSURE_NS = 10_000_000
 _CGROUPS = 4096
 
 
-class Told(NamedTuple):
+class RecordedKill(NamedTuple):
     """What the record says of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
 
     ts_ns: int
@@ -34,17 +34,17 @@ class Told(NamedTuple):
     limit: str | None
 
 
-class Witness:
+class KillConfirmation:
     """Gives a `Checked` for every kill it is told of, from each source there is. ``has_log``: the log can be read."""
 
     def __init__(self, hierarchy: Hierarchy, has_log: bool, feed: Callable[[Checked], None]) -> None:
         self._hierarchy = hierarchy
         self._has_log = has_log
         self._feed = feed
-        self._awaited: dict[int, Told] = {}  # by pid of a victim; the log has not told of it yet
+        self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; the log has not told of it yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log told of its end; no mark was heard of yet
         self._placed: dict[int, tuple[int, Constraint]] = {}  # pid -> when the log told where; it comes before that
-        self._uncounted: dict[int, Told] = {}  # by pid
+        self._uncounted: dict[int, RecordedKill] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
 
@@ -57,18 +57,18 @@ class Witness:
             del self._base[next(iter(self._base))]
         self._base[cgroup_id] = (time.monotonic_ns(), counted)
 
-    def marked(self, pid: int, told: Told) -> None:
+    def marked(self, pid: int, kill: RecordedKill) -> None:
         """The OOM killer took a process; its mark was fed before."""
         if self._has_log:
-            self._awaited[pid] = told
+            self._awaited[pid] = kill
             self._match(pid)
-        base = self._base.get(told.cgroup_id)
-        if base is not None and told.ts_ns < base[0] + UNSURE_NS:
+        base = self._base.get(kill.cgroup_id)
+        if base is not None and kill.ts_ns < base[0] + UNSURE_NS:
             return  # it may be among what was counted then
         if len(self._kills) >= _CGROUPS:
             self._kills.clear()
-        self._kills[told.cgroup_id] += 1
-        self._uncounted[pid] = told
+        self._kills[kill.cgroup_id] += 1
+        self._uncounted[pid] = kill
 
     def read(self, lines: list[Killed | Constraint]) -> None:
         """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
@@ -82,12 +82,12 @@ class Witness:
 
     def turn(self, now_ns: int) -> None:
         """Ask the counters, and give up on lines that do not come."""
-        for pid, told in list(self._uncounted.items()):
-            if now_ns - told.ts_ns >= COUNTED_NS:
+        for pid, kill in list(self._uncounted.items()):
+            if now_ns - kill.ts_ns >= COUNTED_NS:
                 del self._uncounted[pid]
-                self._count(pid, told, now_ns)
-        for pid, told in list(self._awaited.items()):
-            if now_ns - told.ts_ns > LOGGED_NS:
+                self._count(pid, kill, now_ns)
+        for pid, kill in list(self._awaited.items()):
+            if now_ns - kill.ts_ns > LOGGED_NS:
                 del self._awaited[pid]
                 self._feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
@@ -97,21 +97,21 @@ class Witness:
         """The mark and the log's lines about one kill, if both are there."""
         if pid not in self._awaited or pid not in self._logged:
             return
-        told = self._awaited.pop(pid)
+        kill = self._awaited.pop(pid)
         at, text = self._logged.pop(pid)
         self._feed(Checked(at, KMSG, pid, True, text))
         _, placed = self._placed.pop(pid, (0, None))
         if placed is not None:  # the kernel writes at most 10 of these in 5 s
-            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, told)))
+            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, kill)))
 
-    def _count(self, pid: int, told: Told, now_ns: int) -> None:
-        counted = self._ask(told.cgroup_id, told.path)
+    def _count(self, pid: int, kill: RecordedKill, now_ns: int) -> None:
+        counted = self._ask(kill.cgroup_id, kill.path)
         if counted is None:
             return
         source = "memory.oom_control" if self._hierarchy.version == 1 else "memory.events"
-        seen, base = self._kills[told.cgroup_id], self._base.get(told.cgroup_id, (0, 0))[1]
+        seen, base = self._kills[kill.cgroup_id], self._base.get(kill.cgroup_id, (0, 0))[1]
         earlier = f", {base} of them before it was watched" if base else ""
-        detail = f"{told.path} counts {counted} OOM kills{earlier}, {seen} were seen"
+        detail = f"{kill.path} counts {counted} OOM kills{earlier}, {seen} were seen"
         self._feed(Checked(now_ns, source, pid, counted - base >= seen, detail))
 
     def _ask(self, cgroup_id: int, path: str) -> int | None:
@@ -125,13 +125,13 @@ class Witness:
         return cgroupfs.oom_kills(self._hierarchy, directory)
 
 
-def _agrees(placed: Constraint, told: Told) -> tuple[bool, str]:
+def _agrees(placed: Constraint, kill: RecordedKill) -> tuple[bool, str]:
     """Whether the log names the limit and the victim's cgroup that the record does, and what it says."""
     limit = "the machine" if placed.oom_memcg is None else placed.oom_memcg
-    same = _same(placed.oom_memcg, told.limit) and _same(placed.task_memcg, told.path)
+    same = _same(placed.oom_memcg, kill.limit) and _same(placed.task_memcg, kill.path)
     detail = f"{placed.constraint}: limit of {limit}, victim in {placed.task_memcg}"
     if not same:
-        detail += f"; the record: limit of {told.limit or 'the machine'}, victim in {told.path}"
+        detail += f"; the record: limit of {kill.limit or 'the machine'}, victim in {kill.path}"
     return same, detail
 
 

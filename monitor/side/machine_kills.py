@@ -13,10 +13,10 @@ from typing import Any
 from monitor.side.export.log import Log
 
 #: They are told of in the log this often at most.
-TELL_NS = 1_000_000_000
+LOG_INTERVAL_NS = 1_000_000_000
 
 
-def is_elsewhere(message: Mapping[str, Any], node_cgroup: str | None) -> bool:
+def is_outside_node(message: Mapping[str, Any], node_cgroup: str | None) -> bool:
     """Whether an `oom` message is about a process outside the cgroup that is the node, and about nobody's limit there.
 
     The programs tell the nearest watched cgroup around a victim, and the node is always watched: to search the tree of
@@ -28,29 +28,29 @@ def is_elsewhere(message: Mapping[str, Any], node_cgroup: str | None) -> bool:
     return bool(message["victim_cgroup"]) and (message["kind"] != "mark" or bool(message["oom_cgroup"]))
 
 
-class Elsewhere:
+class MachineKills:
     """Counts them in ``view.kills_elsewhere`` and tells of them once a second, with their number."""
 
     def __init__(self, count: Callable[[], None], log: Log) -> None:
         self._count = count
         self._log = log
-        self._untold: Counter[str] = Counter()
-        self._told_ns = -TELL_NS
+        self._unlogged: Counter[str] = Counter()
+        self._logged_ns = -LOG_INTERVAL_NS
 
     def take(self, message: Mapping[str, Any]) -> None:
         """One step of a kill that is not the node's."""
         if message["kind"] != "mark" or message["exiting"]:
             return
         self._count()
-        self._untold[message["victim_comm"]] += 1
-        self.tell()
+        self._unlogged[message["victim_comm"]] += 1
+        self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Say how many there were since it was last said, if that is long enough ago."""
         now = time.monotonic_ns()
-        if self._untold and now >= self._told_ns + TELL_NS:
-            names = dict(self._untold.most_common(3))
-            kills = sum(self._untold.values())
-            self._untold.clear()
-            self._told_ns = now
+        if self._unlogged and now >= self._logged_ns + LOG_INTERVAL_NS:
+            names = dict(self._unlogged.most_common(3))
+            kills = sum(self._unlogged.values())
+            self._unlogged.clear()
+            self._logged_ns = now
             self._log.info("OOM kills on this machine outside the node's cgroup", kills=kills, victims=names)

@@ -38,8 +38,8 @@ from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.export.log_budget import Sparing
-from monitor.side.message_handler import News, label
+from monitor.side.export.log_budget import LogBudget
+from monitor.side.message_handler import MessageHandler, label
 from monitor.side.over_budget import OverBudget
 from monitor.side.pod_watch import PodWatch
 from monitor.side.view import View
@@ -106,14 +106,16 @@ class Side:
             thresholds=config.thresholds(),
         )
         self.era = era(config.policy)
-        self.spare = self.view.spare = Sparing(self.log)
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.spare, self.era)
+        self.log_budget = self.view.log_budget = LogBudget(self.log)
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log_budget, self.era)
         disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
-        self.news = News(self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.spare)
-        self.news.on_capacity = self.scores.set_capacity
-        self.over = OverBudget(self.view, self.spare, self.log, self.scores.look_around)
+        self.messages = MessageHandler(
+            self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.log_budget
+        )
+        self.messages.on_capacity = self.scores.set_capacity
+        self.over = OverBudget(self.view, self.log_budget, self.log, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
         self.pods = PodWatch(source, self.wake)
@@ -159,7 +161,7 @@ class Side:
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
-            self.news.tell_elsewhere()
+            self.messages.log_machine_kills()
             if self.feed is not None and self.feed.fileno() in ready:
                 self.over.records_came()
                 self._guarded(self.feed.consume)
@@ -196,7 +198,7 @@ class Side:
                 for message in channel.leftover(left):
                     self.pulse.beat()
                     of_races = message["t"] in _OF_INCIDENTS and message["t"] not in KINDS  # those are told again
-                    if of_races and self.news.hear(message) and self.races is not None:
+                    if of_races and self.messages.hear(message) and self.races is not None:
                         self.races.hear(message)
 
     def _wait(self, poll: select.poll) -> set[int]:
@@ -233,7 +235,7 @@ class Side:
         """Let the queued files and log lines out, for a moment."""
         self.pulse.enter(ENDING)
         self.disks.close(_CLOSE_S)
-        self.spare.tell(at_once=True)
+        self.log_budget.flush(at_once=True)
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
@@ -258,7 +260,7 @@ class Side:
                 return
             if message["t"] == "oom":
                 self.over.records_came()
-            if self.news.hear(message) and self.races is not None:
+            if self.messages.hear(message) and self.races is not None:
                 self.races.hear(message)
 
     # kernel objects
@@ -310,11 +312,11 @@ class Side:
     def _learn(self) -> Change:
         """What the watch of the pods found; the hot process is told first of all."""
         total = Change()
-        for news in self.pods.take():
-            if isinstance(news, MonitorError):
-                self.log.error(str(news))
+        for found in self.pods.take():
+            if isinstance(found, MonitorError):
+                self.log.error(str(found))
                 continue
-            change = self._sendable(news)
+            change = self._sendable(found)
             self._take(change)
             total = Change(
                 total.updated + change.updated, total.removed + change.removed, total.problems + change.problems
@@ -363,7 +365,7 @@ class Side:
         for uid in change.removed:
             self.scores.remove_pod(uid)
             if uid in before:
-                self.spare.forget(label(before[uid].pod))
+                self.log_budget.forget(label(before[uid].pod))
             self.log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
         for found in change.updated:
             uid = found.pod.uid

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.status import Eviction, StatusStore
+from monitor.actions.status import EvictedPod, StatusStore
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import channel
-from monitor.link.reported_kills import Told
+from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.eviction_pass import container_usage
 from monitor.policy.messages import eviction_message
@@ -28,8 +28,8 @@ from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.side.brake_report import BrakeNews
 from monitor.side.export.log import Log
-from monitor.side.export.log_budget import Sparing
-from monitor.side.machine_kills import Elsewhere, is_elsewhere
+from monitor.side.export.log_budget import LogBudget
+from monitor.side.machine_kills import MachineKills, is_outside_node
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -38,7 +38,7 @@ _MAX_EVICTIONS = 256
 #: What a decision is counted as that no signal led to: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
 #: Messages that only matter to the record of a race (`monitor.side.event_builder`).
-FOR_THE_CHRONICLE = ("cross", "clear", "killed", "flight")
+FOR_THE_EVENT_BUILDER = ("cross", "clear", "killed", "flight")
 #: Messages that only matter to a recording (`monitor.side.recorder`).
 FOR_THE_RECORD = ("ranking", "snapshot", "pass", "limit")
 
@@ -47,7 +47,7 @@ def _pass_over(_message: Mapping[str, Any]) -> None:
     """Nothing to say or to do here."""
 
 
-class News:
+class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
     ``spare`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's local
@@ -61,7 +61,7 @@ class News:
         log: Log,
         pod_stats: Callable[[str], PodStats | None],
         reclaim: Callable[[tuple[str, ...]], None],
-        spare: Sparing,
+        log_budget: LogBudget,
     ) -> None:
         self._pod_stats = pod_stats
         self._reclaim = reclaim
@@ -69,15 +69,15 @@ class News:
         self.view = view
         self.files = files
         self.log = log
-        self.spare = spare
+        self.log_budget = log_budget
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
-        self._noted = Told(Path(view.config.state_dir))
-        self._elsewhere = Elsewhere(self._count_elsewhere, log)
+        self._noted = ReportedKills(Path(view.config.state_dir))
+        self._machine_kills = MachineKills(self._count_machine_kill, log)
         self._brake = BrakeNews(view, log)
-        self._evictions: dict[str, Eviction] = {}
+        self._evictions: dict[str, EvictedPod] = {}
         self._reap_told: set[int] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "log": self._on_log,
@@ -90,7 +90,7 @@ class News:
             "reap": self._on_reap,
             "reclaim": self._on_reclaim,
             "oom": self._on_oom,
-        } | dict.fromkeys((*FOR_THE_CHRONICLE, *FOR_THE_RECORD), _pass_over)
+        } | dict.fromkeys((*FOR_THE_EVENT_BUILDER, *FOR_THE_RECORD), _pass_over)
 
     def hear(self, message: Mapping[str, Any]) -> bool:
         """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
@@ -114,7 +114,7 @@ class News:
 
     def _on_log(self, message: Mapping[str, Any]) -> None:
         fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
-        (self.spare if "pod" in fields else self.log)(message["level"], message["msg"], **fields)
+        (self.log_budget if "pod" in fields else self.log)(message["level"], message["msg"], **fields)
 
     def _on_state(self, message: Mapping[str, Any]) -> None:
         before = self.view.state.get("conditions", [])
@@ -140,7 +140,7 @@ class News:
         self.log.warning("would evict" if message["observed"] else "evicting", **fields)
         if message["observed"]:
             return
-        eviction = Eviction(
+        eviction = EvictedPod(
             id=str(message["id"]),
             pod=found.pod,
             qos=self._era.qos_class(found.pod),
@@ -242,8 +242,8 @@ class News:
             return  # for the record of a race only: it is begun often, and most often it helps
         if "told" in message:
             self.files.submit(partial(self._noted.note, *message["told"]))
-        if is_elsewhere(message, self.view.config.node_cgroup):
-            self._elsewhere.take(message)
+        if is_outside_node(message, self.view.config.node_cgroup):
+            self._machine_kills.take(message)
             return
         uid = message["pod"] or self._owner(message["victim_cgroup"])
         found = self.view.pods.get(uid) if uid is not None else None
@@ -253,30 +253,30 @@ class News:
             # Only the mark knows whose limit was hit and what the victim held.
             known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
             if message["kind"] == "exit":
-                self.spare("info", "a killed process is gone", pod=pod, about=about, **known)
+                self.log_budget("info", "a killed process is gone", pod=pod, about=about, **known)
             elif message["si_code"] == SI_KERNEL:
-                self.spare("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
+                self.log_budget("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
             elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
                 sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
                 said = "SIGKILL by a process: no OOM kill"
-                self.spare("info", said, pod=pod, about=about, **known, **sender)
+                self.log_budget("info", said, pod=pod, about=about, **known, **sender)
             return
         fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name", "told")}
         scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
         if message["exiting"]:
             said = "OOM killer chose a process that was exiting anyway"
-            self.spare("info", said, pod=pod, about=about, scope=scope, **fields)
+            self.log_budget("info", said, pod=pod, about=about, scope=scope, **fields)
             return
         self.view.oom_kills[scope] += 1
         said = "the kernel's OOM killer killed a process"
-        self.spare("warning", said, pod=pod, about=about, scope=scope, **fields)
+        self.log_budget("warning", said, pod=pod, about=about, scope=scope, **fields)
 
-    def _count_elsewhere(self) -> None:
-        self.view.kills_elsewhere += 1
+    def _count_machine_kill(self) -> None:
+        self.view.kills_outside_node += 1
 
-    def tell_elsewhere(self) -> None:
+    def log_machine_kills(self) -> None:
         """Say what waits to be said of kills outside the node's cgroup."""
-        self._elsewhere.tell()
+        self._machine_kills.flush()
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from monitor.side.export.log_budget import Logger, Sparing
+from monitor.side.export.log_budget import LogBudget, Logger
 
 if TYPE_CHECKING:
     from monitor.pods.model import FoundPod
     from monitor.side.view import View
 
 #: How often the pods are looked at once records came, and how often one of them is told of.
-LOOK_NS, TELL_NS = 1_000_000_000, 10_000_000_000
+LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
 
 
 def over(view: View, found: FoundPod) -> dict[str, int]:
@@ -37,19 +37,21 @@ class OverBudget:
     def __init__(
         self,
         view: View,
-        spare: Sparing,
+        log_budget: LogBudget,
         log: Logger,
         look_for: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._view = view
-        self._spare = spare
+        self._log_budget = log_budget
         self._log = log
         self._look_for = look_for
         self._clock = clock
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
-        self._told: dict[str, tuple[int, dict[str, int]]] = {}  # uid -> when it was told last, and what there was then
+        self._reported: dict[
+            str, tuple[int, dict[str, int]]
+        ] = {}  # uid -> when it was told last, and what there was then
 
     def records_came(self) -> None:
         """There was news of processes or of kills: there may be more than was told."""
@@ -58,13 +60,13 @@ class OverBudget:
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        return min((due for due in (self._due_ns, self._spare.due_ns()) if due is not None), default=None)
+        return min((due for due in (self._due_ns, self._log_budget.due_ns()) if due is not None), default=None)
 
     def turn(self) -> None:
         """Look, if it is time, at every pod (a millisecond for 110 of them); say what the log left out."""
-        now, lines_ns = self._clock(), self._spare.due_ns()
+        now, lines_ns = self._clock(), self._log_budget.due_ns()
         if lines_ns is not None and now >= lines_ns:
-            self._spare.tell()
+            self._log_budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._look(now)
 
@@ -80,21 +82,21 @@ class OverBudget:
                 self._look_for(uid)
             if counted != old:
                 self._due_ns = now + LOOK_NS
-            if not self._tell(uid, found, counted, now):
+            if not self._report(uid, found, counted, now):
                 self._due_ns = now + LOOK_NS  # later
-        for uid in self._told.keys() - self._seen.keys():
-            del self._told[uid]
+        for uid in self._reported.keys() - self._seen.keys():
+            del self._reported[uid]
 
-    def _tell(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
+    def _report(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
         """Say what is new, unless that was done a moment ago. Whether everything is said."""
-        since_ns, told = self._told.get(uid, (None, {}))
-        fresh = {what: n - told.get(what, 0) for what, n in counted.items() if n > told.get(what, 0)}
+        since_ns, before = self._reported.get(uid, (None, {}))
+        fresh = {what: n - before.get(what, 0) for what, n in counted.items() if n > before.get(what, 0)}
         if not fresh:
-            self._told[uid] = (since_ns or now_ns, counted)  # they begin anew where its cgroup was made anew
+            self._reported[uid] = (since_ns or now_ns, counted)  # they begin anew where its cgroup was made anew
             return True
-        if since_ns is not None and now_ns - since_ns < TELL_NS:
+        if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
-        self._told[uid] = (now_ns, counted)
+        self._reported[uid] = (now_ns, counted)
         name = f"{found.pod.namespace}/{found.pod.name}"
         self._log("warning", "a pod causes more events than are looked at one by one", pod=name, uid=uid, **fresh)
         return True

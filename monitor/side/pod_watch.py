@@ -25,7 +25,7 @@ class PodWatch:
     def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
         self._source = source
         self._wake = wake
-        self._news: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
         self._began: float | None = None  # when the look that is under way began (monotonic seconds)
         self._known = threading.Event()
 
@@ -41,12 +41,12 @@ class PodWatch:
         """What was found since the last call, and looks that failed. Raises what is no MonitorError."""
         while True:
             try:
-                news = self._news.get_nowait()
+                found = self._found.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(news, Exception) and not isinstance(news, MonitorError):
-                raise news
-            yield news
+            if isinstance(found, Exception) and not isinstance(found, MonitorError):
+                raise found
+            yield found
 
     def stalled_s(self) -> float:
         """For how many seconds the look under way has been hanging; 0 if it does not."""
@@ -64,19 +64,19 @@ class PodWatch:
                 self._look()
                 poll.poll(1000 * max(_POLL_S, self._source.due_s()))
         except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
-            self._news.put(error)
+            self._found.put(error)
             self._wake()
 
     def _look(self) -> None:
         self._began = time.monotonic()
         try:
-            news: Change | MonitorError = self._source.poll()
+            found: Change | MonitorError = self._source.poll()
         except MonitorError as error:
-            news = error
+            found = error
         self._began = None
-        if news != Change():
-            self._news.put(news)
-        if not isinstance(news, MonitorError):
+        if found != Change():
+            self._found.put(found)
+        if not isinstance(found, MonitorError):
             self._known.set()  # after its news: who waits for it finds them
-        if news != Change():
+        if found != Change():
             self._wake()

@@ -1,4 +1,4 @@
-"""Everything the side does about races: the chronicle, the judge, the forecasts, the alerts, the kernel's log.
+"""Everything the side does about races: the event builder, the judge, the forecasts, the alerts, the kernel's log.
 
 One object with a descriptor and a deadline for the side's main loop; what can block lives in threads behind it.
 """
@@ -18,9 +18,9 @@ from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event
 from monitor.side.alerts.rules import alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
-from monitor.side.event_builder import Chronicle
+from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
-from monitor.side.forecasts import Foresight
+from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge
 from monitor.side.verdict_counts import Tally
 from monitor.side.view import View
@@ -51,28 +51,28 @@ class Races:
         except MonitorError as error:
             log.warning(str(error))
         self.recorder: Recorder | None = None
-        self.chronicle = self._chronicle()
-        self.foresight = Foresight(view, self.tally, self.chronicle.facts, wake)
+        self.event_builder = self._open_event_builder()
+        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, wake)
         self._heard = self._stored = 0  # messages of those kinds; of them that nothing is to come of any more
         self._alerts_ns = 0
-        self._foresight_told = ""
+        self._forecast_problem = ""
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
 
-    def _chronicle(self) -> Chronicle:
+    def _open_event_builder(self) -> EventBuilder:
         """What makes events of messages; with `--record` each of them is recorded."""
         view, has_log = self._view, self._kmsg is not None
         if not view.config.record:
-            return Chronicle(view, self._on_episode, self._on_event, has_log)
-        from monitor.side.recorder import RecordedChronicle, Recorder, header
+            return EventBuilder(view, self._on_episode, self._on_event, has_log)
+        from monitor.side.recorder import Recorder, RecordingEventBuilder, header
 
         head = header(view.config, view.hierarchy.version, self.judge.offset_ns)
         self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send({"t": "record"}))
-        return RecordedChronicle(view, self._on_episode, self._on_event, has_log, self.recorder)
+        return RecordingEventBuilder(view, self._on_episode, self._on_event, has_log, self.recorder)
 
     def start(self) -> None:
         """Begin to look ahead and to send."""
-        self.foresight.start()
+        self.forecaster.start()
         if self.alerts is not None:
             self.alerts.start()
 
@@ -84,7 +84,7 @@ class Races:
         """The kernel's log has something. One that fails is not read any more."""
         assert self._kmsg is not None
         try:
-            self.chronicle.witness.read(self._kmsg.read())
+            self.event_builder.confirmation.read(self._kmsg.read())
         except MonitorError as error:
             self._log.error(str(error))
             self._kmsg.close()
@@ -96,7 +96,7 @@ class Races:
             self.recorder.hear(message)
         self._heard += message["t"] in KINDS
         try:
-            self.chronicle.hear(message)
+            self.event_builder.hear(message)
         except (LookupError, TypeError, ValueError) as error:
             self._view.bad_messages += 1
             self._log.error(
@@ -110,23 +110,23 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        due_s = self.chronicle.due_s()
+        due_s = self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         """What is due."""
         if self.recorder is not None:
             self.recorder.turn()
-        if self.chronicle.turn():
-            self.foresight.look()
-        if self._heard != self._stored and not self.chronicle.open and self.judge.idle:
+        if self.event_builder.turn():
+            self.forecaster.look()
+        if self._heard != self._stored and not self.event_builder.open and self.judge.idle:
             heard = self._heard
             if self._view.send({"t": "stored", "count": heard}):
                 self._stored = heard
-        if self.foresight.problem != self._foresight_told:
-            self._foresight_told = self.foresight.problem
-            if self._foresight_told:
-                self._log.error("nothing can be said of what is ahead", problem=self._foresight_told)
+        if self.forecaster.problem != self._forecast_problem:
+            self._forecast_problem = self.forecaster.problem
+            if self._forecast_problem:
+                self._log.error("nothing can be said of what is ahead", problem=self._forecast_problem)
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now
@@ -134,7 +134,7 @@ class Races:
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits, each for so many seconds; incidents for ``incidents_s``."""
-        self.chronicle.end()
+        self.event_builder.end()
         if self.recorder is not None:
             self.recorder.close(timeout_s)
         self.judge.close(incidents_s)
@@ -143,7 +143,7 @@ class Races:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Crossing):
-            self.foresight.crossed(event.domain, event.ts_ns)
+            self.forecaster.crossed(event.domain, event.ts_ns)
 
     def _on_episode(self, found: Episode, final: bool) -> None:
         self.judge.submit(found, final)
@@ -164,7 +164,7 @@ class Races:
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
         self._met_told, self._braked_told = view.state.get("met", []), _reason(view.state)
-        oom_in_s, mismatch = self.foresight.alarms(time.monotonic_ns())
+        oom_in_s, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,

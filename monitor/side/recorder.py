@@ -22,7 +22,7 @@ from monitor.race.episode import Episode, State
 from monitor.race.events import Event
 from monitor.race.snapshot import state_to_json
 from monitor.settings.config import RunConfig
-from monitor.side.event_builder import Chronicle
+from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
 from monitor.side.message_handler import FOR_THE_RECORD
 from monitor.side.recording import FILE_BYTES, FILES, Writer
@@ -191,8 +191,8 @@ class Recorder:
             self._log.info("the recording is written again", path=str(self._path), lost=self._writer.lost)
 
 
-class RecordedChronicle(Chronicle):
-    """A chronicle whose reducer is recorded: every event as it goes in, and its state where that is wanted."""
+class RecordingEventBuilder(EventBuilder):
+    """An EventBuilder whose reducer is recorded: every event as it goes in, and its state where that is wanted."""
 
     def __init__(
         self,

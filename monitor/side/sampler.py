@@ -9,7 +9,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
 from monitor.race.events import Lost, Sample
-from monitor.side.cgroup_names import Place, Places
+from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.view import View
 
 #: A pod that stands still is written down this often.
@@ -36,10 +36,10 @@ _SAMPLES = 20_000
 class Sampler:
     """``feed`` takes the samples, in order."""
 
-    def __init__(self, view: View, places: Places, feed: Callable[[Sample], None]) -> None:
+    def __init__(self, view: View, places: CgroupNames, feed: Callable[[Sample], None]) -> None:
         self.samples: list[Sample] = []  # of the last minute, for forecasts
         self._view = view
-        self._places = places
+        self._names = places
         self._feed = feed
         self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
 
@@ -47,34 +47,34 @@ class Sampler:
         """Read the node, kubepods and every pod."""
         table = self._view.table
         before, self._still = self._still, {}
-        for at in self._places.ids():
-            place = self._places.place(at)
-            reading = table.read(at) if table is not None else self._from_files(place)
+        for at in self._names.ids():
+            named = self._names.of_cgroup(at)
+            reading = table.read(at) if table is not None else self._from_files(named)
             if reading is None:
                 continue
             # 110 pods that stand still would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
-            if place.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
+            if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
                 self._still[at] = (reading, since_ns)
                 continue
             self._still[at] = (reading, now_ns)
-            self.take(now_ns, place, reading.usage, reading.inactive_file, reading.active_file)
+            self.take(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
 
-    def _from_files(self, place: Place) -> Reading | None:
+    def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
         hierarchy = self._view.hierarchy
         try:
-            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / place.path.lstrip("/"))
+            found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
         except MonitorError:
             return None
         return Reading(found.usage, found.inactive_file, found.active_file)
 
-    def take(self, ts_ns: int, place: Place, usage: int, inactive: int, active: int) -> None:
+    def take(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
         """One look at one cgroup, in bytes."""
-        if place.kind == "container":
+        if named.kind == "container":
             return  # its pod says as much
-        domain = place.kind if place.kind in ("node", "kubepods") else place.path
-        sample = Sample(ts_ns, domain, place.pod, usage, max(0, usage - inactive), inactive, active)
+        domain = named.kind if named.kind in ("node", "kubepods") else named.path
+        sample = Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active)
         self.samples.append(sample)
         if len(self.samples) > _SAMPLES:
             del self.samples[: _SAMPLES // 2]

@@ -13,7 +13,7 @@ from monitor.side.view import View
 LOOK_NS, WAIT_NS = 50_000_000, 30_000_000_000
 
 
-class Stops:
+class StoppingPods:
     """``feed`` hears of each pod when its cgroup is empty or gone."""
 
     def __init__(self, view: View, feed: Callable[[Gone], None]) -> None:

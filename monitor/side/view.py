@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
     from monitor.side.disk_watch import DiskWatch
-    from monitor.side.export.log_budget import Sparing
+    from monitor.side.export.log_budget import LogBudget
     from monitor.side.races import Races
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
@@ -56,7 +56,7 @@ class View:
     pins: Pins | None = None
     disks: DiskWatch | None = None
     races: Races | None = None
-    spare: Sparing | None = None
+    log_budget: LogBudget | None = None
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
@@ -66,7 +66,7 @@ class View:
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
     takers: Callable[[], tuple[str, ...]] = tuple  # who takes the memory that no eviction gives back
-    kills_elsewhere: int = 0  # by the OOM killer, outside the cgroup that is the node
+    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and taken back by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from monitor.kernel.sched import take_time
 
 
-class Beat:
+class WatchedThread:
     """A thread that rests between its turns, can be woken, and shows for how long it has been busy with one."""
 
-    def __init__(self, name: str, body: Callable[[Beat], None]) -> None:
+    def __init__(self, name: str, body: Callable[[WatchedThread], None]) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._body = body
         self._wake = threading.Event()
@@ -20,7 +20,7 @@ class Beat:
 
     def _run(self) -> None:
         take_time()
-        self.beat()
+        self.begin_turn()
         self._body(self)
         self._began = None
 
@@ -35,9 +35,9 @@ class Beat:
         self._began = None
         self._wake.wait(timeout_s)
         self._wake.clear()
-        self.beat()
+        self.begin_turn()
 
-    def beat(self) -> None:
+    def begin_turn(self) -> None:
         self._began = time.monotonic()
 
     def busy_s(self) -> float:

@@ -26,16 +26,16 @@ Alarm = PsiTrigger | EventsFile | UsageThreshold
 class Alarms:
     """Opened for what is watched, closed for what is not any more. What cannot be had is logged once."""
 
-    def __init__(self, rung: str, version: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, rung: str, version: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._rung = rung
         self._version = version
-        self._tell = tell
+        self._send = send
         self._epoll: select.epoll | None = None
         self._wanted: Sequence[Watch] = ()
         self._by_fd: dict[int, Alarm] = {}
         self._of: dict[int, list[Alarm]] = {}  # by cgroup id
         self._aims: dict[int, UsageThreshold] = {}  # by cgroup id
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def open(self, epoll: select.epoll) -> None:
         """Open what was asked for before."""
@@ -90,10 +90,10 @@ class Alarms:
             alarm.close()
 
     def _complain(self, problem: str, remedy: str) -> None:
-        if problem not in self._told:
-            self._told.add(problem)
+        if problem not in self._reported:
+            self._reported.add(problem)
             said = {"msg": "an alarm cannot be had: polling alone", "problem": problem, "remedy": remedy}
-            self._tell({"t": "log", "level": "warning", **said})
+            self._send({"t": "log", "level": "warning", **said})
 
     def acknowledge(self, fd: int) -> int | None:
         """Take in an alarm: the id of the cgroup that has passed its usage threshold, 0 for an alarm that only calls to

@@ -134,7 +134,7 @@ class SoftArming:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MemorySource:
     """The instruments of one rung. ``victim``, ``eviction``: the words of these structs, in BPF's memory or nobody's.
 
     ``is_exact``: the table is kept exact by the kernel. ``reread_lists(index)``: else, how a domain's file lists are
@@ -152,12 +152,12 @@ class Source:
     reread_lists: Callable[[int], None] | None = None
 
 
-def open_source(config: RunConfig) -> Source:
+def open_memory_source(config: RunConfig) -> MemorySource:
     """The instruments of ``config.rung``. Raises MonitorError."""
     return _open_bpf(config) if config.rung in BPF_RUNGS else _open_soft(config)
 
 
-def _open_bpf(config: RunConfig) -> Source:
+def _open_bpf(config: RunConfig) -> MemorySource:
     from monitor.kernel.domains import DomainTable
     from monitor.kernel.pins import Pins
     from monitor.kernel.sweeping import Sweeper
@@ -165,7 +165,7 @@ def _open_bpf(config: RunConfig) -> Source:
 
     pins = Pins.open(config.pin_dir)
     table = DomainTable(pins)
-    return Source(
+    return MemorySource(
         rung=config.rung,
         table=table,
         sweeper=Sweeper(pins, table),
@@ -177,12 +177,12 @@ def _open_bpf(config: RunConfig) -> Source:
     )
 
 
-def _open_soft(config: RunConfig) -> Source:
+def _open_soft(config: RunConfig) -> MemorySource:
     from monitor.kernel import cgroupfs
     from monitor.sources.polled_table import SoftSweeper, SoftTable
 
     table = SoftTable(cgroupfs.detect())
-    return Source(
+    return MemorySource(
         rung=config.rung,
         table=table,
         sweeper=SoftSweeper(table),

@@ -118,7 +118,7 @@ def test_the_rings_are_read_between_thousands_of_signals(pod: Path, monkeypatch:
         crowd(pod, parent, 2 * evict._AT_ONCE)
         victim = prepared(pod)
         victim.kill()
-        assert len(victim._told) == evict._AT_ONCE
+        assert len(victim._signalled) == evict._AT_ONCE
         assert victim.unfinished
         finish(Eviction(victim, 0, 0))
 

@@ -228,12 +228,12 @@ def test_refused_lowering_is_told_once_and_goes_as_far_as_it_may(cgroup: Path, s
     scores = make_scores(True, log)
     scores.set_pod(FoundPod(pod, cgroup, {"main": cgroup}))
     capable = int(_status("CapEff"), 16) >> 24 & 1  # CAP_SYS_RESOURCE is bit 24
-    told = [message for _, message, _ in log.lines if "EACCES" in message]
+    reported = [message for _, message, _ in log.lines if "EACCES" in message]
     if capable:
-        assert ([read(pid) for pid in pids], told, scores.denied) == ([-997, -997], [], 0)
+        assert ([read(pid) for pid in pids], reported, scores.denied) == ([-997, -997], [], 0)
     else:
         assert ([read(pid) for pid in pids], scores.denied) == ([0, 0], 2)
-        assert len(told) == 1
+        assert len(reported) == 1
         remedy = next(fields["remedy"] for _, message, fields in log.lines if "EACCES" in message)
         assert "CAP_SYS_RESOURCE" in str(remedy)
 

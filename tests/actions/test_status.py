@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.actions.status import Eviction, StatusStore, event_object, pod_object, stem
+from monitor.actions.status import EvictedPod, StatusStore, event_object, pod_object, stem
 from monitor.policy.pods import Pod, pod_from_object
 
 
@@ -25,8 +25,8 @@ def pod(name: str = "web", namespace: str = "shop", uid: str = "u1", **metadata:
     )
 
 
-def eviction(number: str = "1", of: Pod | None = None) -> Eviction:
-    return Eviction(
+def eviction(number: str = "1", of: Pod | None = None) -> EvictedPod:
+    return EvictedPod(
         id=number,
         pod=of or pod(annotations={"team": "a"}),
         qos="BestEffort",

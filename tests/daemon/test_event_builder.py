@@ -14,15 +14,15 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
+from monitor.race.domain_forecasts import DomainForecast
 from monitor.race.episode import Episode
 from monitor.race.events import Clear, Crossing, Event, Kill, Mark
 from monitor.race.forecast import Forecast
-from monitor.race.pod_forecasts import Outlook
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
-from monitor.side.cgroup_names import Places
-from monitor.side.event_builder import Chronicle
-from monitor.side.forecasts import Foresight
+from monitor.side.cgroup_names import CgroupNames
+from monitor.side.event_builder import EventBuilder
+from monitor.side.forecasts import Forecaster
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Path:
 
 
 class Heard:
-    """A chronicle of ``node`` and what it made."""
+    """An event builder of ``node`` and what it made."""
 
     def __init__(
         self,
@@ -62,7 +62,9 @@ class Heard:
             counted=dict,
             mem_total=1 << 30,
         )
-        self.chronicle = Chronicle(view, lambda e, final: self.episodes.append((e, final)), self.events.append, False)
+        self.event_builder = EventBuilder(
+            view, lambda e, final: self.episodes.append((e, final)), self.events.append, False
+        )
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
@@ -124,13 +126,13 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
     with monkeypatch.context() as patch:
         patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
-        heard.chronicle.hear(marked(at, at, domain=None))
-        heard.chronicle.hear(marked(at, at, domain=None) | {"kind": "reclaim", "victim_cgroup": 0})
+        heard.event_builder.hear(marked(at, at, domain=None))
+        heard.event_builder.hear(marked(at, at, domain=None) | {"kind": "reclaim", "victim_cgroup": 0})
     assert heard.events[1:] == []
-    heard.chronicle.hear(marked(at, at) | {"domain": None, "victim_cgroup": 0})  # a kernel that does not say whose
-    heard.chronicle.hear(marked(at, at, domain=None) | {"while_away": True})
+    heard.event_builder.hear(marked(at, at) | {"domain": None, "victim_cgroup": 0})  # a kernel that does not say whose
+    heard.event_builder.hear(marked(at, at, domain=None) | {"while_away": True})
     assert heard.of(Mark) == []
-    heard.chronicle.hear(marked(system, system))
+    heard.event_builder.hear(marked(system, system))
     (mark,) = heard.of(Mark)
     assert (mark.oom_path, mark.scope) == ("/node/system", "outside")
 
@@ -138,10 +140,10 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
 def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Path) -> None:
     at = cgroup_id(node.parent / "elsewhere")
     heard = Heard(node)
-    heard.chronicle.hear(marked(at, 0))
+    heard.event_builder.hear(marked(at, 0))
     assert [m.scope for m in heard.of(Mark)] == ["global"]
     heard = Heard(node, is_machine=True)
-    heard.chronicle.hear(marked(at, at))
+    heard.event_builder.hear(marked(at, at))
     assert [m.scope for m in heard.of(Mark)] == ["outside"]
 
 
@@ -154,11 +156,11 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     pod.mkdir(parents=True)
     made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
     heard = Heard(node, pods={"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
-    heard.chronicle.hear(marked(cgroup_id(pod), cgroup_id(at)))
+    heard.event_builder.hear(marked(cgroup_id(pod), cgroup_id(at)))
     (mark,) = heard.of(Mark)
     path = f"/{at.relative_to(node.parent)}"
     assert (mark.scope, mark.oom_path, mark.pod_name) == ("pods", path, "ns/x")
-    heard.chronicle.end()
+    heard.event_builder.end()
     ((found, _),) = heard.episodes
     incident = verdict(found)
     assert (incident.domain, incident.flags) == ("kubepods", ("kubepods_limit",))
@@ -174,28 +176,28 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     heard = Heard(node, pods={"u": found}, kubepods=pod.parent)
     sender = node / "system" if where == "../system" else pod.parent / where
     sent = {"kind": "kill", "si_code": 0, "invoker_comm": "runc", "invoker_cgroup": cgroup_id(sender)}
-    heard.chronicle.hear(marked(cgroup_id(pod), 0) | sent)
+    heard.event_builder.hear(marked(cgroup_id(pod), 0) | sent)
     (kill,) = heard.of(Kill)
     assert (kill.by_runtime, kill.by_user) == (where == "../system", where != "../system")
 
 
 def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node: Path) -> None:
-    places = Places(Hierarchy(1, node.parent), node)
+    names = CgroupNames(Hierarchy(1, node.parent), node)
     system = cgroup_id(node / "system")
-    assert places.locate(system)
+    assert names.locate(system)
     (node / "system").rmdir()
-    assert places.locate(system), "remembered: it may be told of after it went"
-    assert not places.locate(1 << 60)
+    assert names.locate(system), "remembered: it may be told of after it went"
+    assert not names.locate(1 << 60)
 
 
 def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: Path) -> None:
     heard = Heard(node)
     now = time.monotonic_ns()
-    heard.chronicle.hear(crossed(now))
-    heard.chronicle.hear(state("hard"))
+    heard.event_builder.hear(crossed(now))
+    heard.event_builder.hear(state("hard"))
     assert heard.of(Clear) == []
-    heard.chronicle.hear(state("soft"))
-    heard.chronicle.hear(state())
+    heard.event_builder.hear(state("soft"))
+    heard.event_builder.hear(state())
     assert len(heard.of(Crossing)) == 1
     (clear,) = heard.of(Clear)
     assert (clear.domain, clear.signal, clear.hard, clear.available) == ("node", "memory.available", True, 100 * MIB)
@@ -206,14 +208,14 @@ def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest
     clock = [1000 * S]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
     heard = Heard(node)
-    heard.chronicle.hear(crossed(clock[0] - 5 * S))
-    heard.chronicle.hear(crossed(clock[0] - 5 * S) | {"t": "clear", "available": 100 * MIB})
-    assert heard.chronicle.turn() is False
+    heard.event_builder.hear(crossed(clock[0] - 5 * S))
+    heard.event_builder.hear(crossed(clock[0] - 5 * S) | {"t": "clear", "available": 100 * MIB})
+    assert heard.event_builder.turn() is False
     assert heard.episodes == [], "though by now it has been quiet for five seconds"
-    assert heard.chronicle.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
+    assert heard.event_builder.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
     for _ in range(2):
         clock[0] += module.CATCH_UP_NS
-        heard.chronicle.turn()
+        heard.event_builder.turn()
     assert [(e.domain, final) for e, final in heard.episodes] == [("node", True)]
 
 
@@ -224,11 +226,11 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, mo
     system = cgroup_id(node / "system")
     waited = 0
     while not heard.episodes:
-        heard.chronicle.hear(marked(system, system) | {"ts_ns": clock[0] - S, "victim_pid": (1 << 22) + waited})
-        assert heard.chronicle.turn() is False
+        heard.event_builder.hear(marked(system, system) | {"ts_ns": clock[0] - S, "victim_pid": (1 << 22) + waited})
+        assert heard.event_builder.turn() is False
         if heard.episodes:
             break
-        step = round(heard.chronicle.due_s() * 1e9)
+        step = round(heard.event_builder.due_s() * 1e9)
         assert step > 0
         clock[0] += min(step, 50_000_000)
         waited += 1
@@ -238,17 +240,17 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, mo
 
 
 @pytest.fixture
-def foresight() -> Foresight:
+def forecaster() -> Forecaster:
     nothing: Any = SimpleNamespace()
-    return Foresight(nothing, nothing, lambda: ((), ()), lambda: None)
+    return Forecaster(nothing, nothing, lambda: ((), ()), lambda: None)
 
 
-def ahead(seconds: float | None, latest: float | None) -> Outlook:
+def ahead(seconds: float | None, latest: float | None) -> DomainForecast:
     one = Forecast(0, 0, 1.0, *(None if t is None else round(t * S) for t in (seconds, seconds, latest)))
-    return Outlook("node", None, None, one)
+    return DomainForecast("node", None, None, one)
 
 
-def test_an_alert_waits_until_growth_has_lasted(foresight: Foresight) -> None:
+def test_an_alert_waits_until_growth_has_lasted(forecaster: Forecaster) -> None:
     for now, latest, expected in (
         (0, 50.0, {}),
         (9, 50.0, {}),
@@ -258,19 +260,19 @@ def test_an_alert_waits_until_growth_has_lasted(foresight: Foresight) -> None:
         (22, 50.0, {"node": 20.0}),
         (23, None, {}),
     ):
-        foresight.outlooks = {"node": ahead(20.0, latest)}
-        foresight._note_alarms(now * S)
-        assert foresight.alarms(now * S) == (expected, None)
+        forecaster.forecasts = {"node": ahead(20.0, latest)}
+        forecaster._note_alarms(now * S)
+        assert forecaster.alarms(now * S) == (expected, None)
 
 
-def test_so_does_one_about_the_victim(foresight: Foresight) -> None:
+def test_so_does_one_about_the_victim(forecaster: Forecaster) -> None:
     for now, found, expected in (
         (0, {"kernel": "a"}, None),
         (59, {"kernel": "b"}, None),
         (60, {"kernel": "b"}, "b"),
         (61, None, None),
     ):
-        foresight.mismatch = found
-        foresight._note_alarms(now * S)
-        told = foresight.alarms(now * S)[1]
+        forecaster.mismatch = found
+        forecaster._note_alarms(now * S)
+        told = forecaster.alarms(now * S)[1]
         assert (told["kernel"] if told else None) == expected

@@ -13,7 +13,7 @@ from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.kmsg import Constraint, Killed
 from monitor.race.events import KMSG_PLACE, Checked, End
 from monitor.race.verdict import verdict
-from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, Told, Witness
+from monitor.side.kill_confirmation import COUNTED_NS, UNSURE_NS, KillConfirmation, RecordedKill
 from tests import live
 from tests.race.builders import died, mark, ms, one, ranked, watched
 
@@ -25,7 +25,7 @@ class Asked:
 
     def __init__(self, root: Path, has_log: bool = False) -> None:
         self.said: list[Checked] = []
-        self.witness = Witness(Hierarchy(1, root), has_log, self.said.append)
+        self.confirmation = KillConfirmation(Hierarchy(1, root), has_log, self.said.append)
         self.root = root
 
     def count(self, name: str, kills: int) -> None:
@@ -33,13 +33,13 @@ class Asked:
         (self.root / name / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
 
     def known(self, name: str) -> None:
-        self.witness.known(cgroup_id(self.root / name), f"/{name}")
+        self.confirmation.known(cgroup_id(self.root / name), f"/{name}")
 
-    def told(self, name: str, ts_ns: int | None = None, limit: str | None = None) -> Told:
-        return Told(ts_ns or time.monotonic_ns() + UNSURE_NS, cgroup_id(self.root / name), f"/{name}", limit)
+    def kill(self, name: str, ts_ns: int | None = None, limit: str | None = None) -> RecordedKill:
+        return RecordedKill(ts_ns or time.monotonic_ns() + UNSURE_NS, cgroup_id(self.root / name), f"/{name}", limit)
 
     def answers(self) -> list[bool]:
-        self.witness.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
+        self.confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
         return [one.agrees for one in self.said]
 
 
@@ -47,11 +47,11 @@ def test_kills_before_it_was_watched_confirm_nothing(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.count("a", 3)
     asked.known("a")
-    asked.witness.marked(1, asked.told("a"))
+    asked.confirmation.marked(1, asked.kill("a"))
     assert asked.answers() == [False], "it still counts 3"
     assert asked.said[0].detail == "/a counts 3 OOM kills, 3 of them before it was watched, 1 were seen"
     asked.count("a", 5)
-    asked.witness.marked(2, asked.told("a"))
+    asked.confirmation.marked(2, asked.kill("a"))
     assert asked.answers()[1:] == [True]
 
 
@@ -59,14 +59,14 @@ def test_a_kill_that_may_be_among_them_is_not_asked_about(tmp_path: Path) -> Non
     asked = Asked(tmp_path)
     asked.count("a", 1)
     asked.known("a")
-    asked.witness.marked(1, asked.told("a", time.monotonic_ns()))
+    asked.confirmation.marked(1, asked.kill("a", time.monotonic_ns()))
     assert asked.answers() == []
 
 
 def test_a_cgroup_nobody_saw_before_is_asked_as_it_stands(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.count("a", 1)
-    asked.witness.marked(1, asked.told("a"))
+    asked.confirmation.marked(1, asked.kill("a"))
     assert asked.answers() == [True]
 
 
@@ -93,12 +93,12 @@ def test_the_logs_place_is_compared(
     tmp_path: Path, limit: str | None, logged: str | None, victim: str, agrees: bool
 ) -> None:
     asked = Asked(tmp_path, has_log=True)
-    told = Told(time.monotonic_ns(), 7, "/n/a", limit)
-    asked.witness.marked(5, told)
-    asked.witness.read(lines(5, logged, victim))
+    kill = RecordedKill(time.monotonic_ns(), 7, "/n/a", limit)
+    asked.confirmation.marked(5, kill)
+    asked.confirmation.read(lines(5, logged, victim))
     late = Asked(tmp_path, has_log=True)  # the log first
-    late.witness.read(lines(5, logged, victim))
-    late.witness.marked(5, told)
+    late.confirmation.read(lines(5, logged, victim))
+    late.confirmation.marked(5, kill)
     for found in (asked, late):
         assert [(c.source, c.agrees) for c in found.said] == [("kmsg", True), (KMSG_PLACE, agrees)]
         assert ("; the record: " in found.said[1].detail) is not agrees
@@ -109,11 +109,11 @@ def test_a_disagreement_about_the_place_is_shown_and_changes_nothing() -> None:
     detail = "CONSTRAINT_MEMCG: limit of /m, victim in /n/a; the record: limit of /n, victim in /n/a"
     said = Checked(ms(5), KMSG_PLACE, 4242, False, detail)
     denied = Checked(ms(6), "memory.events", 4242, False, "x")
-    plain, told = verdict(one(*events, End(ms(5000)))), verdict(one(*events, said, denied, End(ms(5000))))
-    assert told.verdict == plain.verdict
-    assert len(told.oom_victims) == 1
-    assert f"the kernel's log says otherwise ({detail})" in told.summary
-    assert [s["agrees"] for s in told.steps if s["what"] == "checked"] == [False, False]
+    plain, doubted = verdict(one(*events, End(ms(5000)))), verdict(one(*events, said, denied, End(ms(5000))))
+    assert doubted.verdict == plain.verdict
+    assert len(doubted.oom_victims) == 1
+    assert f"the kernel's log says otherwise ({detail})" in doubted.summary
+    assert [s["agrees"] for s in doubted.steps if s["what"] == "checked"] == [False, False]
 
 
 @pytest.mark.kernel
@@ -127,15 +127,15 @@ def test_a_real_cgroup_with_kills_before(request: pytest.FixtureRequest) -> None
 
         killed()
         hierarchy, said = cgroupfs.detect(), list[Checked]()
-        witness = Witness(hierarchy, False, said.append)
+        confirmation = KillConfirmation(hierarchy, False, said.append)
         at, name = cgroup_id(path), f"/{path.relative_to(hierarchy.root)}"
-        witness.known(at, name)
+        confirmation.known(at, name)
         assert cgroupfs.oom_kills(hierarchy, path) == 1
-        witness.marked(1, Told(time.monotonic_ns() + UNSURE_NS, at, name, name))
-        witness.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
+        confirmation.marked(1, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
+        confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
         assert [one.agrees for one in said] == [False], "nobody was killed since"
         killed()
-        witness.marked(2, Told(time.monotonic_ns() + UNSURE_NS, at, name, name))
+        confirmation.marked(2, RecordedKill(time.monotonic_ns() + UNSURE_NS, at, name, name))
         killed()
-        witness.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
+        confirmation.turn(time.monotonic_ns() + UNSURE_NS + COUNTED_NS)
         assert [one.agrees for one in said] == [False, True]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.side import machine_kills
-from monitor.side.machine_kills import TELL_NS, Elsewhere, is_elsewhere
+from monitor.side.machine_kills import LOG_INTERVAL_NS, MachineKills, is_outside_node
 
 MARK = {
     "kind": "mark",
@@ -38,23 +38,23 @@ MARK = {
     ],
 )
 def test_what_is_elsewhere(more: dict[str, Any], node: str | None, expected: bool) -> None:
-    assert is_elsewhere(MARK | more, node) is expected
+    assert is_outside_node(MARK | more, node) is expected
 
 
 def test_they_are_counted_and_told_of_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     counted: list[int] = []
     log: Any = SimpleNamespace(info=lambda _, **fields: told.append(fields))
-    now = [1_000 * TELL_NS]
+    now = [1_000 * LOG_INTERVAL_NS]
     monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    one = Elsewhere(lambda: counted.append(1), log)
+    one = MachineKills(lambda: counted.append(1), log)
     for _ in range(100):
         one.take(MARK)
         one.take(MARK | {"kind": "kill"})
         one.take(MARK | {"exiting": True})
     assert len(counted) == 100
     assert told == [{"kills": 1, "victims": {"stress": 1}}]
-    now[0] += TELL_NS
-    one.tell()
-    one.tell()
+    now[0] += LOG_INTERVAL_NS
+    one.flush()
+    one.flush()
     assert told[1:] == [{"kills": 99, "victims": {"stress": 99}}]

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.side.export.log_budget import Sparing
-from monitor.side.over_budget import LOOK_NS, TELL_NS, OverBudget
+from monitor.side.export.log_budget import LogBudget
+from monitor.side.over_budget import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 
 
 def found(name: str, *ids: int) -> FoundPod:
@@ -28,7 +28,7 @@ class Side:
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         self.view = SimpleNamespace(pods=pods, table=SimpleNamespace(over=lambda at: self.counts.get(at, {})))
         self.over = OverBudget(
-            cast(Any, self.view), Sparing(self.log), self.log, self.looked.append, clock=lambda: self.now
+            cast(Any, self.view), LogBudget(self.log), self.log, self.looked.append, clock=lambda: self.now
         )
 
     def log(self, level: str, message: str, /, **fields: Any) -> None:
@@ -64,7 +64,7 @@ def test_new_processes_are_looked_for_and_it_is_said_once_in_a_while() -> None:
     while side.over.due_ns() is not None:  # the storm is over: the rest is said when it is time
         side.turn()
     assert [line["kills"] for line in side.lines] == [5, 40]
-    assert side.now >= TELL_NS
+    assert side.now >= LOG_INTERVAL_NS
     assert side.looked == ["a"] * 9
 
 
@@ -83,4 +83,4 @@ def test_a_pod_that_was_made_anew_begins_anew() -> None:
     side.view.pods.pop("b")
     side.over.records_came()
     side.turn()
-    assert not side.over._told
+    assert not side.over._reported

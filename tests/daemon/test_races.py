@@ -18,7 +18,7 @@ from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.side.cgroup_names import Place, Places
+from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 
 pytestmark = pytest.mark.kernel
 HARD = ("--eviction-hard", "memory.available<16Mi")
@@ -141,7 +141,7 @@ def test_kills_on_the_rest_of_the_machine_are_counted_and_no_incidents(node: Lab
 
 def test_places_tell_what_a_cgroup_is() -> None:
     hierarchy = cgroupfs.detect()
-    with live.cgroup("places") as top:
+    with live.cgroup("names") as top:
         node = cgroupfs.make(top / "node")
         slice_ = cgroupfs.make(node / "kubepods")
         middle = cgroupfs.make(slice_ / "burstable")
@@ -150,20 +150,20 @@ def test_places_tell_what_a_cgroup_is() -> None:
         ids = {path: cgroupfs.cgroup_id(path) for path in (top, node, slice_, middle, pod, other, container)}
         made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
         found = FoundPod(made, pod, {"c": container}, (ids[pod], ids[container]))
-        places = Places(hierarchy, node)
-        places.update({"u": found}, slice_)
+        names = CgroupNames(hierarchy, node)
+        names.update({"u": found}, slice_)
         name = f"/{top.name}"
-        assert places.place(ids[node]) == Place(f"{name}/node", "node")
-        assert places.place(ids[slice_]) == Place(f"{name}/node/kubepods", "kubepods")
-        assert places.place(ids[middle]).kind == "pods"  # a class of pods: neither node nor kubepods nor a pod
-        assert places.place(ids[top]).kind == "outside"
-        assert places.place(ids[pod]) == Place(f"{name}/node/kubepods/burstable/podx", "pod", "u", "ns/x")
-        assert places.place(ids[container]).kind == "container"
-        assert places.place(12345, "u").kind == "container"  # somewhere inside that pod
-        assert places.place(ids[other]) == Place(f"#{ids[other]}", "outside")
-        assert set(places.ids()) == {ids[node], ids[slice_], ids[pod]}
-        places.update({}, slice_)  # a kill is told after its pod went
-        assert places.place(ids[container]).name == "ns/x"
+        assert names.of_cgroup(ids[node]) == NamedCgroup(f"{name}/node", "node")
+        assert names.of_cgroup(ids[slice_]) == NamedCgroup(f"{name}/node/kubepods", "kubepods")
+        assert names.of_cgroup(ids[middle]).kind == "pods"  # a class of pods: neither node nor kubepods nor a pod
+        assert names.of_cgroup(ids[top]).kind == "outside"
+        assert names.of_cgroup(ids[pod]) == NamedCgroup(f"{name}/node/kubepods/burstable/podx", "pod", "u", "ns/x")
+        assert names.of_cgroup(ids[container]).kind == "container"
+        assert names.of_cgroup(12345, "u").kind == "container"  # somewhere inside that pod
+        assert names.of_cgroup(ids[other]) == NamedCgroup(f"#{ids[other]}", "outside")
+        assert set(names.ids()) == {ids[node], ids[slice_], ids[pod]}
+        names.update({}, slice_)  # a kill is told after its pod went
+        assert names.of_cgroup(ids[container]).name == "ns/x"
 
 
 @pytest.mark.once  # the scenario kubepods-limit is played on every kernel

@@ -29,7 +29,7 @@ HARD = ("--eviction-hard", "memory.available<32Mi")
 
 
 def span(state_dir: Path, since_ns: int, *until_ns: int) -> None:
-    one = reported_kills.Told(state_dir)
+    one = reported_kills.ReportedKills(state_dir)
     for each in until_ns:
         one.note(since_ns, each)
 
@@ -54,7 +54,7 @@ def test_spans_are_taken_once(tmp_path: Path) -> None:
 
 
 def test_what_was_lost_in_between_is_in_no_span(tmp_path: Path) -> None:
-    one = reported_kills.Told(tmp_path)
+    one = reported_kills.ReportedKills(tmp_path)
     for since, until in ((5, 7), (5, 9), (20, 21), (20, 30)):
         one.note(since, until)
     assert reported_kills.spans(tmp_path) == [(5, 9), (20, 30)]

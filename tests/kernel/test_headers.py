@@ -114,7 +114,7 @@ def test_real_time_trees_are_paired_with_their_own_common_part(tmp_path: Path) -
 )
 def test_the_nearest_older_release_is_chosen(running: str, expected: str) -> None:
     names = ["5.10.0-32-amd64", "7.2.12+deb14-amd64", "6.12.48+deb13-amd64", "6.1.0-56-amd64"]
-    found = [headers.Source(name, Path(name), Path(name)) for name in names]
+    found = [headers.HeaderTrees(name, Path(name), Path(name)) for name in names]
     chosen = headers.choose(found, running)
     assert chosen is not None
     assert chosen.release == expected

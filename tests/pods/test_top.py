@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.status import Eviction, StatusStore
+from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
@@ -317,7 +317,7 @@ def test_something_else_on_the_port(folder: Path, tmp_path: Path, node: Path, bo
 
 def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> None:
     pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
-    eviction = Eviction("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
+    eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
     StatusStore(tmp_path / "state").write(eviction)
     done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port())
     assert "evicted ns/gone: The node was low on resource: memory." in done.stdout

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.acting import grace_s, hurries, of_memory, takes_first_at_once, urgent
 from monitor.policy.compat import KUBELET, SANE
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
@@ -100,17 +100,17 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
     """A prepared victim is signalled before the pass that says so: whatever came before, the pass has to say so."""
     thresholds = parse_thresholds(hard, soft, dict.fromkeys(soft, "30s"), reclaim)
     config = EvictionConfig(thresholds=thresholds, transition_period_ns=5, max_pod_grace_s=7, compat=compat)
-    standing = Standing(lambda candidate, _qos: memory_key(candidate))
+    eviction_order = EvictionOrder(lambda candidate, _qos: memory_key(candidate))
     for candidate in candidates:
-        standing.put(candidate, "Burstable")
+        eviction_order.put(candidate, "Burstable")
     state, outcome = State.initial(), None
     for stamp, seen in enumerate((*before, now), 1):
         observations = {signal: Observation(free, CAPACITY, stamp) for signal, free in seen.items()}
-        state, outcome = synchronize(config, state, observations, stamp, lambda _: standing.order())
+        state, outcome = synchronize(config, state, observations, stamp, lambda _: eviction_order.order())
     assert outcome is not None
     for signal in (MEMORY, ALLOCATABLE_MEMORY):
         lines = [t.quantity(CAPACITY) for t in thresholds if t.signal == signal and t.hard]
         if takes_first_at_once(now[signal], max(lines, default=0)):
-            assert outcome.victim == standing.first()
+            assert outcome.victim == eviction_order.first()
             assert of_memory(outcome)
             assert grace_s(outcome) == 0

@@ -15,7 +15,7 @@ from monitor.policy.synchronize import EvictionConfig
 from monitor.policy.thresholds import parse_in_order
 from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
 from monitor.race.facts import facts
-from monitor.race.series import Curve
+from monitor.race.series import TimeSeries
 from monitor.race.staleness import BUSY_NS, QUIET_NS, age_below, first_victim, stale_usage
 from monitor.race.world import world
 from tests.race.builders import (
@@ -53,13 +53,13 @@ def growth(mi_per_s: float, headroom_mi: float = 100, inactive_mi: float = 0, be
     sets = [(t, CAPACITY - QUANTITY + round(v * MI)) for t, v in line]
     usage = [(t, v + round(inactive_mi * MI)) for t, v in sets]
     hog = [(ms(t * 100), round((300 + mi_per_s * t / 10) * MI)) for t in range(-before_s * 10, round(end_s * 10))]
-    curves = {"uid-hog": Curve(hog), "uid-cart": Curve([(ms(-30_000), 200 * MI)])}
+    series_by_uid = {"uid-hog": TimeSeries(hog), "uid-cart": TimeSeries([(ms(-30_000), 200 * MI)])}
     return World(
-        {MEMORY: Curve(usage)},
-        {MEMORY: Curve(sets)},
+        {MEMORY: TimeSeries(usage)},
+        {MEMORY: TimeSeries(sets)},
         {MEMORY: CAPACITY},
         PODS[:2],
-        curves,
+        series_by_uid,
         ms(0),
         float(ms(end_s * 1000)),
     )
@@ -119,7 +119,7 @@ def shifting(direction: int) -> World:
     grown = [5 * (t - ms(0)) / S for t in times]
     sets = [(t, CAPACITY - QUANTITY + round(g * MI)) for t, g in zip(times, grown, strict=True)]
     usage = [(t, v + round((300 + direction * g) * MI)) for (t, v), g in zip(sets, grown, strict=True)]
-    return World({MEMORY: Curve(usage)}, {MEMORY: Curve(sets)}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
+    return World({MEMORY: TimeSeries(usage)}, {MEMORY: TimeSeries(sets)}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
 
 
 def test_the_armed_level_drifts_with_the_cache() -> None:
@@ -142,7 +142,9 @@ def test_a_soft_threshold_waits_for_its_grace_in_whole_periods() -> None:
 
 
 def test_pressure_shorter_than_the_period_may_never_be_seen() -> None:
-    sets = Curve([(ms(-20_000), 0), (ms(-1), CAPACITY // 2), (ms(0), CAPACITY), (ms(3000), CAPACITY), (ms(3001), 0)])
+    sets = TimeSeries(
+        [(ms(-20_000), 0), (ms(-1), CAPACITY // 2), (ms(0), CAPACITY), (ms(3000), CAPACITY), (ms(3001), 0)]
+    )
     short = World({MEMORY: sets}, {MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
     found = counterfactual(short, HARD)
     assert found.detected == pytest.approx(0.3, abs=0.001)
@@ -190,16 +192,16 @@ def test_ages_are_spread_as_waits_between_one_and_two_intervals_make_them() -> N
 
 
 def test_stale_figures_of_one_pod_are_certain_in_sum() -> None:
-    curve = Curve([(ms(t), t * MI) for t in range(0, 60_000, 100)])
-    found = stale_usage(curve, ms(59_000))
+    series = TimeSeries([(ms(t), t * MI) for t in range(0, 60_000, 100)])
+    found = stale_usage(series, ms(59_000))
     assert math.fsum(p for _, p in found) == pytest.approx(1.0)
     oldest = min(v for v, _ in found)
     assert 38_000 * MI <= oldest <= 39_500 * MI
 
 
 def test_a_pod_that_grew_just_now_is_not_yet_known_to_be_the_biggest() -> None:
-    quick = Curve([(ms(-30_000), 10 * MI), (ms(0), 900 * MI)])
-    steady = Curve([(ms(-30_000), 300 * MI)])
+    quick = TimeSeries([(ms(-30_000), 10 * MI), (ms(0), 900 * MI)])
+    steady = TimeSeries([(ms(-30_000), 300 * MI)])
     pods = (pod("hog", 900 * MI), pod("cart", 300 * MI))
     found = first_victim(pods, {"uid-hog": quick, "uid-cart": steady}, ms(3000))
     # Looked at since the jump 3 s ago: 3 s / (1.5 x 10 s).
@@ -209,10 +211,11 @@ def test_a_pod_that_grew_just_now_is_not_yet_known_to_be_the_biggest() -> None:
 @given(st.lists(st.lists(st.integers(0, 500), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_somebody_is_the_first(usages: list[list[int]]) -> None:
     pods = [Candidate(f"u{i}", "n", f"p{i}", 0, 100, 0, False) for i in range(len(usages))]
-    curves = {
-        f"u{i}": Curve([(ms(-4000 * k), value) for k, value in enumerate(values)]) for i, values in enumerate(usages)
+    series_by_uid = {
+        f"u{i}": TimeSeries([(ms(-4000 * k), value) for k, value in enumerate(values)])
+        for i, values in enumerate(usages)
     }
-    assert math.fsum(first_victim(pods, curves, ms(0)).values()) == pytest.approx(1.0)
+    assert math.fsum(first_victim(pods, series_by_uid, ms(0)).values()) == pytest.approx(1.0)
 
 
 def test_critical_pods_are_never_the_victim() -> None:
@@ -240,7 +243,7 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     assert found.oom_ns == pytest.approx(ms(1000), abs=30_000_000)
     assert found.working_set[MEMORY].at(ms(500)) == pytest.approx(950 * MI, rel=0.01)
     assert found.working_set[MEMORY].at(ms(9)) == pytest.approx(901 * MI, rel=0.001)  # not what the eviction made it
-    assert found.pod_curves["uid-hog"].at(ms(500)) == pytest.approx(450 * MI, rel=0.01)
+    assert found.pod_series["uid-hog"].at(ms(500)) == pytest.approx(450 * MI, rel=0.01)
     answer = counterfactual(found, HARD)
     assert answer.detected == pytest.approx(0.1, abs=0.01)
     assert answer.assumed
@@ -250,14 +253,14 @@ def test_without_a_crossing_there_is_nothing_to_compare() -> None:
     assert world(facts(one(watched(), mark(3, oom_inactive_file=400 * MI)))) is None
 
 
-def test_curves() -> None:
-    curve = Curve([(0, 0), (10, 100), (20, 0)])
-    assert (curve.at(5), curve.at(-5), curve.at(99), curve.held(19)) == (50, 0, 0, 100)
-    assert curve.above(50) == [(5, 15)]
-    assert curve.above(-1) == [(0, math.inf)]
-    assert curve.rises_through(50, 0) == 5
-    assert curve.rises_through(50, 6) is None
-    assert curve.rises_through(200, 0) is None
+def test_time_series() -> None:
+    series = TimeSeries([(0, 0), (10, 100), (20, 0)])
+    assert (series.at(5), series.at(-5), series.at(99), series.held(19)) == (50, 0, 0, 100)
+    assert series.above(50) == [(5, 15)]
+    assert series.above(-1) == [(0, math.inf)]
+    assert series.rises_through(50, 0) == 5
+    assert series.rises_through(50, 6) is None
+    assert series.rises_through(200, 0) is None
 
 
 def test_nobody_is_named_where_priorities_are_not_known() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.race.domain_forecasts import domain_forecasts
 from monitor.race.forecast import Forecast, forecast, score, slope
-from monitor.race.pod_forecasts import outlooks
 from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
 
 RATES = st.integers(1, 10_000).map(lambda r: r * 1000)
@@ -122,11 +122,11 @@ def test_never_is_a_forecast_too() -> None:
     assert score([]).covered is None
 
 
-def test_an_outlook_for_the_node_and_each_pod() -> None:
+def test_a_forecast_for_the_node_and_each_pod() -> None:
     node = [sample(100 * k, 500 + k) for k in range(80)]  # 10 MiB/s
     pod = [sample(100 * k, 10 + k, domain="/kubepods/hog", pod="uid-hog", limit=128 * MI) for k in range(80)]
     free = [sample(100 * k, 10, domain="/kubepods/db", pod="uid-db", limit=None) for k in range(80)]
-    found = {o.name: o for o in outlooks([*node, *pod, *free], [watched()])}
+    found = {o.name: o for o in domain_forecasts([*node, *pod, *free], [watched()])}
     assert list(found) == ["/kubepods/db", "/kubepods/hog", "node"]
     here = found["node"]
     assert here.threshold is not None

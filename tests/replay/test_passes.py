@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from monitor.hot import brake, decide
 from monitor.hot.decide import Decider
-from monitor.hot.pass_record import SNAPSHOT_NS, Journal, NotedStanding
+from monitor.hot.pass_record import SNAPSHOT_NS, Journal, RecordedEvictionOrder
 from monitor.hot.registry import Registry
 from monitor.hot.slow_signals import SlowSignals
 from monitor.kernel.domains import Reading
@@ -76,9 +76,9 @@ class World:
         self.deaf = False
         policy, rules = era(config.policy), config.eviction_config()
         self.table = Table()
-        standing = NotedStanding(policy.memory_key)
-        self.registry = Registry(cast(Any, self.table), MIB, standing)
-        self.journal = Journal(standing, self.send)
+        eviction_order = RecordedEvictionOrder(policy.memory_key)
+        self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
+        self.journal = Journal(eviction_order, self.send)
         self.watches: list[Any] = [
             types.SimpleNamespace(
                 name=name,

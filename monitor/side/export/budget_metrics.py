@@ -20,8 +20,8 @@ def budget_metrics(view: View) -> Iterator[Metric]:
     )
     for (namespace, name), found in view.named_pods().items():
         numbers = over(view, found)
-        if view.spare is not None:
-            numbers["log_lines"] = view.spare.left_out[f"{namespace}/{name}"]
+        if view.log_budget is not None:
+            numbers["log_lines"] = view.log_budget.left_out[f"{namespace}/{name}"]
         for what, n in numbers.items():
             if n:
                 counted.add_metric((namespace, name, what), n)

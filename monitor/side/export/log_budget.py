@@ -35,8 +35,8 @@ class _Kind:
     left_out: int = 0
 
 
-class Sparing:
-    """Logs what it is called with, or counts it; `tell` says from time to time how many were not written."""
+class LogBudget:
+    """Logs what it is called with, or counts it; `flush` says from time to time how many were not written."""
 
     def __init__(self, log: Logger, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.left_out: Counter[str] = Counter()  # lines by pod, since the start
@@ -49,12 +49,12 @@ class Sparing:
         about, pod = fields.pop("about", ""), fields.get("pod")
         now, key = self._clock(), (pod or about, message)
         if key not in self._kinds and len(self._kinds) >= _MOST:
-            self.tell()
+            self.flush()
             key = key if len(self._kinds) < _MOST else (_OTHERS, message)
         kind = self._kinds.get(key)
         if kind is None or now - kind.since_ns >= INTERVAL_NS:
             if kind is not None:
-                self._tell(key, kind, now)
+                self._flush(key, kind, now)
             kind = self._kinds[key] = _Kind(now, level)
         kind.lines += 1
         if kind.lines <= BURST:
@@ -65,22 +65,22 @@ class Sparing:
                 self.left_out[pod] += 1
 
     def due_ns(self) -> int | None:
-        """When `tell` has something to say (CLOCK_MONOTONIC); None if nothing was left out."""
+        """When `flush` has something to say (CLOCK_MONOTONIC); None if nothing was left out."""
         return min((kind.since_ns + INTERVAL_NS for kind in self._kinds.values() if kind.left_out), default=None)
 
-    def tell(self, *, at_once: bool = False) -> None:
+    def flush(self, *, at_once: bool = False) -> None:
         """Say what was left out in each interval that is over, or, ``at_once``, in all of them."""
         now = self._clock()
         for key, kind in list(self._kinds.items()):
             if at_once or now - kind.since_ns >= INTERVAL_NS:
                 del self._kinds[key]
-                self._tell(key, kind, now)
+                self._flush(key, kind, now)
 
     def forget(self, pod: str) -> None:
         """A pod is gone, and so is its count."""
         self.left_out.pop(pod, None)
 
-    def _tell(self, key: tuple[str, str], kind: _Kind, now_ns: int) -> None:
+    def _flush(self, key: tuple[str, str], kind: _Kind, now_ns: int) -> None:
         if kind.left_out:
             seconds = round((now_ns - kind.since_ns) / 1e9, 1)
             self._log(

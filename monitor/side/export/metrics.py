@@ -283,7 +283,7 @@ class Metrics(Collector):
         yield CounterMetricFamily(
             "outrace_oom_kills_elsewhere",
             "Processes killed by the OOM killer outside the cgroup that is the node, since the side started.",
-            view.kills_elsewhere,
+            view.kills_outside_node,
         )
 
     def _signals(self, unit: str, seen: Mapping[str, tuple[int | None, int | None]]) -> Iterator[Metric]:

@@ -54,7 +54,7 @@ def _ahead(races: Races) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "outrace_victim_mismatch",
         "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near.",
-        float(races.foresight.mismatch is not None),
+        float(races.forecaster.mismatch is not None),
     )
     threshold = GaugeMetricFamily(
         "outrace_forecast_threshold_seconds",
@@ -62,18 +62,18 @@ def _ahead(races: Races) -> Iterator[Metric]:
         labels=("domain", "signal"),
     )
     signals = {"node": "memory.available", "kubepods": "allocatableMemory.available"}
-    for domain, seconds in races.foresight.seconds("threshold").items():
+    for domain, seconds in races.forecaster.seconds("threshold").items():
         threshold.add_metric((domain, signals[domain]), inf if seconds is None else seconds)
     oom = GaugeMetricFamily("outrace_forecast_oom_seconds", "... until the domain's limit is hit.", labels=("domain",))
-    for domain, seconds in races.foresight.seconds("oom").items():
+    for domain, seconds in races.forecaster.seconds("oom").items():
         oom.add_metric((domain,), inf if seconds is None else seconds)
     pods = GaugeMetricFamily(
         "outrace_pod_forecast_oom_seconds",
         "Until a pod hits its own limit, of those that grow towards one.",
         labels=("namespace", "pod"),
     )
-    known = races.foresight.view.pods
-    for uid, seconds in races.foresight.pods().items():
+    known = races.forecaster.view.pods
+    for uid, seconds in races.forecaster.pods().items():
         if uid in known:
             pods.add_metric((known[uid].pod.namespace, known[uid].pod.name), seconds)
     yield pods

@@ -11,7 +11,7 @@ from monitor.race.forecast import Forecast, Point, forecast
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook(Record):
+class DomainForecast(Record):
     """What is ahead of one domain or pod.
 
     `threshold`: until the nearest of its thresholds is crossed (working set); None: it has none, or nothing is known.
@@ -25,8 +25,10 @@ class Outlook(Record):
     oom: Forecast | None
 
 
-def outlooks(samples: Iterable[Sample], watched: Iterable[Watched] = (), at_ns: int | None = None) -> list[Outlook]:
-    """One outlook for each domain or cgroup among ``samples`` (in order of time), by name."""
+def domain_forecasts(
+    samples: Iterable[Sample], watched: Iterable[Watched] = (), at_ns: int | None = None
+) -> list[DomainForecast]:
+    """One forecast for each domain or cgroup among ``samples`` (in order of time), by name."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.domain, []).append(sample)
@@ -41,5 +43,7 @@ def outlooks(samples: Iterable[Sample], watched: Iterable[Watched] = (), at_ns: 
         held: list[Point] = [(s.ts_ns, max(0, s.usage - s.inactive_file - s.active_file)) for s in own]
         limit = own[-1].limit
         near = forecast(sets, levels[name], at_ns) if name in levels else None
-        made.append(Outlook(name, own[-1].pod, near, forecast(held, limit, at_ns) if limit is not None else None))
+        made.append(
+            DomainForecast(name, own[-1].pod, near, forecast(held, limit, at_ns) if limit is not None else None)
+        )
     return made

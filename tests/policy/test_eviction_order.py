@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eviction_order import Standing
+from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
@@ -23,7 +23,7 @@ moves = st.lists(
 @given(moves, st.sampled_from(ERAS))
 def test_the_order_is_that_of_sorting(steps: list[tuple], name: str) -> None:  # type: ignore[type-arg]
     key = era(name).memory_key
-    standing = Standing(key)
+    eviction_order = EvictionOrder(key)
     known: dict[str, tuple[Candidate, str]] = {}
     for step in steps:
         uid = f"u{step[1]}"
@@ -31,10 +31,10 @@ def test_the_order_is_that_of_sorting(steps: list[tuple], name: str) -> None:  #
             qos = (BEST_EFFORT, BURSTABLE, GUARANTEED)[step[1] % 3]
             candidate = Candidate(uid, "ns", uid, step[3], 2, step[2], critical=step[4])
             known[uid] = (candidate, qos)
-            standing.put(candidate, qos)
+            eviction_order.put(candidate, qos)
         else:
             known.pop(uid, None)
-            standing.remove(uid)
+            eviction_order.remove(uid)
         expected = sorted(known.values(), key=lambda one: key(*one))
-        assert list(standing.order()) == [candidate for candidate, _ in expected]
-        assert standing.first() == next((c for c, _ in expected if not c.critical), None)
+        assert list(eviction_order.order()) == [candidate for candidate, _ in expected]
+        assert eviction_order.first() == next((c for c, _ in expected if not c.critical), None)
