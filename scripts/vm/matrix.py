@@ -328,12 +328,12 @@ def matrix(options: argparse.Namespace) -> int:
     results.mkdir(parents=True, exist_ok=True)
     (results / "matrix.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:
-        for what, text in failures(results / row.name):
-            print(f"{row.name}: {what} {text}")
+        for what, name, message in failures(results / row.name):
+            print(f"{row.name}: {what} {name}: {message}")
     print(lines(rows))
     if not options.command:
-        sums = [sum(row.passed for row in rows), sum(row.failed for row in rows), sum(row.skipped for row in rows)]
-        print(f"{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped, in {seconds:.0f} s")
+        sums = [sum(getattr(row, what) for row in rows) for what in ("passed", "again", "failed", "skipped")]
+        print("{} passed, {} of them flaky, {} failed, {} skipped, in {:.0f} s".format(*sums, seconds))
     if options.readme:
         try:
             table.update(results / "matrix.json")

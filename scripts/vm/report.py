@@ -1,20 +1,24 @@
-"""What came of the guests of `make test-vm`: counts, failures and the lines that are printed of them.
+"""What came of the guests of `make test-vm`: counts, failures, flaky tests, and the lines that are printed of them.
 
-As a script, `report.py DIR`: whether what failed in DIR/junit.xml passed in DIR/again.xml, and nothing else was wrong:
-DIR/junit.code has to be 1, pytest's exit code for failed tests.
+As a script, `report.py DIR`: whether what failed in DIR/junit.xml passed in DIR/again.xml, is known to be flaky
+(tests/flaky.toml), and nothing else was wrong: DIR/junit.code has to be 1, pytest's exit code for failed tests.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 FAILED = "FAILED"
-#: An emulated machine on a busy one is late by seconds at times: what fails is run once more, and that is told.
-AGAIN = "FAILED, and passed the second time:"
+#: It failed, was run once more, and passed: a machine on a busy one is late by seconds at times.
+FLAKY = "FLAKY (failed, then passed):"
+#: The tests that may be flaky: `[[test]]` with `name` (without parameters: with any), `reason` and `since`.
+KNOWN = Path(__file__).resolve().parents[2] / "tests/flaky.toml"
+MOST_KNOWN = 3
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,35 @@ class Row:
 
 def unproven(place: Path) -> str:
     """Why an exit code of 0 is no success by a guest's results ("" if it is one): the second run of what failed may
-    have skipped it, and pytest is content with nothing but skips.
+    have skipped it, pytest is content with nothing but skips, and a flaky test has to be a known one.
     """
     passed, _, failed, _ = counts(place)
     if failed:
         return f"{failed} failed, and did not pass the second time"
-    return "" if passed else "no test passed"
+    return unknown(place) if passed else "no test passed"
+
+
+def unknown(place: Path, known: Iterable[str] | None = None) -> str:
+    """The flaky tests that are not ``known`` (tests/flaky.toml), and what to do about them; "" if there are none."""
+    allowed = set(known_flaky() if known is None else known)
+    flaky = dict.fromkeys(name for what, name, _ in failures(place) if what == FLAKY)
+    names = [name for name in flaky if not {name, name.partition("[")[0]} & allowed]
+    if not names:
+        return ""
+    return f"flaky, and not in tests/flaky.toml: {', '.join(names)}; mend it, or add it there with the reason"
+
+
+def known_flaky(text: str | None = None) -> list[str]:
+    """The names in tests/flaky.toml. Raises ValueError where there are too many, or one has no reason or date."""
+    tests = tomllib.loads(KNOWN.read_text() if text is None else text).get("test", [])
+    for test in tests:
+        if missing := {"name", "reason", "since"} - {key for key, value in test.items() if value}:
+            raise ValueError(
+                f"tests/flaky.toml: {test.get('name', 'a test')} has no {' and no '.join(sorted(missing))}"
+            )
+    if len(tests) > MOST_KNOWN:
+        raise ValueError(f"tests/flaky.toml: {len(tests)} tests; at most {MOST_KNOWN} may be flaky: mend one")
+    return [test["name"] for test in tests]
 
 
 def counts_of(junit: str) -> tuple[int, int, int]:
@@ -77,26 +104,28 @@ def _parsed(junit: str, what: str) -> list[ElementTree.Element]:
 
 
 def counts(place: Path) -> tuple[int, int, int, int]:
-    """(passed, of those the second time, failed, skipped) by a guest's results; zeros when it left none."""
+    """(passed, of those flaky, failed, skipped) by a guest's results; zeros when it left none."""
     passed, failed, skipped = counts_of(_text(place / "junit.xml"))
-    again = sum(1 for what, _ in failures(place) if what == AGAIN)
+    again = sum(1 for what, *_ in failures(place) if what == FLAKY)
     return passed + again, again, failed - again, skipped
 
 
-def failures(place: Path) -> list[tuple[str, str]]:
-    """(`FAILED` or `AGAIN`, the test and the first line of what it said) for each that failed at first."""
+def failures(place: Path) -> list[tuple[str, str, str]]:
+    """(`FAILED` or `FLAKY`, the test, the first line of what it said) for each that failed at first."""
     second = _parsed(_text(place / "again.xml"), "testcase")
     mended = {_name(case) for case in second if not _problems(case) and case.find("skipped") is None}
     found = []
     for case in _parsed(_text(place / "junit.xml"), "testcase"):
         for bad in _problems(case):
             message = next(iter((bad.get("message") or "").splitlines()), "")
-            found.append((AGAIN if _name(case) in mended else FAILED, f"{_name(case)}: {message}"))
+            found.append((FLAKY if _name(case) in mended else FAILED, _name(case), message))
     return found
 
 
 def _name(case: ElementTree.Element) -> str:
-    return f"{case.get('classname')}::{case.get('name')}"
+    """As pytest takes it on its command line. (What could not be collected is a file without a test.)"""
+    module, name = case.get("classname") or "", case.get("name") or ""
+    return f"{module.replace('.', '/')}.py::{name}" if module else f"{name.replace('.', '/')}.py"
 
 
 def _problems(case: ElementTree.Element) -> list[ElementTree.Element]:
@@ -106,7 +135,7 @@ def _problems(case: ElementTree.Element) -> list[ElementTree.Element]:
 def lines(rows: Sequence[Row]) -> str:
     """The table that is printed at the end."""
     form = "{:<14} {:<20} {:<28} {:<6} {:>6} {:>5} {:>6} {:>7} {:>7}  {}"
-    out = [form.format("guest", "tests", "kernel", "cgroup", "passed", "again", "failed", "skipped", "time", "result")]
+    out = [form.format("guest", "tests", "kernel", "cgroup", "passed", "flaky", "failed", "skipped", "time", "result")]
     for row in rows:
         numbers = (row.passed, row.again, row.failed, row.skipped, f"{row.seconds:.0f} s")
         out.append(form.format(row.name, row.what, row.release, row.cgroup, *numbers, row.result))
@@ -114,8 +143,10 @@ def lines(rows: Sequence[Row]) -> str:
 
 
 def main(place: Path) -> int:
-    for what, text in failures(place):
-        print(f"{what} {text}")
+    for what, name, message in failures(place):
+        print(f"{what} {name}: {message}")
+    _, flaky, failed, _ = counts(place)
+    print(f"{flaky} flaky, {failed} failed")
     code = _text(place / "junit.code").strip() or "none: it did not come to its end"
     why = unproven(place) if code == "1" else f"the first run's exit code is not 1 (failed tests) but {code}"
     if why:

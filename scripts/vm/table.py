@@ -26,7 +26,7 @@ def cell(row: Mapping[str, Any]) -> str:
     """What came of one guest, in a word or two."""
     if row["code"] is None:
         return f"{row['why'].partition(':')[0] or 'no result'}"
-    again = f" ({row['again']} of them the second time)" if row.get("again") else ""
+    again = f" ({row['again']} of them flaky)" if row.get("again") else ""
     parts = [f"{row['passed']} passed{again}"]
     if row["failed"]:
         parts.append(f"**{row['failed']} failed**")

@@ -97,7 +97,8 @@ def test_a_sweep_in_turns_says_the_same_whatever_comes_and_goes_between_them() -
         ours = watch.table.reading(index)
         watch.sweeper.run()
         exact = watch.table.reading(index)
-        assert abs(ours.inactive_file - exact.inactive_file) <= live.GATE
+        # Between the two looks, waiting pages may get onto their lists.
+        assert abs(ours.inactive_file - exact.inactive_file) <= live.GATE + WAITING * 4096
         (said,) = watch.agree(parent)
         assert abs(said.inactive_file - exact.inactive_file) <= WAITING * 4096
 

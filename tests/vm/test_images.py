@@ -293,44 +293,6 @@ def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
     assert row.why in report.lines([row])
 
 
-def test_failed_tests_are_named_with_their_first_line(tmp_path: Path) -> None:
-    (tmp_path / "junit.xml").write_text(
-        '<testsuites><testsuite tests="2"><testcase classname="tests.a" name="test_good"/>'
-        '<testcase classname="tests.b" name="test_bad[1]"><failure message="assert 1 == 2&#10;more">x</failure>'
-        "</testcase></testsuite></testsuites>"
-    )
-    assert report.failures(tmp_path) == [("FAILED", "tests.b::test_bad[1]: assert 1 == 2")]
-    assert report.failures(tmp_path / "nothing") == []
-
-
-@pytest.mark.parametrize(
-    ("second", "counted", "what", "why"),
-    [
-        ("", (2, 1, 0, 0), report.AGAIN, ""),
-        ('<failure message="again"/>', (1, 0, 1, 0), report.FAILED, "1 failed, and did not pass the second time"),
-        ('<skipped message="not now"/>', (1, 0, 1, 0), report.FAILED, "1 failed, and did not pass the second time"),
-    ],
-)
-def test_what_passes_the_second_time_is_told_apart(
-    tmp_path: Path, second: str, counted: tuple[int, int, int, int], what: str, why: str
-) -> None:
-    bad = '<testcase classname="tests.b" name="test_bad">{}</testcase>'
-    (tmp_path / "junit.xml").write_text(
-        '<testsuites><testsuite tests="2" failures="1"><testcase classname="tests.a" name="test_good"/>'
-        + bad.format('<failure message="assert 1 == 2"/>')
-        + "</testsuite></testsuites>"
-    )
-    (tmp_path / "again.xml").write_text(f"<testsuites><testsuite>{bad.format(second)}</testsuite></testsuites>")
-    assert report.counts(tmp_path) == counted
-    assert report.failures(tmp_path) == [(what, "tests.b::test_bad: assert 1 == 2")]
-    assert report.unproven(tmp_path) == why
-    assert report.main(tmp_path) == 1, "interrupted"
-    (tmp_path / "junit.code").write_text("2\n")
-    assert report.main(tmp_path) == 1
-    (tmp_path / "junit.code").write_text("1\n")
-    assert report.main(tmp_path) == bool(why)
-
-
 @pytest.mark.parametrize("broken", [("sid",), ("bookworm", "trixie", "sid")])
 def test_a_kernel_without_an_image_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]

@@ -56,7 +56,7 @@ def test_a_line_for_each_kernel_and_a_column_for_each_suite() -> None:
     assert made.splitlines() == [
         "| kernel | cgroup | kernel tests (1024 MiB) | global OOM, lockdown tests (512 MiB) |",
         "| --- | --- | --- | --- |",
-        "| Linux 6.1.1-cloud | v2 | 10 passed (1 of them the second time), 2 skipped | 5 passed, **1 failed** |",
+        "| Linux 6.1.1-cloud | v2 | 10 passed (1 of them flaky), 2 skipped | 5 passed, **1 failed** |",
         "| Linux 7.2.1-cloud | v2 | hung | 0 passed, exit code 2 |",
     ]
 
