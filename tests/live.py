@@ -19,15 +19,16 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from monitor.kernel import cgroupfs, instances, loader, mounts
+from monitor.kernel import cgroupfs, instances, loader, mounts, refused_hooks
 from monitor.kernel.domains import DomainTable, Reading
 from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import Hog, LabNode, LabPod
+from monitor.lab.node import LabNode, LabPod
 from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
@@ -120,8 +121,8 @@ def lend_pins(state: Path) -> None:
     with Watching(attach=False):
         pass  # what earlier tests left in the rings is taken out
     state.mkdir(mode=0o750, exist_ok=True)
-    if (state_dir() / loader.REFUSED).exists():
-        shutil.copy(state_dir() / loader.REFUSED, state)
+    if (state_dir() / refused_hooks.FILE).exists():
+        shutil.copy(state_dir() / refused_hooks.FILE, state)
     _also_remove(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()

@@ -12,7 +12,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 
 #: Less than this is not worth a reclaim: a pod without processes holds some hundred KiB of kernel memory.
 LEAST = 1 << 20
@@ -31,7 +31,7 @@ def give_back(cgroup: Path) -> int:
     try:
         if (cgroup / "memory.force_empty").exists():
             return _force_empty(cgroup)
-        while (held := _usage(cgroup, "memory.current")) >= LEAST and cgroupfs.populated(cgroup) is False:
+        while (held := _usage(cgroup, "memory.current")) >= LEAST and cgroup_procs.populated(cgroup) is False:
             whole = _reclaim(cgroup, min(held, PIECE))
             freed = held - _usage(cgroup, "memory.current")
             given += max(0, freed)
@@ -57,7 +57,7 @@ def _reclaim(cgroup: Path, size: int) -> bool:
 def _force_empty(cgroup: Path) -> int:
     """The same on cgroup v1, below it too. Raises OSError."""
     held = _usage(cgroup, "memory.usage_in_bytes")
-    if held < LEAST or not cgroupfs.empty(cgroup):
+    if held < LEAST or not cgroup_procs.empty(cgroup):
         return 0
     with contextlib.suppress(OSError):  # EINTR: some of it was given
         (cgroup / "memory.force_empty").write_text("0")

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.containers import may_be_sandbox
 from monitor.pods.model import FoundPod
@@ -124,7 +124,7 @@ class OomScores:
         pod = self._pods.get(uid)
         if pod is None:
             return
-        pids = sorted(cgroupfs.processes(pod.found.cgroup))
+        pids = sorted(cgroup_procs.processes(pod.found.cgroup))
         later = [pid for pid in pids if pid > pod.looked_at] or pids
         for pid in later[:_SAMPLE]:
             self._check(pod, pid)
@@ -180,7 +180,7 @@ class OomScores:
                 self._check(pod, pid)
 
     def _audit(self, pod: _PodScores) -> None:
-        for pid in cgroupfs.processes(pod.found.cgroup):
+        for pid in cgroup_procs.processes(pod.found.cgroup):
             self._check(pod, pid)
 
     def _check(self, pod: _PodScores, pid: int) -> None:

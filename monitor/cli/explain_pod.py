@@ -10,7 +10,7 @@ from typing import Any
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.cli.explain_limits import limits_of
 from monitor.cli.explain_node import Situation
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
@@ -108,7 +108,7 @@ def _scores(seen: Situation, found: FoundPod) -> dict[str, Any]:
         {
             "name": c.name,
             "wanted": wanted.get(c.name),
-            "processes": len(cgroupfs.processes(found.containers[c.name])) if c.name in found.containers else None,
+            "processes": len(cgroup_procs.processes(found.containers[c.name])) if c.name in found.containers else None,
         }
         for c in (*found.pod.containers, *found.pod.init_containers)
     ]

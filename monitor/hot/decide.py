@@ -16,7 +16,7 @@ from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
@@ -163,10 +163,10 @@ class Decider:
             more = (entry.usage or 0) - entry.floor
             if self._evictor.holds(uid) or (now < entry.ask_ns and more < ASK_BYTES):
                 continue
-            runs = cgroupfs.populated(entry.cgroup)
+            runs = cgroup_procs.populated(entry.cgroup)
             if runs is None and at_leisure:
                 try:
-                    runs = cgroupfs.anybody(entry.cgroup)
+                    runs = cgroup_procs.anybody(entry.cgroup)
                 except OSError as error:
                     TROUBLES.note("cgroup", error, uid)
             if runs:

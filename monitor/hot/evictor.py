@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from monitor.actions.evict import Eviction, Victim
+from monitor.actions.evict import Eviction
+from monitor.actions.victim import Victim
 from monitor.hot.eviction_note import EvictionNote
 from monitor.hot.gauge import Gauge
 from monitor.hot.patience import Patience

@@ -40,7 +40,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class AnyRecords(Protocol):
-    """`Records` and `SoftRecords`."""
+    """`Records` and `PolledRecords`."""
 
     watches: Any
     eventful: bool
@@ -145,16 +145,16 @@ def records(
         from monitor.hot.ring_records import Records
 
         return Records(source.pins, gauge, registry, decider, stats, tell, Path(config.state_dir))
-    from monitor.hot.polled_records import SoftRecords
-    from monitor.sources.polled_table import SoftTable
-    from monitor.sources.source import SoftArming
+    from monitor.hot.polled_records import PolledRecords
+    from monitor.sources.polled_table import PolledTable
+    from monitor.sources.source import PolledArming
 
-    assert isinstance(source.table, SoftTable)
-    assert isinstance(source.arming, SoftArming)
+    assert isinstance(source.table, PolledTable)
+    assert isinstance(source.arming, PolledArming)
     log_fd = int(os.environ.pop(_LOG_FD, "-1"))
     if log_fd >= 0:
         os.set_inheritable(log_fd, False)
-    return SoftRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell, log_fd)
+    return PolledRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell, log_fd)
 
 
 def tell(config: RunConfig, log: Callable[..., None]) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor.actions.evict import SPARED
+from monitor.actions.victim import SPARED
 from monitor.errors import EXIT_FAILURE, MonitorError, remedy_of
 from monitor.hot import ladder
 from monitor.hot.busy_poll import Vigil

@@ -16,7 +16,7 @@ from typing import Any
 
 from monitor.hot.gauge import Gauge
 from monitor.hot.registry import PodEntry, Registry
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.policy.patience import JUMP_NS, Coming
@@ -176,7 +176,7 @@ class Patience:
         self._gauge.reread()
         held = self._gauge.table.working_set(entry.index)
         with suppress(OSError):
-            if held >= NOTHING and cgroupfs.empty(entry.cgroup):
+            if held >= NOTHING and cgroup_procs.empty(entry.cgroup):
                 return self._begin(entry.uid, held, held, now_ns, None, unsure=False)
         return False
 

@@ -42,7 +42,7 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(
 }  # fmt: skip
 
 
-class SoftOom:
+class PolledKills:
     """``tell`` gets `oom` messages. ``told`` in them is the span in which every kill was told, for the next daemon with
     BPF (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
 

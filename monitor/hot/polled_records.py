@@ -16,7 +16,7 @@ from typing import Any
 
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
-from monitor.hot.polled_kills import SoftOom
+from monitor.hot.polled_kills import PolledKills
 from monitor.hot.registry import Registry
 from monitor.hot.step_buffer import Flight
 from monitor.kernel import bounds, meminfo, pace
@@ -25,8 +25,8 @@ from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
 from monitor.sources.alarms import Alarms
-from monitor.sources.polled_table import Entry, SoftTable
-from monitor.sources.source import SoftArming
+from monitor.sources.polled_table import Entry, PolledTable
+from monitor.sources.source import PolledArming
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Hot.look` do; this only counts kills where the log cannot be read.
@@ -46,17 +46,17 @@ BACK_NS = 400_000_000
 _MOST_NS = 10_000_000
 
 
-class SoftRecords:
+class PolledRecords:
     """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds.
 
-    ``log_fd``: see `SoftOom`.
+    ``log_fd``: see `PolledKills`.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        table: SoftTable,
-        arming: SoftArming,
+        table: PolledTable,
+        arming: PolledArming,
         gauge: Gauge,
         registry: Registry,
         decider: Decider,
@@ -75,7 +75,7 @@ class SoftRecords:
         self._flight = Flight(tell)
         self._timer = Timer()
         self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
-        self._oom = SoftOom(gauge, registry, table, stats, tell, log_fd)
+        self._oom = PolledKills(gauge, registry, table, stats, tell, log_fd)
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0

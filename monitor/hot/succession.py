@@ -17,7 +17,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.patience import MOST_BOUND_NS, Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 
 
@@ -48,7 +48,7 @@ def succeed(
         _log(tell, "the daemon before ended while it was signalling a pod", entry, noted, usage)
         evictor.note.told()
     if noted.state == GONE or _is_over(entry, noted):
-        if cgroupfs.empty(entry.cgroup):
+        if cgroup_procs.empty(entry.cgroup):
             if now < noted.killed_ns + MOST_BOUND_NS:
                 patience.dropped(entry, now)  # what it holds may be coming back
             registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
@@ -72,13 +72,15 @@ def _log(tell: Callable[[dict[str, Any]], None], msg: str, entry: PodEntry, note
 
 def _is_dying(entry: PodEntry) -> bool:
     """Whether a SIGKILL has reached anybody in it."""
-    return not all(map(lives, cgroupfs.pids_below(entry.cgroup)))
+    return not all(map(lives, cgroup_procs.pids_below(entry.cgroup)))
 
 
 def _is_over(entry: PodEntry, noted: Noted) -> bool:
     """Whether nobody is left of those who were there: whoever runs now was started since, and is not touched."""
-    if cgroupfs.empty(entry.cgroup):
+    if cgroup_procs.empty(entry.cgroup):
         return True
     if noted.state == ASKED:
         return False
-    return all(born > noted.killed_ns for born in map(born_ns, cgroupfs.pids_below(entry.cgroup)) if born is not None)
+    return all(
+        born > noted.killed_ns for born in map(born_ns, cgroup_procs.pids_below(entry.cgroup)) if born is not None
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from monitor.actions.evict import Victim
+from monitor.actions.victim import Victim
 from monitor.hot.registry import PodEntry, Registry
 
 #: Processes come and go; what was prepared is looked at again after this long.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,7 @@ MOUNTS = "/proc/self/mounts"
 #: Limits above this are "no limit" to the kubelet (cAdvisor's maxMemorySize). v1 prints 2^63-4096 for unlimited.
 MAX_LIMIT = 1 << 62
 #: A cgroup removed under us: the directory is gone (ENOENT), or an open file of it is (ENODEV).
-_GONE = (errno.ENOENT, errno.ENODEV)
-#: A path longer than 4,095 bytes is refused (ENAMETOOLONG), but whoever may make cgroups can make them deeper than
-#: that: from here on they are reached by a descriptor. (A name has 255 bytes at most.)
-_LONG = 3000
+GONE = (errno.ENOENT, errno.ENODEV)
 
 
 class CgroupGone(MonitorError):
@@ -153,7 +150,7 @@ def cgroup_id(path: Path) -> int:
     try:
         return os.stat(path).st_ino
     except OSError as e:
-        raise _failed(path, "read", e) from e
+        raise failure(path, "read", e) from e
 
 
 def limit(path: Path) -> int | None:
@@ -187,116 +184,12 @@ def descendants(path: Path) -> list[Path]:
             with os.scandir(parent) as entries:
                 children = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
         except OSError as e:
-            if e.errno in _GONE:
+            if e.errno in GONE:
                 continue
-            raise _failed(parent, "list", e) from e
+            raise failure(parent, "list", e) from e
         found.extend(children)
         pending.extend(children)
     return found
-
-
-def pids_below(path: Path) -> set[int]:
-    """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none. Raises OSError.
-
-    Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes their domain's
-    cgroup.procs lists.
-    """
-    return {pid for _, pids in walk(path) for pid in pids}
-
-
-def walk(path: Path) -> Generator[tuple[str, set[int]]]:
-    """A cgroup and every cgroup below it, one at a time: a path that is good until the next one, and its processes.
-
-    As `pids_below`, for whoever may have to stop: each takes 15 us, and a pod may have thousands. Written for the
-    moment of a kill: no objects, one descriptor at a time. Raises OSError.
-    """
-    stack = [os.fspath(path)]
-    anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
-    try:
-        while stack:
-            directory = stack.pop()
-            try:
-                if len(directory) > _LONG:
-                    anchors.append((os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), len(stack)))
-                    directory = f"/proc/self/fd/{anchors[-1][0]}"
-                pids = set(_pids_in(directory))
-                with os.scandir(directory) as entries:
-                    stack.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-            except OSError as e:
-                if e.errno not in (*_GONE, errno.ENOTDIR):
-                    raise
-            else:
-                pids.discard(0)
-                yield directory, pids
-            while anchors and len(stack) == anchors[-1][1]:
-                os.close(anchors.pop()[0])
-    finally:
-        for descriptor, _ in anchors:
-            os.close(descriptor)
-
-
-def pids_in(directory: str) -> set[int]:
-    """Processes of this one cgroup; none if it is gone. Raises OSError."""
-    try:
-        return set(_pids_in(directory))
-    except OSError as e:
-        if e.errno in (*_GONE, errno.ENOTDIR):
-            return set()
-        raise
-
-
-def anybody(path: Path, most: int = 1000) -> bool | None:
-    """Whether a process runs in the cgroup or below; None where ``most`` cgroups do not tell. Raises OSError."""
-    for number, (_, pids) in enumerate(walk(path)):
-        if pids:
-            return True
-        if number >= most:
-            return None
-    return False
-
-
-def _pids_in(directory: str) -> list[int]:
-    """What a cgroup.procs says; nothing for a threaded v2 cgroup, which refuses to say (EOPNOTSUPP)."""
-    try:
-        with open(f"{directory}/cgroup.procs", "rb") as file:
-            return [int(line) for line in file.read().split()]
-    except OSError as e:
-        if e.errno == errno.EOPNOTSUPP:
-            return []
-        raise
-
-
-def processes(path: Path, recursive: bool = True) -> list[int]:
-    """Process ids in the cgroup (and below it), ascending; see `pids_below`. MonitorError if it cannot be read."""
-    try:
-        found = pids_below(path) if recursive else set(_pids_in(os.fspath(path)))
-    except OSError as e:
-        if e.errno in _GONE:
-            return []
-        raise _failed(path / "cgroup.procs", "read", e) from e
-    return sorted(found - {0})
-
-
-def populated(path: Path) -> bool | None:
-    """Whether there are processes in it or below, as cgroup.events tells, for which the kernel takes no lock.
-
-    None where it does not tell (cgroup v1); False for a cgroup that is gone.
-    """
-    try:
-        events = (path / "cgroup.events").read_text()
-    except OSError as e:
-        return False if e.errno in _GONE and not os.path.exists(path) else None
-    return "populated 1" in events.splitlines()
-
-
-def empty(path: Path) -> bool:
-    """Whether nobody is left in it and below; on v2 nor anybody whose memory is being freed. Raises OSError.
-
-    cgroup.procs does not tell: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), with all
-    that it holds still charged. So cgroup v2 is asked whether it is populated; on v1 a killer keeps pidfds.
-    """
-    runs = populated(path)
-    return not (pids_below(path) if runs is None else runs)
 
 
 def read_node(hierarchy: Hierarchy, mem_total: int) -> MemoryReading:
@@ -351,7 +244,7 @@ def make(path: Path) -> Path:
         if hierarchical.exists() and hierarchical.read_text().strip() == "0":
             hierarchical.write_text("1")
     except OSError as e:
-        raise _failed(path, "create", e) from e
+        raise failure(path, "create", e) from e
     return path
 
 
@@ -381,12 +274,12 @@ def remove(path: Path) -> None:
         try:
             cgroup.rmdir()
         except OSError as e:
-            if e.errno in _GONE:
+            if e.errno in GONE:
                 continue
             if e.errno == errno.EBUSY:
-                held = len(processes(cgroup))
+                held = len(_read(cgroup, "cgroup.procs").split())
                 raise MonitorError(f"cgroup {cgroup} is not empty ({held} processes)", "end them first") from e
-            raise _failed(cgroup, "remove", e) from e
+            raise failure(cgroup, "remove", e) from e
 
 
 def _read(path: Path, name: str) -> str:
@@ -394,7 +287,7 @@ def _read(path: Path, name: str) -> str:
         with open(f"{path}/{name}") as f:
             return f.read()
     except OSError as e:
-        raise _failed(path / name, "read", e) from e
+        raise failure(path / name, "read", e) from e
 
 
 def _write(path: Path, name: str, text: str) -> None:
@@ -402,7 +295,7 @@ def _write(path: Path, name: str, text: str) -> None:
         with open(f"{path}/{name}", "w") as f:
             f.write(text)
     except OSError as e:
-        raise _failed(path / name, f"write {text!r} to", e) from e
+        raise failure(path / name, f"write {text!r} to", e) from e
 
 
 def _number(path: Path, name: str, text: str) -> int:
@@ -417,9 +310,9 @@ def _check_there(path: Path) -> None:
         raise CgroupGone(f"cgroup {path} does not exist")
 
 
-def _failed(path: Path, verb: str, e: OSError) -> MonitorError:
+def failure(path: Path, verb: str, e: OSError) -> MonitorError:
     """The error a user can act on for a failed operation on a cgroup file."""
-    if e.errno in _GONE:
+    if e.errno in GONE:
         return CgroupGone(f"cannot {verb} {path}: it does not exist")
     if e.errno in (errno.EACCES, errno.EPERM):
         return CannotError(f"cannot {verb} {path}: {e.strerror}", "run as root")

@@ -24,7 +24,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, pins, probes
+from monitor.kernel import cgroupfs, charging, pins, probes, refused_hooks
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.instances import claim, remove, tidy
 from monitor.kernel.instances import instance_directory as instance_directory
@@ -51,8 +51,6 @@ COMMIT_CHUNK = 64
 MAX_LEAVES, MAX_LEAVES_AHEAD = 131_072, 16_384
 BPF_F_NO_PREALLOC = 1
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
-#: Hooks that were offered and refused, in the state dir: tried again after a boot, or when their stamp changes.
-REFUSED = "refused-hooks.json"
 #: What clang and the verifier say, in the state dir.
 LOG = "loader.log"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -144,7 +142,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
             f"this process may not load BPF programs: {refused}", "run as root with CAP_BPF and CAP_PERFMON"
         )
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
-    known = _refused_stamps(state_dir) if hook == AUTO else {}
+    known = refused_hooks.refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
     for offer in offers:
         if not offer.ok:
@@ -157,7 +155,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
             return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name)
         except HookRefusedError as error:
             last = error
-            _remember_refused(state_dir, mark, error.message)
+            refused_hooks.remember(state_dir, mark, error.message)
     if last is not None:
         raise last
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
@@ -184,31 +182,12 @@ class HookRefusedError(CannotError):
 
 def refused(state_dir: Path) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
-    known = _refused_stamps(state_dir)
+    known = refused_hooks.refused_stamps(state_dir)
     if not known:
         return {}
     with suppress(MonitorError):  # no memory cgroups, which is said elsewhere
         return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
     return {}
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _refused_stamps(state_dir: Path) -> dict[str, str]:
-    """{stamp: why} of this boot."""
-    try:
-        found = json.loads((state_dir / REFUSED).read_text())
-        return {str(mark): str(why) for mark, why in found["stamps"].items()} if found["boot"] == _boot() else {}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return {}  # tried again then
-
-
-def _remember_refused(state_dir: Path, mark: str, why: str) -> None:
-    found = {"boot": _boot(), "stamps": _refused_stamps(state_dir) | {mark: why}}
-    with suppress(OSError):
-        (state_dir / REFUSED).write_text(json.dumps(found))
 
 
 def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:

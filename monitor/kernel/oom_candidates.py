@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process as Open
 from monitor.kernel.wire import printable
@@ -62,7 +62,7 @@ def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner |
     for cgroup in (node, *cgroupfs.descendants(node)):
         above = tuple(str(p) for p in (cgroup, *cgroup.parents) if p.is_relative_to(hierarchy.root))
         whose = owner(cgroup)
-        for pid in cgroupfs.processes(cgroup, recursive=False):
+        for pid in cgroup_procs.processes(cgroup, recursive=False):
             process = _read(pid, above, whose)
             if process is not None:
                 found.append(process)

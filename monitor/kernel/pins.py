@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from monitor.errors import CannotError, MonitorError, remedy_of
+from monitor.errors import MonitorError
 from monitor.kernel import probes
+from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, failure, libbpf
 from monitor.kernel.wire import COUNTS
 
 BPFFS = Path("/sys/fs/bpf")
@@ -76,77 +77,11 @@ ALL = 1 << 14
 #: What the callback of a ring answers when the budget is spent.
 _ENOUGH = -errno.EAGAIN
 
-_RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-class _RunOpts(ctypes.Structure):
-    """struct bpf_test_run_opts (libbpf 0.2 and later; a newer libbpf reads only `sz` bytes)."""
-
-    _fields_ = [
-        ("sz", ctypes.c_size_t),
-        ("data_in", ctypes.c_void_p),
-        ("data_out", ctypes.c_void_p),
-        ("data_size_in", ctypes.c_uint32),
-        ("data_size_out", ctypes.c_uint32),
-        ("ctx_in", ctypes.c_void_p),
-        ("ctx_out", ctypes.c_void_p),
-        ("ctx_size_in", ctypes.c_uint32),
-        ("ctx_size_out", ctypes.c_uint32),
-        ("retval", ctypes.c_uint32),
-        ("repeat", ctypes.c_int),
-        ("duration", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("cpu", ctypes.c_uint32),
-        ("batch_size", ctypes.c_uint32),
-    ]
-
-
-def _load_libbpf() -> ctypes.CDLL:
-    for name in ("libbpf.so.1", "libbpf.so.0"):
-        try:
-            lib = ctypes.CDLL(name, use_errno=True)
-        except OSError:
-            continue
-        lib.ring_buffer__new.restype = ctypes.c_void_p
-        lib.ring_buffer__new.argtypes = [ctypes.c_int, _RING_CALLBACK, ctypes.c_void_p, ctypes.c_void_p]
-        lib.ring_buffer__consume.argtypes = [ctypes.c_void_p]
-        lib.ring_buffer__free.argtypes = [ctypes.c_void_p]
-        lib.ring_buffer__free.restype = None
-        lib.bpf_map_update_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-        lib.bpf_map_lookup_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-        lib.bpf_map_delete_elem.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        lib.bpf_obj_get.argtypes = [ctypes.c_char_p]
-        lib.bpf_obj_pin.argtypes = [ctypes.c_int, ctypes.c_char_p]
-        lib.bpf_raw_tracepoint_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
-        return lib
-    raise CannotError("libbpf is not installed", "apt-get install libbpf1 (Debian 12+) or libbpf0")
-
-
-_lib: ctypes.CDLL | None = None
-
-
-def libbpf() -> ctypes.CDLL:
-    """The library, loaded once. Raises CannotError with the remedy when it is missing."""
-    global _lib
-    if _lib is None:
-        _lib = _load_libbpf()
-    return _lib
-
-
-def _fail(what: str) -> MonitorError:
-    number = ctypes.get_errno()
-    text = f"{what}: {os.strerror(number)}"
-    if number in (errno.EPERM, errno.EACCES):
-        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
-    if number == errno.EBUSY:  # a program of fentry is attached once
-        return MonitorError(text, "stop the outrace that runs on the same state directory")
-    return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or `--hooks` with a lower rung"))
-
 
 def pin(fd: int, path: Path) -> None:
     """Pin a map, program or link. Raises MonitorError."""
     if libbpf().bpf_obj_pin(fd, os.fsencode(path)) < 0:
-        raise _fail(f"cannot pin {path}")
+        raise failure(f"cannot pin {path}")
 
 
 class Map:
@@ -158,7 +93,7 @@ class Map:
 
     def update(self, key: bytes, value: bytes) -> None:
         if libbpf().bpf_map_update_elem(self.fd, key, value, 0) < 0:
-            raise _fail("cannot write to a BPF map")
+            raise failure("cannot write to a BPF map")
 
     def lookup(self, key: bytes) -> bytes | None:
         out = ctypes.create_string_buffer(self.value_size)
@@ -181,7 +116,7 @@ class Map:
                 self.fd, start, ctypes.byref(at), keys, values, ctypes.byref(number), None
             )
             if ended < 0 and ctypes.get_errno() != errno.ENOENT:  # which is the end
-                raise _fail("cannot read a BPF map")
+                raise failure("cannot read a BPF map")
             found = number.value
             yield keys[:found], values[: found * self.value_size // 8]
             if ended < 0:
@@ -195,7 +130,7 @@ class Program:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._args = (ctypes.c_uint64 * 12)()
-        self._opts = _RunOpts(sz=ctypes.sizeof(_RunOpts), ctx_in=ctypes.addressof(self._args), ctx_size_in=12 * 8)
+        self._opts = RunOpts(sz=ctypes.sizeof(RunOpts), ctx_in=ctypes.addressof(self._args), ctx_size_in=12 * 8)
         self._ref = ctypes.byref(self._opts)
 
     def run(self, *args: int) -> int:
@@ -203,7 +138,7 @@ class Program:
         for i, value in enumerate(args):
             self._args[i] = value
         if libbpf().bpf_prog_test_run_opts(self.fd, self._ref) < 0:
-            raise _fail("cannot run a BPF program")
+            raise failure("cannot run a BPF program")
         return int(self._opts.retval)
 
 
@@ -238,7 +173,7 @@ class Pins:
         """A new file descriptor (close-on-exec) of ``prog_X``, ``map_X`` or ``link_X``."""
         fd: int = libbpf().bpf_obj_get(os.fsencode(self.directory / name))
         if fd < 0:
-            raise _fail(f"cannot open {self.directory / name}")
+            raise failure(f"cannot open {self.directory / name}")
         return fd
 
     def map(self, name: str, value_size: int = 8) -> Map:
@@ -280,7 +215,7 @@ def attach(name: str, prog: int) -> int:
         where = f"the tracepoint {TRACEPOINTS[name]}"
         link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
     if link < 0:
-        raise _fail(f"cannot attach {name} to {where}")
+        raise failure(f"cannot attach {name} to {where}")
     return int(link)
 
 
@@ -306,11 +241,11 @@ class Ring:
             self._left -= 1
             return 0 if self._left > 0 else _ENOUGH
 
-        self._callback = _RING_CALLBACK(on_record)
+        self._callback = RING_CALLBACK(on_record)
         self._lib = libbpf()
         self._ring = self._lib.ring_buffer__new(self._fd, self._callback, None, None)
         if not self._ring:
-            raise _fail(f"cannot map the ring {name}")
+            raise failure(f"cannot map the ring {name}")
 
     def fileno(self) -> int:
         return self._fd

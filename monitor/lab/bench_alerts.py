@@ -21,8 +21,9 @@ from monitor.cli.output import output_option, print_json, print_table
 from monitor.kernel import loader, mounts
 from monitor.lab import receivers
 from monitor.lab.bench_latency import summary
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Child, LabNode
+from monitor.lab.node import MIB, LabNode
 from monitor.lab.receivers import Alertmanager, Known, StandIn
 from monitor.link.clock import wall_offset_ns
 from monitor.side.alerts.rules import OWN_LIMIT

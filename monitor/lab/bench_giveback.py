@@ -27,8 +27,9 @@ from monitor.actions.giveback import give_back
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.hot.patience import NOTHING
 from monitor.kernel import loader
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 KINDS = ("anon", "tables", "shmem", "sockets", "dentries", "file")
 #: Whatever is there for so long stays.

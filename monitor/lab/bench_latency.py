@@ -24,9 +24,10 @@ import click
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import MonitorError
 from monitor.kernel import loader, mounts
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.latency_floor import monitored, paired, ratio
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 NODE_BYTES = 512 * MIB
 HOGS = 4

@@ -26,7 +26,8 @@ from monitor.kernel import cgroupfs, loader, mounts
 from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
-from monitor.lab.node import MIB, Child, LabNode, LabPod
+from monitor.lab.child import Child
+from monitor.lab.node import MIB, LabNode, LabPod
 
 FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"
 NODE_BYTES = 256 * MIB

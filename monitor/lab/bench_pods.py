@@ -26,8 +26,9 @@ from monitor.errors import EXIT_FINDINGS, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import loader, mounts
 from monitor.lab.bench_footprint import memory, side_of
 from monitor.lab.bench_latency import fill_pods, put_sleeper, reap_sleepers, summary
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 NODE_BYTES = 512 * MIB
 HOG_MIB = 64

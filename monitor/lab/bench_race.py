@@ -21,8 +21,9 @@ from monitor.cli.output import format_bytes, output_option, print_json, print_ta
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, choose, facts, rungs
+from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
 from monitor.settings.config import fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS

@@ -11,8 +11,9 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.lab import blinder
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Child, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 NODE_BYTES = 160 * MIB
 #: From the hard threshold to the limit: 17 ms for one process that takes 4K pages as fast as it can.

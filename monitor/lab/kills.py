@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, loader
+from monitor.kernel import cgroup_procs, loader
 from monitor.kernel.kmsg import Killed, Kmsg
+from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, PATIENCE_S, Hog, LabNode
+from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import populate
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
@@ -150,7 +151,7 @@ class Kills:
         line = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE))
         deadline = time.monotonic() + PATIENCE_S
         while self._node.usage() < line and time.monotonic() < deadline:
-            if not cgroupfs.pids_below(self._victim.cgroup):
+            if not cgroup_procs.pids_below(self._victim.cgroup):
                 break  # faster than we looked
         time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
         if what == SIDE:

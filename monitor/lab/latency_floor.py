@@ -16,8 +16,9 @@ import click
 
 from monitor.cli.output import format_bytes
 from monitor.errors import MonitorError
+from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 _LAB = Path(__file__).resolve().parents[1] / "lab"
 #: Neighbours of each kind: twice as many compilers as most of these machines have CPUs, and a parent for each CPU.

@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import subprocess
-import sys
 import tempfile
 import uuid
 from dataclasses import dataclass, field
@@ -20,16 +18,13 @@ from types import TracebackType
 from typing import Literal, Self
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.lab import janitor
+from monitor.lab.child import PYTHON, Child, Hog
 
 Qos = Literal["Guaranteed", "Burstable", "BestEffort"]
 MIB = 1 << 20
 _HERE = Path(__file__).parent
-#: Only a hang takes so long, also on an emulated machine.
-PATIENCE_S = 120.0
-#: Without site-packages and environment: 25 ms to start instead of 60.
-PYTHON = (sys.executable, "-S", "-E")
 
 
 @dataclass(frozen=True)
@@ -43,101 +38,6 @@ class LabPod:
     cgroup: Path
     containers: dict[str, Path]
     manifest: Path
-
-
-class Child:
-    """A script of the lab in a cgroup, told what to do by lines on stdin, answering by lines on stdout."""
-
-    def __init__(self, script: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [*PYTHON, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self._buffer = b""
-        #: The last line a closed child had written to stderr.
-        self.complaint = ""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def say(self, line: str) -> None:
-        """Send one line. A child that is dead already is noticed by whoever waits for its answer."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-
-    def answer(self, timeout: float = PATIENCE_S) -> str:
-        """The next line the child prints, or "" if it ended instead. MonitorError after ``timeout`` seconds."""
-        assert self.process.stdout is not None
-        out = self.process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            if not select.select([out], [], [], timeout)[0]:
-                raise MonitorError(f"process {self.pid} of the lab did not answer within {timeout:g} s")
-            data = os.read(out, 4096)
-            if not data:
-                return ""
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return line.decode()
-
-    def expect(self, word: str, timeout: float = PATIENCE_S) -> str:
-        """As `answer`, which must begin with ``word``; returns what follows. MonitorError if it does not."""
-        line = self.answer(timeout)
-        first, _, rest = line.partition(" ")
-        if first == word:
-            return rest
-        self.close()
-        reason = self.complaint or f"it ended with {self.process.returncode}"
-        raise MonitorError(f"process {self.pid} of the lab said {line!r} instead of {word!r}: {reason}")
-
-    def wait(self, timeout: float = PATIENCE_S) -> int:
-        """Exit status (negative: the signal). MonitorError after ``timeout`` seconds."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise MonitorError(f"process {self.pid} of the lab did not end within {timeout:g} s") from None
-
-    def close(self) -> None:
-        """End it, if it has not ended, and reap it."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        if self.process.stderr is not None and not self.process.stderr.closed:
-            text = self.process.stderr.read().decode(errors="replace").strip()
-            self.complaint = text.splitlines()[-1] if text else ""
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass  # an unsent line of a child that died
-
-
-class Hog(Child):
-    """A process that takes memory in a cgroup when told to; options are those of monitor/lab/hog.py."""
-
-    def __init__(self, cgroup: Path | None, **options: str | int) -> None:
-        words = [f"{key}={value}" for key, value in options.items()]
-        if cgroup is not None:
-            words.append(f"cgroup={cgroup}")
-        super().__init__(_HERE / "hog.py", *words, f"parent={os.getpid()}")
-        try:
-            self.expect("ready")
-        except BaseException:
-            self.close()
-            raise
-
-    def go(self) -> None:
-        """Take the memory; `expect("grown")` waits until it is taken."""
-        self.say("go")
-
-    def free(self) -> None:
-        """Give the memory back and wait until that is done."""
-        self.say("free")
-        self.expect("freed")
 
 
 @dataclass
@@ -211,7 +111,7 @@ class LabNode:
             self._janitor.stdout.close()
             self._janitor = None
         if not gone:
-            held = cgroupfs.processes(self.cgroup)
+            held = cgroup_procs.processes(self.cgroup)
             raise MonitorError(f"the lab's cgroup {self.cgroup} could not be removed: processes {held}")
 
     def _send_to_janitor(self, line: str) -> None:

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from monitor.errors import MonitorError
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 
 #: A race at full speed is over in a second; one that a slow poller loses by sleeping too.
 RACE_TIMEOUT_S = 180.0

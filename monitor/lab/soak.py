@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Child, LabNode
+from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 
 #: What each kind holds at once at most. Up to half of the rest may be active page cache, which the kubelet's formula

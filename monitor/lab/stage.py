@@ -21,8 +21,9 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, Truth, judged, unix
 from monitor.race.badness import likely_victim
 from monitor.race.forecast import Point

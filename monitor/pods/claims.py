@@ -11,7 +11,7 @@ import re
 import stat
 from pathlib import Path
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process, is_kernel_thread
 from monitor.pods.owner import others
 
@@ -43,7 +43,7 @@ def refused(root: Path, path: Path) -> str:
 
 def holds(path: Path) -> str:
     """Who in a cgroup, or below it, the machine runs on; "" if nobody."""
-    for pid in cgroupfs.processes(path):
+    for pid in cgroup_procs.processes(path):
         if pid == 1:
             return "process 1"
         name = daemon(pid)

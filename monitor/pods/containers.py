@@ -11,7 +11,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 
@@ -47,7 +47,7 @@ def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: floa
     """
     adjs: dict[int, int] = {}
     starting = False
-    for pid in cgroupfs.processes(path):
+    for pid in cgroup_procs.processes(path):
         with Process(pid) as process:
             adj = process.oom_score_adj()
             if adj is not None:
@@ -81,7 +81,7 @@ def may_be_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
 
 
 def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
-    pids = cgroupfs.processes(path)
+    pids = cgroup_procs.processes(path)
     if len(pids) != 1:
         return False
     with Process(pids[0]) as process:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from monitor.errors import CannotError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 
 #: Processes of a container that may end one after the other while its root is looked for.
 _TRIES = 8
@@ -21,7 +21,7 @@ def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
     as the runtime's is. Raises MonitorError.
     """
     own = _root_mount(proc / "self" / "mountinfo")
-    for pid in cgroupfs.processes(cgroup)[:_TRIES]:
+    for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
         found = _root_mount(proc / str(pid) / "mountinfo")
         if found is None:
             continue  # it ended

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.kernel.disks import NOTHING, Disks, Usage, tree_usage
 from monitor.pods.cgroup_tree import parse
 from monitor.pods.kubepods import tree_uids
@@ -91,7 +91,7 @@ def process_count(found: FoundPod) -> int:
     """
     pids: set[int] = set()
     for path in found.containers.values() or (found.cgroup,):
-        pids.update(cgroupfs.processes(path))
+        pids.update(cgroup_procs.processes(path))
     return len(pids)
 
 

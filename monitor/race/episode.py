@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from monitor.race.codec import Record
+from monitor.race.event_order import event_key, in_order, moment
 from monitor.race.events import (
     KUBEPODS,
     KUBEPODS_SCOPES,
@@ -37,9 +38,6 @@ from monitor.race.events import (
     Tick,
     Watched,
     event_from_json,
-    event_key,
-    in_order,
-    moment,
 )
 from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, of_victim, place_of, too_long
 

@@ -7,9 +7,8 @@ cgroup. `pod` is a uid and `pod_name` is namespace/name; both are None for a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
@@ -40,8 +39,9 @@ RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
 KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
 
 
+@dataclass(frozen=True, slots=True)
 class _Event(Record):
-    __slots__ = ()
+    ts_ns: int
 
     def to_json(self) -> dict[str, Any]:
         return {"event": type(self).__name__.lower(), **plain(self)}
@@ -54,7 +54,6 @@ class Clock(_Event):
     Another one comes when the wall clock was set, or stood beside a monotonic clock that does not count a suspend.
     """
 
-    ts_ns: int
     realtime_ns: int
 
 
@@ -65,7 +64,6 @@ class Watched(_Event):
     `limit`: where the kernel kills in this domain; None for the machine, which has no such line.
     """
 
-    ts_ns: int
     domain: str
     signal: str
     hard: bool
@@ -80,7 +78,6 @@ class Watched(_Event):
 class Ranked(_Event):
     """The policy's order of all pods at this moment, first victim first, critical ones included."""
 
-    ts_ns: int
     order: tuple[Candidate, ...]
 
 
@@ -91,7 +88,6 @@ class Sample(_Event):
     `pod`: the pod it is, or (with `container`) is a part of. `limit`: its own limit; None if it has none.
     """
 
-    ts_ns: int
     domain: str
     pod: str | None
     usage: int
@@ -106,7 +102,6 @@ class Sample(_Event):
 class Reclaim(_Event):
     """Direct reclaim began on behalf of ``memcg`` (a path, or "global"): the last stage before an OOM."""
 
-    ts_ns: int
     memcg: str
     pod: str | None = None
 
@@ -115,7 +110,6 @@ class Reclaim(_Event):
 class Crossing(_Event):
     """The kernel saw `available` fall below `quantity`."""
 
-    ts_ns: int
     domain: str
     signal: str
     hard: bool
@@ -130,7 +124,6 @@ class Crossing(_Event):
 class Seen(_Event):
     """Somebody who could decide read the numbers."""
 
-    ts_ns: int
     domain: str
     signal: str
     available: int
@@ -145,7 +138,6 @@ class Held(_Event):
     would evict.
     """
 
-    ts_ns: int
     domain: str
     signal: str
     hard: bool
@@ -167,7 +159,6 @@ class Decided(_Event):
     that were gone already had not given back then.
     """
 
-    ts_ns: int
     domain: str
     signal: str
     hard: bool
@@ -193,7 +184,6 @@ class Decided(_Event):
 class Signalled(_Event):
     """The processes of a pod being evicted were sent `signal` (15 at first, if there is a grace; then 9)."""
 
-    ts_ns: int
     pod: str
     pod_name: str
     signal: int
@@ -206,7 +196,6 @@ class Kill(_Event):
     it likes. The OOM killer's comes microseconds before its mark.
     """
 
-    ts_ns: int
     victim_pid: int
     victim_comm: str
     pod: str | None
@@ -244,7 +233,6 @@ class Mark(_Event):
     the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name.
     """
 
-    ts_ns: int
     victim_pid: int
     victim_comm: str
     pod: str | None
@@ -272,7 +260,6 @@ class Mark(_Event):
 class Exit(_Event):
     """The last thread of a process left."""
 
-    ts_ns: int
     pid: int
     comm: str
     pod: str | None = None
@@ -287,7 +274,6 @@ class Gone(_Event):
     `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
     """
 
-    ts_ns: int
     pod: str
     pod_name: str
     freed: int | None = None
@@ -302,7 +288,6 @@ class Checked(_Event):
     "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim.
     """
 
-    ts_ns: int
     source: str
     victim_pid: int | None
     agrees: bool
@@ -313,7 +298,6 @@ class Checked(_Event):
 class Clear(_Event):
     """The threshold is not met any more. Said again and again it means the same."""
 
-    ts_ns: int
     domain: str
     signal: str
     hard: bool
@@ -327,7 +311,6 @@ class Lost(_Event):
     `what`: "cross", "oom" (marks), "kill", "exit", "decision" (what outrace or a kubelet did), "sample", "reclaim".
     """
 
-    ts_ns: int
     since_ns: int
     what: str
     count: int
@@ -337,14 +320,10 @@ class Lost(_Event):
 class Tick(_Event):
     """Time passed."""
 
-    ts_ns: int
-
 
 @dataclass(frozen=True, slots=True)
 class End(_Event):
     """The record stops here."""
-
-    ts_ns: int
 
 
 Event = (
@@ -354,7 +333,6 @@ Event = (
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.
 KINDS: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in get_args(Event)}
-_PLACE: dict[type, int] = {cls: i for i, cls in enumerate(KINDS.values())}
 
 
 def event_from_json(data: Mapping[str, Any]) -> Event:
@@ -367,25 +345,3 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
         raise RecordError(f"event: {name!r} is not known")
     made: Event = decode(cls, {key: value for key, value in data.items() if key != "event"}, str(name))
     return made
-
-
-def event_key(event: Event) -> tuple[int, int, str]:
-    """Sort key: time, then cause before effect, then content, so that the order of arrival plays no part."""
-    return (*moment(event), repr(event))
-
-
-def moment(event: Event) -> tuple[int, int]:
-    """Time, and cause before effect."""
-    return (event.ts_ns, _PLACE[type(event)])
-
-
-def in_order(events: Iterable[Event]) -> list[Event]:
-    """Sorted by `event_key`. Contents are looked at only where they decide: a ranking's text is 10 KiB."""
-    found = sorted(events, key=moment)
-    if len(found) < 2:
-        return found
-    ordered: list[Event] = []
-    for _, group in groupby(found, key=moment):
-        same = list(group)
-        ordered += same if len(same) == 1 else sorted(same, key=repr)
-    return ordered

@@ -13,7 +13,7 @@ from typing import Any
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import channel
@@ -193,7 +193,7 @@ class MessageHandler:
     def _on_left(self, message: Mapping[str, Any]) -> None:
         """Others killed a process of a pod: whether anybody lives on in it."""
         found = self.view.pods.get(message["pod"])
-        pids = cgroupfs.pids_below(found.cgroup) if found is not None else ()
+        pids = cgroup_procs.pids_below(found.cgroup) if found is not None else ()
         self.view.send({"t": "lives", "id": message["id"], "lives": any(map(lives, pids))})
 
     def _on_giveback(self, message: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs
 from monitor.race.events import KUBELET, Gone
 from monitor.side.view import View
 
@@ -46,4 +46,4 @@ class StoppingPods:
 
     def _is_empty(self, uid: str) -> bool:
         found = self._view.pods.get(uid)
-        return found is None or cgroupfs.empty(found.cgroup)
+        return found is None or cgroup_procs.empty(found.cgroup)

@@ -24,7 +24,6 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
-from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 
 VMSTAT = "/proc/vmstat"
@@ -91,7 +90,7 @@ class Entry:
                 os.close(fd)
 
 
-class SoftTable:
+class PolledTable:
     """The watched cgroups by index. Only the hot process has one."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
@@ -330,35 +329,3 @@ def _number(data: bytes, key: bytes) -> int:
     at += len(key)
     end = data.find(b"\n", at)
     return int(data[at : end if end >= 0 else None])
-
-
-class SoftSweeper(Stepwise):
-    """Reads every watched cgroup; stands where the BPF programs' sweep stands."""
-
-    def __init__(self, table: SoftTable) -> None:
-        self._table = table
-
-    def steps(self, forget: bool) -> Iterator[bool]:
-        self.number = number = self.number + 1
-        if forget:
-            for entry in self._table:
-                entry.synced = 0
-        for entry in list(self._table):
-            if not self._table.holds(entry):
-                continue  # removed since the last stretch: its descriptors may be other files by now
-            self._table.read_usage(entry)
-            if not entry.machine:
-                self._table.read_stat(entry)
-            entry.synced = number
-            yield False
-
-    def reread(self) -> None:
-        """Usage of everything, but not the file lists."""
-        for entry in self._table:
-            self._table.read_usage(entry)
-
-    def touch_root(self) -> None:
-        """Bring the machine's own entry up to date."""
-        for entry in self._table:
-            if entry.machine:
-                self._table.read_stat(entry)

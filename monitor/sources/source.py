@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Table(Protocol):
-    """The watched cgroups (`monitor.kernel.domains.DomainTable`, `monitor.sources.polled_table.SoftTable`)."""
+    """The watched cgroups (`monitor.kernel.domains.DomainTable`, `monitor.sources.polled_table.PolledTable`)."""
 
     def index(self, cgroup_id: int) -> int | None: ...
     def read(self, cgroup_id: int) -> Reading | None: ...
@@ -79,7 +79,7 @@ class Arms(Protocol):
     def unseen_bytes(self) -> int: ...
 
 
-class SoftArming:
+class PolledArming:
     """Reading finely or now and then: the same distances as `Arming`, but nothing is attached."""
 
     def __init__(self, max_fill_rate: int) -> None:
@@ -179,14 +179,15 @@ def _open_bpf(config: RunConfig) -> MemorySource:
 
 def _open_soft(config: RunConfig) -> MemorySource:
     from monitor.kernel import cgroupfs
-    from monitor.sources.polled_table import SoftSweeper, SoftTable
+    from monitor.sources.polled_sweeper import PolledSweeper
+    from monitor.sources.polled_table import PolledTable
 
-    table = SoftTable(cgroupfs.detect())
+    table = PolledTable(cgroupfs.detect())
     return MemorySource(
         rung=config.rung,
         table=table,
-        sweeper=SoftSweeper(table),
-        arming=SoftArming(config.max_fill_rate),
+        sweeper=PolledSweeper(table),
+        arming=PolledArming(config.max_fill_rate),
         victim=memoryview(bytearray(VICTIM.size)).cast("Q"),
         eviction=memoryview(bytearray(EVICTION.size)).cast("Q"),
         pins=None,

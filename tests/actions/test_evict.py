@@ -14,8 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions.evict import LOOK_NS, PATIENT_NS, REAP_AFTER_NS, STARVED_NS, STUCK_NS, Eviction, Victim, pids_below
+from monitor.actions.evict import LOOK_NS, PATIENT_NS, REAP_AFTER_NS, STARVED_NS, STUCK_NS, Eviction
+from monitor.actions.victim import Victim
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import wants_cpu
 
 pytestmark = pytest.mark.kernel

@@ -16,9 +16,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions import evict
-from monitor.actions.evict import Eviction, Victim, pids_below
+from monitor.actions.evict import Eviction
+from monitor.actions.victim import _AT_ONCE, Victim
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import pids_below
 
 pytestmark = pytest.mark.kernel
 #: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.
@@ -61,7 +62,7 @@ def crowd(pod: Path, puppet: live.Puppet, number: int) -> None:
 
 
 def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 50)
         victim = prepared(pod)
@@ -100,7 +101,7 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
 
 def test_it_is_looked_after_without_a_rest_while_there_are_more(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever rests is outrun by a pod that forks; and an empty one is given its rest."""
-    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 20)
         eviction = Eviction(prepared(pod), 0, 0)
@@ -113,19 +114,19 @@ def test_it_is_looked_after_without_a_rest_while_there_are_more(pod: Path, monke
 
 def test_the_rings_are_read_between_thousands_of_signals(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps stands for signals that take long."""
-    monkeypatch.setattr(evict, "_SEND_NS", 0)
+    monkeypatch.setattr("monitor.actions.victim._SEND_NS", 0)
     with live.Puppet(pod / "c0") as parent:
-        crowd(pod, parent, 2 * evict._AT_ONCE)
+        crowd(pod, parent, 2 * _AT_ONCE)
         victim = prepared(pod)
         victim.kill()
-        assert len(victim._signalled) == evict._AT_ONCE
+        assert len(victim._signalled) == _AT_ONCE
         assert victim.unfinished
         finish(Eviction(victim, 0, 0))
 
 
 def test_descriptors_are_opened_for_so_many_at_a_time(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hot thread does nothing else meanwhile; the next look goes on."""
-    monkeypatch.setattr(evict, "_OPEN", 8)
+    monkeypatch.setattr("monitor.actions.victim._OPEN", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 20)
         victim = prepared(pod)
@@ -144,7 +145,7 @@ def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
     """On an emulated CPU 5 ms went by with the pod's own cgroup, which holds nobody: its victim held no descriptor, so
     that no early SIGKILL could leave.
     """
-    monkeypatch.setattr(evict, "_PART_NS", -1)  # a clock that jumps stands for a slow machine
+    monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)  # a clock that jumps stands for a slow machine
     with live.Puppet(pod / "c0") as one, live.Puppet(pod / "c1") as other:
         victim = prepared(pod)
         assert set(victim.pidfds) == {one.pid, other.pid}
@@ -157,8 +158,8 @@ def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypa
     held = len(os.listdir("/proc/self/fd"))
     for i in range(60):
         cgroupfs.make(pod / f"c1/n{i}")
-    monkeypatch.setattr(evict, "_PART_NS", -1)
-    monkeypatch.setattr(evict, "_PART_CGROUPS", 1)
+    monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)
+    monkeypatch.setattr("monitor.actions.victim._PART_CGROUPS", 1)
     with live.Puppet(pod / "c1/n7") as one, live.Puppet(pod / "c1/n55") as other, live.Puppet(pod / "c0") as third:
         victim = prepared(pod)
         assert victim.is_partial
@@ -235,7 +236,7 @@ def test_descriptors_that_were_given_up_are_not_taken_for_others(pod: Path, monk
     """A number is used again by the next process at once: who is waited for must be told apart by more than that."""
     from tests.daemon.test_evictor import Bench
 
-    monkeypatch.setattr(evict, "MAX_PIDFDS", 8)
+    monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 40)
         bench = Bench(pod)

@@ -15,9 +15,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions import evict
-from monitor.actions.evict import SPARED, Eviction, Victim, pids_below
+from monitor.actions.evict import Eviction
+from monitor.actions.victim import SPARED, Victim
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import is_kernel_thread
 from monitor.kernel.spared import Spared
 
@@ -28,7 +29,8 @@ VERSION = cgroupfs.detect().version
 SUICIDE = """
 import os, subprocess, sys, time
 from pathlib import Path
-from monitor.actions.evict import Eviction, Victim
+from monitor.actions.evict import (Eviction)
+from monitor.actions.victim import (Victim)
 pod = Path(sys.argv[1])
 child = subprocess.Popen(["sleep", "1000"])
 victim = Victim("uid", pod, int(sys.argv[2]))
@@ -67,7 +69,7 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
     with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
-        monkeypatch.setattr(evict, "walk", lambda path: iter([(str(path), set(listed))]))
+        monkeypatch.setattr("monitor.actions.victim.walk", lambda path: iter([(str(path), set(listed))]))
         victim = Victim("uid", pod, VERSION)
         try:
             victim.refresh()

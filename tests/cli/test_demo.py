@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.kernel import cgroupfs, loader, pins
+from monitor.kernel import cgroup_procs, cgroupfs, loader, pins
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -95,7 +95,7 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         assert process.poll() is None, "the demo ended by itself"
         nodes = [path for path in root.iterdir() if path.name.startswith(f"outrace-demo-{process.pid}")]
         # Two residents, and hogs beside them: the races are on.
-        return family(process.pid) if sum(len(cgroupfs.processes(node)) for node in nodes) >= 3 else []
+        return family(process.pid) if sum(len(cgroup_procs.processes(node)) for node in nodes) >= 3 else []
 
     try:
         pids = live.until(racing, "the races to begin")

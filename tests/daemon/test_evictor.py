@@ -15,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction, Victim
+from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction
+from monitor.actions.victim import Victim
 from monitor.hot.eviction_note import EvictionNote
 from monitor.hot.evictor import Evictor
 from monitor.hot.patience import Patience

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]

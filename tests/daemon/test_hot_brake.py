@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode
+from monitor.lab.node import MIB, LabNode
 from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Hog, LabNode
+from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node
 
@@ -123,12 +124,12 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
             family.tell(f"exec({FORKS!r})")
             pids = [hog.pid, family.pid, *map(int, family.answer().split())]
             assert family.answer() == "done"
-            assert len(cgroupfs.processes(batch.cgroup)) >= 8
+            assert len(cgroup_procs.processes(batch.cgroup)) >= 8
             # The pod that crosses is within its request: another one pays.
             big = live.filled(node, database, 56)
             decision, end = evicted(daemon, batch)
             assert not [pid for pid in pids if live.alive(pid)]
-            assert cgroupfs.processes(batch.cgroup) == []
+            assert cgroup_procs.processes(batch.cgroup) == []
         assert hog.wait() == -signal.SIGKILL
         for survivor in (calm, big):
             assert survivor.process.poll() is None
@@ -442,7 +443,7 @@ def test_manifests_that_appear_change_and_vanish(node: LabNode) -> None:
         evicted(daemon, other)
         assert newcomer.wait() == -signal.SIGKILL
         assert decided(daemon) == ["late", "other"]
-        assert len(cgroupfs.processes(big.cgroup)) == 1
+        assert len(cgroup_procs.processes(big.cgroup)) == 1
         assert crosser.process.poll() is None
         assert live.metric(daemon, "pods") == 3
 

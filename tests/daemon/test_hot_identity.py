@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.lab.node import Hog, LabNode
+from monitor.lab.child import Hog
+from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hot_node import decided, evicted, hard, hot_node
 

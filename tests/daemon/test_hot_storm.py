@@ -14,8 +14,9 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.sched import HURRIED, STARTING
 from monitor.lab import blinder
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, Child, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node
 

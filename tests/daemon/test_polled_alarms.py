@@ -25,7 +25,7 @@ from monitor.kernel.rungs import EVENTFD, POLL, PSI
 from monitor.kernel.wire import PAGE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.alarms import Alarms
-from monitor.sources.polled_table import Entry, SoftTable
+from monitor.sources.polled_table import Entry, PolledTable
 from monitor.sources.watch import NODE_SIGNAL, Watch, make_watch
 
 HIERARCHY = cgroupfs.detect()
@@ -42,7 +42,7 @@ class Aimed:
 
     def __init__(self, path: Path, rung: str) -> None:
         self.said: list[dict[str, Any]] = []
-        self.table = SoftTable(HIERARCHY)
+        self.table = PolledTable(HIERARCHY)
         thresholds = parse_thresholds({"memory.available": "16Mi"})
         self.watch: Watch = make_watch(self.table, "node", NODE_SIGNAL, path, 64 * MIB, thresholds, HIERARCHY.version)
         self.table.set_ceilings(self.watch.index, [CEILING // PAGE])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS, SoftRecords
+from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS, PolledRecords
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_table import Entry
 
@@ -44,7 +44,7 @@ def entry(ceiling: int, age_ns: int) -> Entry:
 
 def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
     """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB."""
-    soft = SoftRecords.__new__(SoftRecords)
+    soft = PolledRecords.__new__(PolledRecords)
     table = Table(usage)
     soft._table = table  # type: ignore[assignment]
     soft._arming = SimpleNamespace(rate=RATE, armed=armed)  # type: ignore[assignment]
@@ -76,7 +76,7 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
 def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     passed: int | None, looked_ns: int, at: int
 ) -> None:
-    soft = SoftRecords.__new__(SoftRecords)
+    soft = PolledRecords.__new__(PolledRecords)
     said: list[dict[str, Any]] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
@@ -92,7 +92,7 @@ def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft = SoftRecords.__new__(SoftRecords)
+    soft = PolledRecords.__new__(PolledRecords)
     timer: list[int] = []
     read: list[int] = []
     now = NOW

@@ -14,8 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.hot.polled_records import SoftRecords
-from monitor.kernel import bounds, charging, loader, meminfo
+from monitor.hot.polled_records import PolledRecords
+from monitor.kernel import bounds, charging, loader, meminfo, refused_hooks
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
 from monitor.kernel.wire import PAGE
@@ -115,7 +115,7 @@ def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: i
     """Exactly, for what page cache is inactive; and by looking alone while none is in place."""
     seen = Facts(bpf=(), cgroup_version=1, cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
     stats: dict[str, int] = {}
-    soft = SoftRecords.__new__(SoftRecords)
+    soft = PolledRecords.__new__(PolledRecords)
     soft._stats = SimpleNamespace(set=stats.__setitem__)  # type: ignore[assignment]
     soft._arming = SimpleNamespace(rate=seen.fill_rate)  # type: ignore[assignment]
     soft._watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
@@ -142,7 +142,7 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
         assert "pinned already" in said["detail"]
     bare.mkdir(mode=0o750)
     for hook, mark in loader.stamps().items():
-        loader._remember_refused(bare, mark, f"the verifier refused {hook}")
+        refused_hooks.remember(bare, mark, f"the verifier refused {hook}")
     with LabDaemon(node, state_dir=bare) as daemon:
         found = plan(bare)
         assert found["rung"] == live.rung(daemon) == HERE

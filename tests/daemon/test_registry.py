@@ -19,7 +19,7 @@ import live
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
 from monitor.policy.ranking import memory_order
-from monitor.sources.polled_table import SoftTable
+from monitor.sources.polled_table import PolledTable
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -69,7 +69,7 @@ def test_a_pod_and_its_containers_are_watched_until_it_is_dropped(watch: live.Wa
 
 def test_a_pod_that_cannot_be_watched_whole_leaves_nothing_behind(tmp_path: Path) -> None:
     """Its container's files are gone when they are opened, or no descriptor is left: without BPF each has two."""
-    table = SoftTable(cgroupfs.detect())
+    table = PolledTable(cgroupfs.detect())
     registry = Registry(table, STEP)
     descriptors = len(os.listdir("/proc/self/fd"))
     with live.cgroup("registry") as pod:

@@ -98,7 +98,7 @@ def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pyt
     from monitor.hot import polled_kills
 
     said: list[dict[str, Any]] = []
-    soft = polled_kills.SoftOom.__new__(polled_kills.SoftOom)
+    soft = polled_kills.PolledKills.__new__(polled_kills.PolledKills)
     now = time.monotonic_ns()
     lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
     monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, 3 if last else 1))

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
-from monitor.actions.evict import SPARED
+from monitor.actions.victim import SPARED
 from monitor.hot.trigger import _EMPTY_NS, Trigger
 
 pytestmark = pytest.mark.kernel

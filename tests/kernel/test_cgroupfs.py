@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import CannotError, ConfigError, MonitorError
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.wire import PAGE
 from tests import live
@@ -211,7 +211,7 @@ def test_a_vanished_cgroup_is_said_to_be_gone(v2: Hierarchy) -> None:
     for read in (cgroupfs.limit, cgroupfs.cgroup_id, lambda p: cgroupfs.read_cgroup(v2, p)):
         with pytest.raises(cgroupfs.CgroupGone, match="gone"):
             read(gone)
-    assert cgroupfs.processes(gone) == []
+    assert cgroup_procs.processes(gone) == []
     assert cgroupfs.descendants(gone) == []
 
 
@@ -263,8 +263,8 @@ def test_processes_and_remove_refuses_while_there_are_any(
     _, path = real
     child = cgroupfs.make(path / "child")
     (child / "cgroup.procs").write_text(str(sleeper.pid))
-    assert cgroupfs.processes(path) == [sleeper.pid]
-    assert cgroupfs.processes(path, recursive=False) == []
+    assert cgroup_procs.processes(path) == [sleeper.pid]
+    assert cgroup_procs.processes(path, recursive=False) == []
     with pytest.raises(MonitorError, match=r"child is not empty \(1 processes\); end them first"):
         cgroupfs.remove(path)
     sleeper.kill()

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, loader, meminfo, pins
+from monitor.kernel import cgroupfs, charging, loader, meminfo, pins, refused_hooks
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.lab.node import LabNode
 
@@ -238,8 +238,8 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
         loader.ensure_loaded(tmp_path, "fentry")
     assert tried == ["fentry", "kprobe", "kprobe", "fentry"]
     # Another boot.
-    kept = json.loads((tmp_path / loader.REFUSED).read_text())
-    (tmp_path / loader.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
+    kept = json.loads((tmp_path / refused_hooks.FILE).read_text())
+    (tmp_path / refused_hooks.FILE).write_text(json.dumps(kept | {"boot": "another"}))
     assert loader.refused(tmp_path) == {}
     loader.ensure_loaded(tmp_path)
     assert tried[-2:] == ["fentry", "kprobe"]

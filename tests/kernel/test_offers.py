@@ -14,7 +14,7 @@ import pytest
 from monitor.cli import doctor
 from monitor.errors import CannotError
 from monitor.hot import ladder
-from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
+from monitor.kernel import charging, loader, mounts, offsets, pins, refused_hooks, rungs
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig
@@ -36,7 +36,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def refuse(state: Path, *hooks: str) -> None:
     """Write down that the kernel refused them since it was booted."""
     for hook in hooks:
-        loader._remember_refused(state, loader.stamp(hook), f"the verifier refused {hook}")
+        refused_hooks.remember(state, loader.stamp(hook), f"the verifier refused {hook}")
 
 
 def planned(state: Path, *checks: doctor.Check) -> dict[str, rungs.Rung]:
@@ -68,8 +68,8 @@ def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.
     refuse(tmp_path, "fentry", "kprobe")
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) in rungs.SOFT_RUNGS
     # After a boot it is tried again.
-    kept = json.loads((tmp_path / loader.REFUSED).read_text())
-    (tmp_path / loader.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
+    kept = json.loads((tmp_path / refused_hooks.FILE).read_text())
+    (tmp_path / refused_hooks.FILE).write_text(json.dumps(kept | {"boot": "another"}))
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
 

@@ -15,7 +15,8 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS
 from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
-from monitor.sources.polled_table import SoftSweeper, SoftTable
+from monitor.sources.polled_sweeper import PolledSweeper
+from monitor.sources.polled_table import PolledTable
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -28,7 +29,7 @@ def cached(path: Path) -> int:
 
 
 def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
-    table = SoftTable(HIERARCHY)
+    table = PolledTable(HIERARCHY)
     with live.cgroup("soft") as path, live.Puppet(path) as puppet:
         at = table.add(cgroupfs.cgroup_id(path), path=path)
         assert not table.synced(at)
@@ -37,7 +38,7 @@ def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
         puppet.do(f"write({str(tmp_path / 'cache')!r}, 16)")
         # memory.stat is flushed every 2 s, later on busy CPUs (2 MiB of the cache were missing after 2.1 s once).
         live.until(lambda: cached(path) >= 15 * MIB, "memory.stat knows of the page cache")
-        number = SoftSweeper(table).run()
+        number = PolledSweeper(table).run()
         reading = table.read(cgroupfs.cgroup_id(path))
         assert reading is not None
         told = cgroupfs.read_cgroup(HIERARCHY, path)
@@ -52,7 +53,7 @@ def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
         table.set_ceilings(at, [table.working_set(at) // PAGE + 100, table.working_set(at) // PAGE + 300])
         assert table.room(at) == pytest.approx(100 * PAGE, abs=PAGE)
         puppet.do("anon(8)")
-        SoftSweeper(table).reread()
+        PolledSweeper(table).reread()
         assert table.reading(at).usage >= told.usage + 8 * MIB
         assert table.reading(at).inactive_file == told.inactive_file, "rereading is of usage only"
         table.remove(cgroupfs.cgroup_id(path))
@@ -101,7 +102,7 @@ def test_what_a_parent_does_not_know_yet_its_children_say(
     ceiling: int, found: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(polled_table, "_AHEAD", MIB)  # as with 2 CPUs
-    table = SoftTable(cgroupfs.Hierarchy(version=version, root=tmp_path))
+    table = PolledTable(cgroupfs.Hierarchy(version=version, root=tmp_path))
     node = table.add(1, path=says(tmp_path / "node", version, 140, anon, inactive, kernel))
     kubepods = table.add(2, path=says(tmp_path / "node/kubepods", version, 140, anon, inactive, kernel))
     table.add(3, step=1, path=says(tmp_path / "node/kubepods/pod", version, 140, anon, inactive))
@@ -121,7 +122,7 @@ def test_what_a_parent_does_not_know_yet_its_children_say(
 
 
 def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> None:
-    table = SoftTable(HIERARCHY)
+    table = PolledTable(HIERARCHY)
     with live.cgroup("soft-parent") as path:
         child = path / "child"
         cgroupfs.make(child)
@@ -129,17 +130,19 @@ def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> No
         left = table.add(cgroupfs.cgroup_id(child), path=child)
         with live.Puppet(child) as puppet:
             puppet.do(f"write({str(tmp_path / 'cache')!r}, 16)")
-            live.until(lambda: SoftSweeper(table).run() and table.reading(left).inactive_file >= 15 * MIB, "page cache")
+            live.until(
+                lambda: PolledSweeper(table).run() and table.reading(left).inactive_file >= 15 * MIB, "page cache"
+            )
             assert table.reading(at).inactive_file >= 15 * MIB
             (tmp_path / "cache").unlink()
         cgroupfs.remove(child)
-        live.until(lambda: SoftSweeper(table).run() and table.reading(at).inactive_file < 4 * MIB, "it to be gone")
+        live.until(lambda: PolledSweeper(table).run() and table.reading(at).inactive_file < 4 * MIB, "it to be gone")
         assert table.reading(left).inactive_file >= 15 * MIB, "what was read last"
     table.reset()
 
 
 def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
-    table = SoftTable(cgroupfs.Hierarchy(version=2, root=tmp_path))
+    table = PolledTable(cgroupfs.Hierarchy(version=2, root=tmp_path))
     table.refresh_a_leaf()
     table.add(1, path=says(tmp_path / "node", 2, 100, 0, 50))
     leaves = [table.add(n, path=says(tmp_path / f"node/{n}", 2, 50, 0, 25)) for n in (2, 3)]
@@ -151,25 +154,25 @@ def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_cgroup_that_is_gone_keeps_what_was_read_last() -> None:
-    table = SoftTable(HIERARCHY)
+    table = PolledTable(HIERARCHY)
     with live.cgroup("soft-gone") as path:
         ident = cgroupfs.cgroup_id(path)
         with live.Puppet(path) as puppet:
             puppet.do("anon(8)")
             table.add(ident, path=path)
-            SoftSweeper(table).run()
+            PolledSweeper(table).run()
     before = table.read(ident)
     assert before is not None
     assert before.usage >= 8 * MIB
-    SoftSweeper(table).run()
+    PolledSweeper(table).run()
     assert table.read(ident) == before
     table.reset()
 
 
 def test_the_machine_is_counted_as_the_programs_do_it() -> None:
-    table = SoftTable(HIERARCHY)
+    table = PolledTable(HIERARCHY)
     at = table.add(1, flags=MACHINE)
-    sweeper = SoftSweeper(table)
+    sweeper = PolledSweeper(table)
     with live.cgroup("soft-machine") as path, live.Puppet(path) as puppet:
         sweeper.touch_root()
         before = table.reading(at)
@@ -183,7 +186,7 @@ def test_the_machine_is_counted_as_the_programs_do_it() -> None:
 
 
 def test_a_full_table_and_too_many_ceilings_are_refused() -> None:
-    table = SoftTable(HIERARCHY)
+    table = PolledTable(HIERARCHY)
     with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
         table.check_room(MAX_DOMAINS + 1)
     at = table.add(1, flags=MACHINE)

@@ -13,8 +13,8 @@ import pytest
 
 from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.hot import polled_kills
-from monitor.hot.polled_kills import SoftOom
-from monitor.kernel import kmsg, loader, pins, probes
+from monitor.hot.polled_kills import PolledKills
+from monitor.kernel import kmsg, libbpf, loader, probes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from monitor.kernel import kmsg, loader, pins, probes
 )
 def test_pins(number: int, remedy: str) -> None:
     ctypes.set_errno(number)
-    error = pins._fail("cannot pin it")
+    error = libbpf.failure("cannot pin it")
     assert error.message == f"cannot pin it: {os.strerror(number)}"
     assert remedy in error.remedy
     assert isinstance(error, CannotError) == (number in (errno.EPERM, errno.EACCES))
@@ -68,7 +68,7 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     with select.epoll() as epoll:
         epoll.register(read, select.EPOLLIN)
-        soft = SoftOom.__new__(SoftOom)
+        soft = PolledKills.__new__(PolledKills)
         soft._fd, soft._epoll, soft._tell = read, epoll, told.append
         monkeypatch.setattr(polled_kills, "kmsg_records", fail)
         assert soft.consume(read)

@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import live
 
 from monitor.kernel import cgroupfs, meminfo
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, Hog, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents.reader import IncidentReader
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]

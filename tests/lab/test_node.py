@@ -16,7 +16,8 @@ import pytest
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.node import MIB, Hog, LabNode
+from monitor.lab.child import Hog
+from monitor.lab.node import MIB, LabNode
 
 pytestmark = pytest.mark.kernel
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, parse
@@ -258,7 +258,7 @@ def real() -> Iterator[tuple[Hierarchy, Path]]:
         pytest.skip("not root: cannot make a cgroup")
     path = cgroupfs.make(hierarchy.root / f"outrace-test-tree-{os.getpid()}")
     yield Hierarchy(hierarchy.version, path), path
-    for pid in cgroupfs.processes(path):
+    for pid in cgroup_procs.processes(path):
         os.kill(pid, 9)
     cgroupfs.remove(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
 from monitor.pods.source import Change, open_source, pod_message
@@ -222,12 +222,12 @@ def test_a_containers_own_sshd_is_not_the_machines(
         try:
             assert process.stdout
             assert process.stdout.readline() == b"ready\n"
-            [pid] = [p for p in cgroupfs.processes(good) if Path(f"/proc/{p}/comm").read_text() == "sshd\n"]
+            [pid] = [p for p in cgroup_procs.processes(good) if Path(f"/proc/{p}/comm").read_text() == "sshd\n"]
             assert claims.daemon(pid) == ""
             change = poll(folder, node)
             assert (names(change), change.problems) == (["good"], [])
         finally:
-            for pid in cgroupfs.processes(good):
+            for pid in cgroup_procs.processes(good):
                 os.kill(pid, 9)
 
 
@@ -274,7 +274,7 @@ def test_what_outrace_was_started_from_is_refused(node: Path, folder: Path) -> N
     manifest(folder, "bad", **at(cgroupfs.make(node / "bad")))
     with Puppet(node / "bad") as shell:
         shell.do("kept.append(__import__('subprocess').Popen(['sleep', '1000']))")
-        [child] = [pid for pid in cgroupfs.processes(node / "bad") if pid != shell.pid]
+        [child] = [pid for pid in cgroup_procs.processes(node / "bad") if pid != shell.pid]
         (cgroupfs.detect().root / "cgroup.procs").write_text(str(child))
         source = open_source(f"manifests:{folder}", cgroupfs.detect(), 16 * GI, node, (child,))
         try:

@@ -20,7 +20,7 @@ import pytest
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.link.counters import SharedStats
 from monitor.pods.source import open_source
@@ -44,7 +44,7 @@ def node() -> Iterator[Path]:
     cgroupfs.make(path / "quiet")
     cgroupfs.make(path / "busy")
     yield path
-    for pid in cgroupfs.processes(path):
+    for pid in cgroup_procs.processes(path):
         os.kill(pid, signal.SIGKILL)
     cgroupfs.remove(path)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import containers
@@ -45,7 +45,7 @@ def tree() -> Iterator[tuple[Hierarchy, Path]]:
     path = cgroupfs.make(hierarchy.root / f"outrace-test-unknown-{os.getpid()}")
     yield hierarchy, path
     deadline = time.monotonic() + TIMEOUT_S
-    while pids := cgroupfs.processes(path):
+    while pids := cgroup_procs.processes(path):
         assert time.monotonic() < deadline
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from monitor.race.codec import RecordError
 from monitor.race.episode import Bounds, Episode, State, feed, fold, ongoing
-from monitor.race.events import Event, event_from_json, event_key, in_order
+from monitor.race.event_order import event_key, in_order
+from monitor.race.events import Event, event_from_json
 from monitor.race.facts import facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
 from monitor.race.snapshot import state_from_json, state_to_json

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
-from monitor.lab.node import MIB, Hog, LabNode
+from monitor.lab.node import MIB, LabNode
 from monitor.policy import eviction_facts
 from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch

@@ -107,6 +107,7 @@ class World:
         self.fired: Any = None
         self.note = types.SimpleNamespace(told=lambda: None, begin=lambda *_: None)
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
+        self.evictor.holds = lambda uid: False
         slow = SlowSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
