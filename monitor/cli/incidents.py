@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from monitor.errors import MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.race.incident import FLAGS, VERDICTS
-from monitor.side.incidents.reader import FILE_NAME, REMEDY, IncidentReader
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +81,7 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
     if not found and not reader.unreadable:
         given = any(value is not None for value in filters.values())
         click.echo(f"no such incidents stored in {state_dir}" if given else _none_yet(state_dir), err=True)
+        _complain(reader)
         return
     from monitor.cli.incident_text import list_lines
 
@@ -121,7 +123,7 @@ def export(file: str, state_dir: str) -> None:
         first = next(everything, None)  # a store that cannot be read must not empty the file
     with _errors(state_dir), click.open_file(file, "w", encoding="utf-8") as out:
         if first is not None:
-            for each in _chain(first, everything):
+            for each in itertools.chain([first], everything):
                 out.write(json.dumps(each, ensure_ascii=True) + "\n")
                 count += 1
     click.echo(f"{count} incidents" if count else _none_yet(state_dir), err=True)
@@ -175,19 +177,16 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
     _complain(reader)
 
 
-def _chain(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    yield first
-    yield from rest
-
-
 def _reader(state_dir: str) -> IncidentReader:
     return IncidentReader(Path(state_dir) / FILE_NAME)
 
 
 def _complain(reader: IncidentReader) -> None:
     """After what could be read: what could not."""
+    for renamed in damaged_files(reader.path):
+        click.echo(f"a damaged file was renamed to {renamed}; its incidents are not shown", err=True)
     if reader.unreadable:
-        raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged", REMEDY)
+        raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
 
 
 def _none_yet(state_dir: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side"))
 import live
 from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
 
@@ -224,20 +224,28 @@ def test_unknown_ids_end_with_1_and_close_matches(state: str) -> None:
     live.one_line(incidents("show", "2026", "--state-dir", state), 1, "3 incidents begin with '2026'; say more of it")
 
 
-def test_damaged_stores_end_with_1_and_the_remedy(state: str, tmp_path: Path) -> None:
+def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "incidents.db"
-    content = Path(state, "incidents.db").read_bytes()
     file.write_bytes(b"garbage" * 1000)
     for arguments in (("list",), ("show", "latest"), ("export", str(tmp_path / "out"))):
         done = incidents(*arguments, "--state-dir", str(tmp_path))
-        live.one_line(done, 1, f"{file} is damaged", "the monitor sets the file aside", "move it away")
+        live.one_line(done, 1, f"{file} is damaged", "the monitor renames the file", "move it away")
     assert not (tmp_path / "out").exists()
-    # What can still be read is printed, and that it is not all of it is said.
+    # The monitor begins a new file. What can be read is printed, and that it is not all is said.
+    IncidentStore(file, log=Log(), clock=lambda: NOW).add(EVICTION_WON)
+    done = incidents("list", "--state-dir", str(tmp_path))
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+    renamed = f"a damaged file was renamed to {file}.damaged-20260131T060000Z; its incidents are not shown\n"
+    assert done.stderr == renamed
+
+
+def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
+    content = Path(state, "incidents.db").read_bytes()
     at = content.index(b"\x78\x9c") + 20  # in the compressed JSON of one of them
-    file.write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    (tmp_path / "incidents.db").write_bytes(content[:at] + bytes(8) + content[at + 8 :])
     done = incidents("list", "--state-dir", str(tmp_path), "-o", "json")
-    assert done.returncode == 1
     assert len(json.loads(done.stdout)["incidents"]) == 2
+    assert done.returncode == 1
     assert "1 incidents in" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -259,7 +267,7 @@ def test_a_reader_without_rights_is_told_what_to_do(state: str) -> None:
         if "ModuleNotFoundError" in done.stderr:
             pytest.skip(f"the sources cannot be read by others: {done.stderr.splitlines()[-1]}")
         live.one_line(done, 1, "Permission denied; use sudo")
-        # A member of the group may read, though SQLite could not make its index there.
+        # A member of the group may read.
         os.chown(closed, 0, 65534)
         os.chown(closed / "incidents.db", 0, 65534)
         (closed / "incidents.db").chmod(0o640)

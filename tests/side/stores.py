@@ -20,6 +20,8 @@ from incident_samples import EVICTION_WON, NOW, variant
 
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
+from monitor.side.incidents import file
+from monitor.side.incidents.reader import damaged_files
 from monitor.side.incidents.store import IncidentStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +78,7 @@ def refused(path: Path, says: str) -> None:
     with pytest.raises(MonitorError, match=says):
         store.add(EVICTION_WON)
     assert store.failing
-    assert store.set_aside == 0
+    assert damaged_files(path) == []
     store.record(EVICTION_WON)  # does not end the worker
     assert store.lost == 1
 
@@ -88,3 +90,17 @@ def filled(path: Path, count: int) -> bytes:
     for number in range(count):
         store.add(variant(number, steps=[{"t_ms": n, "n": noise.random()} for n in range(noise.choice((5, 100, 600)))]))
     return path.read_bytes()
+
+
+def killed_in_a_transaction(path: Path) -> None:
+    """The file as a writer leaves it that is killed while it stores a second incident."""
+    store_at(path).add(EVICTION_WON)
+    with file.opened(path, "rw", 0.0) as connection:
+        connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+        connection.execute("BEGIN IMMEDIATE")
+        file.upsert(connection, file.encode(variant(1, steps=[random.random() for _ in range(30_000)])) | {"stored": 1})
+        content, journal = path.read_bytes(), file.journal_of(path).read_bytes()
+        connection.execute("ROLLBACK")
+    assert journal
+    path.write_bytes(content)
+    file.journal_of(path).write_bytes(journal)

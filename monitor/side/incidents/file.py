@@ -1,8 +1,8 @@
 """The file of incidents: its schema, its rows, and what SQLite's errors mean.
 
-An incident is kept as the JSON it came as, compressed: zlib's checksum tells damage inside a row, which SQLite itself
-does not look for. The columns beside it only serve to find it. sqlite3 costs some MB, so only those who use the file
-import this module.
+An incident is kept as the JSON it came as, compressed: zlib's checksum finds damage inside a row, which SQLite does not
+look for. The columns beside it only serve to find it. sqlite3 costs some MB, so only those who use the file import this
+module.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from monitor.errors import MonitorError
 
 #: "outr", at offset 68 of the file (https://sqlite.org/fileformat.html#application_id): tells our file from others.
 APPLICATION_ID = 0x6F757472
-#: What leads from each schema version to the next; the version of a file is how many of these it has seen.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE incidents (
-            seq INTEGER PRIMARY KEY, -- in the order they came, whatever the clock said
-            id TEXT NOT NULL UNIQUE,
-            start REAL NOT NULL, -- Unix seconds
-            end REAL NOT NULL,
-            verdict TEXT NOT NULL,
-            flags TEXT NOT NULL, -- a JSON array
-            pods TEXT NOT NULL, -- a JSON array
-            head BLOB NOT NULL, -- zlib of the JSON object, with null in the place of its steps
-            steps BLOB -- zlib of the JSON array
-        )""",
-        "CREATE INDEX incidents_by_start ON incidents (start)",
-        "CREATE INDEX incidents_by_end ON incidents (end)",
-    ),
-    (
-        # Unix seconds by the store's own clock, which never goes back; NULL of older incidents, which go by `end`.
-        "ALTER TABLE incidents ADD COLUMN stored REAL",
-        "CREATE INDEX incidents_by_age ON incidents (coalesce(stored, end))",
-        "DROP INDEX incidents_by_end",
-    ),
+SCHEMA_VERSION = 2
+_SCHEMA = (
+    """CREATE TABLE incidents (
+        seq INTEGER PRIMARY KEY, -- in the order they came, whatever the clock said
+        id TEXT NOT NULL UNIQUE,
+        start REAL NOT NULL, -- Unix seconds
+        end REAL NOT NULL,
+        stored REAL NOT NULL, -- Unix seconds by the store's own clock, which never goes back
+        verdict TEXT NOT NULL,
+        flags TEXT NOT NULL, -- a JSON array
+        pods TEXT NOT NULL, -- a JSON array
+        head BLOB NOT NULL, -- zlib of the JSON object, with null in the place of its steps
+        steps BLOB -- zlib of the JSON array
+    )""",
+    "CREATE INDEX incidents_by_start ON incidents (start)",
+    "CREATE INDEX incidents_by_stored ON incidents (stored)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-#: Pages of SQLite's cache, in KiB: a row is a few of them.
-_CACHE_KIB = 512
-
-_SMALLEST = 512  # bytes: the smallest page of SQLite
+_PRAGMAS = (
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA cache_size = -512",  # KiB: a row is a few pages
+    "PRAGMA secure_delete = OFF",  # Debian's default writes zeros over what is deleted
+)
 
 Incident = dict[str, Any]
 
 
 class Damaged(Exception):
     """The file is not, or no longer, a store of incidents."""
+
+
+class NeedsRollback(Exception):
+    """A writer was killed within a transaction: the file has to be written to before it can be read."""
 
 
 class NewerSchema(MonitorError):
@@ -68,31 +69,25 @@ class NewerSchema(MonitorError):
 
 
 def encode(incident: Mapping[str, Any]) -> dict[str, Any]:
-    """An incident as a row. Raises MonitorError naming what is missing in it."""
+    """An incident as a row, but for ``stored``. Raises MonitorError naming what is missing in it."""
     try:
-        row = columns(incident)
-        row["head"] = _pack({**incident, "steps": None} if "steps" in incident else dict(incident))
-        row["steps"] = _pack(incident["steps"]) if "steps" in incident else None
+        key, verdict = incident["id"], incident["verdict"]
+        if not (isinstance(key, str) and key and key.isprintable() and isinstance(verdict, str)):
+            raise ValueError("id and verdict must be text")
+        return {
+            "id": key,
+            "start": unix_time(incident["start"]),
+            "end": unix_time(incident["end"]),
+            "verdict": json.dumps(verdict)[1:-1],  # ASCII, whatever it is
+            "flags": json.dumps(list(incident.get("flags", ()))),
+            "pods": json.dumps(_pods(incident)),
+            "head": _pack({**incident, "steps": None} if "steps" in incident else dict(incident)),
+            "steps": _pack(incident["steps"]) if "steps" in incident else None,
+        }
     except KeyError as error:
         raise MonitorError(f"incident {incident.get('id')!r} cannot be stored: it has no {error.args[0]}") from None
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise MonitorError(f"incident {incident.get('id')!r} cannot be stored: {error}") from None
-    return row
-
-
-def columns(incident: Mapping[str, Any]) -> dict[str, Any]:
-    """What an incident is found by. Raises KeyError, TypeError or ValueError for one that has not what it needs."""
-    key, verdict = incident["id"], incident["verdict"]
-    if not (isinstance(key, str) and key and key.isprintable() and isinstance(verdict, str)):
-        raise ValueError("id and verdict must be text")
-    return {
-        "id": key,
-        "start": unix_time(incident["start"]),
-        "end": unix_time(incident["end"]),
-        "verdict": json.dumps(verdict)[1:-1],  # ASCII, whatever it is
-        "flags": json.dumps(list(incident.get("flags", ()))),
-        "pods": json.dumps(pods_of(incident)),
-    }
 
 
 def decode(head: bytes, steps: bytes | None = None) -> Incident:
@@ -110,23 +105,6 @@ def decode(head: bytes, steps: bytes | None = None) -> Incident:
     return incident
 
 
-def verify(connection: sqlite3.Connection) -> None:
-    """Look at the whole file. Raises Damaged, also for a row that SQLite finds in order but whose content is not."""
-    (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if answer != "ok":
-        raise Damaged(str(answer).replace("\n", " "))
-    for *found, head, steps in connection.execute(
-        "SELECT id, start, end, verdict, flags, pods, head, steps FROM incidents"
-    ):
-        try:
-            if list(columns(decode(head)).values()) != found:
-                raise ValueError(f"{found[0]!r} is not what it is listed as")
-            if steps is not None:
-                zlib.decompress(steps)
-        except (zlib.error, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Damaged(f"an incident in it cannot be read ({error})") from None
-
-
 def unix_time(value: object) -> float:
     """Unix seconds of a number, or of an ISO 8601 time with its offset. Raises ValueError."""
     if isinstance(value, str):
@@ -139,7 +117,7 @@ def unix_time(value: object) -> float:
     return float(value)
 
 
-def pods_of(incident: Mapping[str, Any]) -> list[str]:
+def _pods(incident: Mapping[str, Any]) -> list[str]:
     """Every pod that has a part in it: evicted, killed, or at whose allocation the kernel killed."""
     people = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
     return list(dict.fromkeys(str(who["pod"]) for who in people if who.get("pod")))
@@ -163,7 +141,7 @@ def _finite(value: object) -> object:
 
 
 def upsert(connection: sqlite3.Connection, row: Mapping[str, Any]) -> None:
-    """Write a row of `encode`; a later version of an incident takes the place of the earlier one."""
+    """Write a row of `encode` with ``stored``; a later version of an incident takes the place of the earlier one."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in row if name != "id")
     connection.execute(
         f"INSERT INTO incidents ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
@@ -175,109 +153,68 @@ def upsert(connection: sqlite3.Connection, row: Mapping[str, Any]) -> None:
 # the file
 
 
-def connect(path: Path, *, write: bool, timeout_s: float) -> sqlite3.Connection:
-    """Open an existing file in autocommit mode; another process's lock is waited for ``timeout_s`` seconds.
+@contextmanager
+def opened(path: Path, mode: Literal["ro", "rw"], timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """The existing file in autocommit mode; another process's lock is waited for ``timeout_s`` seconds.
 
-    Raises Damaged for a file too short to be one, which SQLite would take for an empty one and write over.
+    Raises OSError for what may pass (locked, full, read-only), NeedsRollback and Damaged.
     """
-    if 0 < path.stat().st_size < _SMALLEST:
+    if 0 < path.stat().st_size < 512:  # SQLite would take it for an empty one and write over it
         raise Damaged("it is shorter than the smallest page")
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'rw' if write else 'ro'}"
-    connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-    connection.text_factory = lambda text: text.decode(errors="replace")  # damaged text is found by what it says
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     try:
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        if write:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = OFF")  # Debian's default writes zeros over what is deleted
-    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it, in bytes that are no text
-        connection.close()
+        with closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")  # damaged text is found by what it is
+            for pragma in _PRAGMAS:
+                connection.execute(pragma)
+            yield connection
+    except sqlite3.Error as error:
+        raise _meaning(error, path) from error
+    except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message, in bytes that are no text
         raise Damaged("its schema is damaged") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Bring an empty file, or one of an older version, to the present schema, in one transaction.
-
-    Raises NewerSchema, or Damaged if it is something else altogether.
-    """
-    if not _check_version(connection):
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # heeded only before the first table
-        connection.execute("PRAGMA journal_mode = WAL")
-    if _pragma(connection, "user_version") < len(MIGRATIONS):
-        with transaction(connection):
-            for step in MIGRATIONS[_pragma(connection, "user_version") :]:
-                for statement in step:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-    check_schema(connection)
+    """Make the tables in an empty file, in one transaction. Raises as `holds_store`."""
+    # The journal is emptied, not deleted: a reader never takes it for one that is left over from a kill.
+    connection.execute("PRAGMA journal_mode = TRUNCATE")
+    with transaction(connection):
+        if not holds_store(connection):
+            for statement in _SCHEMA:
+                connection.execute(statement)
 
 
-def check_schema(connection: sqlite3.Connection) -> bool:
-    """Whether there is a store in the file at all: False if it is empty. Raises as `prepare`."""
-    if not _check_version(connection):
+def holds_store(connection: sqlite3.Connection) -> bool:
+    """Whether there is a store in the file: False if it is empty. Raises NewerSchema, or Damaged for anything else."""
+    found = number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
+    if found == (0, 0) and not number(connection, "SELECT count(*) FROM sqlite_schema"):
         return False
-    version = _pragma(connection, "user_version")
-    if _schema(connection) != _expected(version):
-        raise Damaged("its tables are not those of an incident store")
-    return True
-
-
-def _check_version(connection: sqlite3.Connection) -> bool:
-    application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
-    if (application, version) == (0, 0) and not _schema(connection):
-        return False
-    if application != APPLICATION_ID or version < 1:
-        raise Damaged("it is not an incident store")
-    if version > len(MIGRATIONS):
+    if found[0] == APPLICATION_ID and found[1] > SCHEMA_VERSION:
         raise NewerSchema(
-            f"the incident store is of a newer outrace (schema {version}, this one knows {len(MIGRATIONS)})",
+            f"the incident store is of a newer outrace (schema {found[1]}, this one knows {SCHEMA_VERSION})",
             "use that version, or move the file away to begin a new one",
         )
+    if found != (APPLICATION_ID, SCHEMA_VERSION):
+        raise Damaged(f"it is not an incident store of schema {SCHEMA_VERSION}")
     return True
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-
-
-def _schema(connection: sqlite3.Connection) -> list[tuple[str, str, str | None]]:
-    return sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall())
-
-
-def _expected(version: int) -> list[tuple[str, str, str | None]]:
-    with closing(sqlite3.connect(":memory:")) as scratch:
-        for step in MIGRATIONS[:version]:
-            for statement in step:
-                scratch.execute(statement)
-        return _schema(scratch)
+def number(connection: sqlite3.Connection, query: str, *values: object) -> int:
+    """The one number that ``query`` gives."""
+    return int(connection.execute(query, values).fetchone()[0])
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All of it or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
         yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
-
-# errors
 
 _ERRNOS = {
     sqlite3.SQLITE_BUSY: (errno.EBUSY, "locked by another process"),
     sqlite3.SQLITE_LOCKED: (errno.EBUSY, "locked by another process"),
-    sqlite3.SQLITE_PROTOCOL: (errno.EBUSY, "locked by another process"),
     sqlite3.SQLITE_PERM: (errno.EACCES, "permission denied"),
     sqlite3.SQLITE_READONLY: (errno.EROFS, "cannot be written"),
     sqlite3.SQLITE_NOMEM: (errno.ENOMEM, "out of memory"),
@@ -287,30 +224,18 @@ _ERRNOS = {
 }
 
 
-@contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """SQLite's errors as OSError (whatever may pass: locked, full, read-only) or Damaged."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        if code is None:
-            raise  # a mistake in how sqlite3 is used here, nothing about the file
-        if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # no room for the index of the log
-            raise OSError(errno.ENOSPC, "no space left on device", str(path)) from error
-        if (code & 0xFF) in _ERRNOS:
-            number, text = _ERRNOS[code & 0xFF]
-            raise OSError(number, f"{text} ({error})", str(path)) from error
-        raise Damaged(str(error)) from error
-    except UnicodeDecodeError as error:  # as in `connect`
-        raise Damaged("what SQLite says of it is no text") from error
+def _meaning(error: sqlite3.Error, path: Path) -> Exception:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return error  # a mistake in how sqlite3 is used here, nothing about the file
+    if code == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return NeedsRollback()
+    if (code & 0xFF) in _ERRNOS:
+        errno_, text = _ERRNOS[code & 0xFF]
+        return OSError(errno_, f"{text} ({error})", str(path))
+    return Damaged(str(error))
 
 
-def log_of(path: Path) -> Path:
-    """The write-ahead log beside a file."""
-    return path.with_name(f"{path.name}-wal")
-
-
-def index_of(path: Path) -> Path:
-    """The shared index of that log."""
-    return path.with_name(f"{path.name}-shm")
+def journal_of(path: Path) -> Path:
+    """What undoes the transaction that a writer is in, or was killed in: it belongs to the file."""
+    return path.with_name(f"{path.name}-journal")

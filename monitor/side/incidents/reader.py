@@ -1,21 +1,19 @@
 """Reading the store of incidents: while the daemon writes to it, when none runs, from a disk that is read-only.
 
 Every question opens the file, reads all of its answer and closes it again: a reader that waits for its terminal must
-not keep the writer from folding in its log.
+not keep the writer waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from monitor.errors import MonitorError
 
@@ -31,13 +29,11 @@ Ids = list[str]  # a name for it: inside the class, `list` is the method
 FILE_NAME = "incidents.db"
 #: How long a lock of another process is waited for, in seconds.
 WAIT_S = 5.0
-#: A file that is replaced, or whose log is folded in, while it is read may look damaged: it is read again.
-_TRIES = 5
 #: Incidents read at a time by `all`, and ids named in an error.
 _PAGE = 100
 _NAMED = 3
 #: What to do about a damaged file.
-REMEDY = "the monitor sets the file aside when it next writes to it; without one, move it away"
+REMEDY = "the monitor renames the file at its next start and begins a new one; without a monitor, move it away"
 _NEWEST_FIRST = "ORDER BY start DESC, seq DESC"
 
 
@@ -108,7 +104,7 @@ class IncidentReader:
             )
         found = self._fetch(matches)
         if not found and self.unreadable:
-            raise MonitorError(f"incident {matches[0]!r} in {self.path} is damaged", REMEDY)
+            raise MonitorError(f"incident {matches[0]!r} in {self.path} is damaged")
         if not found:
             raise UnknownIncident(f"incident {matches[0]!r} has just been deleted, being too old")
         return found[0]
@@ -118,11 +114,6 @@ class IncidentReader:
         ids = self._ids()[::-1]
         for start in range(0, len(ids), _PAGE):
             yield from self._fetch(ids[start : start + _PAGE])
-
-    def counts(self) -> dict[str, int]:
-        """How many incidents there are of each verdict that occurs."""
-        query = "SELECT verdict, count(*) FROM incidents GROUP BY verdict ORDER BY verdict"
-        return self._ask(lambda connection: dict(connection.execute(query).fetchall())) or {}
 
     def _ids(self) -> Ids:
         query = f"SELECT id FROM incidents {_NEWEST_FIRST}"
@@ -152,58 +143,47 @@ class IncidentReader:
         """The answer; None if there is no store yet."""
         from monitor.side.incidents.file import Damaged
 
-        for attempt in range(_TRIES):
-            before = self._look()
+        with contextlib.suppress(FileNotFoundError):
             try:
                 return self._read(question)
-            except FileNotFoundError:
-                return None
+            except Damaged:
+                pass  # perhaps it was renamed, or copied, while the monitor wrote to it
+            try:
+                return self._read(question)
             except Damaged as error:
-                if attempt == _TRIES - 1 or self._look() == before:
-                    raise MonitorError(f"{self.path} is damaged: {error}", REMEDY) from error
-        raise AssertionError("the last try returns or raises")
-
-    def _look(self) -> Rows:
-        """What tells whether the file or its log has been written to."""
-        from monitor.side.incidents.file import log_of
-
-        found = []
-        for path in (self.path, log_of(self.path)):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
-        return found
+                raise MonitorError(f"{self.path} is damaged: {error}", REMEDY) from error
+        return None
 
     def _read(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
-        from monitor.side.incidents.file import check_schema, connect, errors_of
+        from monitor.side.incidents.file import NeedsRollback, journal_of
 
-        with (
-            _openable(self.path) as path,
-            errors_of(path),
-            closing(connect(path, write=path != self.path, timeout_s=self.wait_s)) as connection,
-        ):
-            # All of it from one moment: a store that is being made is otherwise half of one.
-            connection.execute("BEGIN")
-            return question(connection) if check_schema(connection) else None
+        if not stat.S_ISREG(self.path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(self.path))
+        try:
+            return _answer(self.path, "ro", self.wait_s, question)
+        except NeedsRollback:
+            # The writer was killed, and who reads may have no right to write, or the disk is read-only: in a copy.
+            with tempfile.TemporaryDirectory(prefix="outrace-") as directory:
+                copy = Path(directory) / self.path.name
+                shutil.copyfile(self.path, copy)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(journal_of(self.path), journal_of(copy))
+                return _answer(copy, "rw", self.wait_s, question)
 
 
-@contextlib.contextmanager
-def _openable(path: Path) -> Iterator[Path]:
-    """The file, or a copy of it where SQLite could not make the index of its log beside it (read-only, not ours)."""
-    from monitor.side.incidents.file import log_of
+def damaged_files(path: Path) -> list[Path]:
+    """The damaged files that were renamed to begin a new ``path``, oldest first."""
+    return sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
 
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if os.access(path.parent, os.W_OK):
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="outrace-") as directory:
-        copy = Path(directory) / path.name
-        shutil.copyfile(path, copy)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(log_of(path), log_of(copy))
-        yield copy
+
+def _answer(
+    path: Path, mode: Literal["ro", "rw"], wait_s: float, question: Callable[[sqlite3.Connection], T]
+) -> T | None:
+    from monitor.side.incidents.file import holds_store, opened
+
+    with opened(path, mode, wait_s) as connection:
+        connection.execute("BEGIN")  # all of it from one moment: a store that is being made is otherwise half of one
+        return question(connection) if holds_store(connection) else None
 
 
 def _some(ids: Ids) -> str:

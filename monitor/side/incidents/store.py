@@ -1,7 +1,7 @@
 """The store of incidents: every pressure episode with its verdict, in `STATE_DIR/incidents.db`, bounded.
 
 The file is opened for each incident and closed after it. Incidents are rare, opening takes a millisecond, and between
-two of them nothing is held: no log that could grow, no descriptor of a file that somebody has removed meanwhile.
+two of them nothing is held: no descriptor of a file that somebody has removed meanwhile.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ import contextlib
 import errno
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader
+from monitor.side.incidents.reader import IncidentReader, damaged_files
 
 if TYPE_CHECKING:
     import sqlite3
 
-T = TypeVar("T")
+MAX_AGE_S = 30 * 86400.0
+MAX_BYTES = 64 << 20
+KEEP = 10_000
+#: Below this, a single incident and its transaction would be a large part of the store.
+MIN_BYTES = 1 << 20
+#: How long a lock of another process is waited for, in seconds.
+WAIT_S = 2.0
+#: Damaged files that are kept; each is at most as large as the store.
+KEEP_DAMAGED = 3
+#: Rows too old that are deleted in one transaction: its journal stays small.
+_BATCH = 200
 
 
 def steady_clock() -> Callable[[], float]:
@@ -33,24 +41,12 @@ def steady_clock() -> Callable[[], float]:
     return lambda: since + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-MAX_AGE_S = 30 * 86400.0
-MAX_BYTES = 64 << 20
-KEEP = 10_000
-#: Below this, the log of a single transaction would be a large part of the store.
-MIN_BYTES = 1 << 20
-#: How long a lock of another process is waited for, in seconds.
-WAIT_S = 2.0
-#: Rows deleted, and free pages (1 MiB) given back, in one transaction: its log stays small.
-_BATCH = 200
-_VACUUM_PAGES = 256
-
-
 class IncidentStore(IncidentReader):
-    """Writes incidents to ``path``. Every method may block and raise OSError; for a `Worker` of its own.
+    """Writes incidents to ``path``, from one thread. Every method may block and raise OSError.
 
     For metrics, readable from any thread without waiting: ``failing`` (the last write did not succeed) and ``problem``
     (why, in one line, else ""); ``stored`` incidents (None before the file was looked at); ``lost`` incidents, refused
-    for good; ``set_aside`` damaged files since the start.
+    for good.
     """
 
     def __init__(
@@ -68,23 +64,16 @@ class IncidentStore(IncidentReader):
         if max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes: at least {MIN_BYTES}")
         self.max_age_s, self.keep = max_age_s, keep
-        # What SQLite writes goes into the log first and from there into the file: both count. While somebody reads,
-        # the log grows; it gets a quarter.
-        self._log_bytes = max_bytes // 4
-        self._file_bytes = max_bytes - self._log_bytes
+        # A quarter is for SQLite's journal, and the file grows by one incident before others go.
+        self._largest = max_bytes // 16
+        self._file_bytes = max_bytes - max_bytes // 4 - self._largest
         self.failing = False
         self.problem = ""
         self.stored: int | None = None
         self.lost = 0
-        self.set_aside = 0
         self._log = log if log is not None else Log()
         self._clock = clock or steady_clock()
-        self._lock = threading.Lock()
-        self._checked: list[tuple[int, ...]] | None = (
-            None  # what the file looked like when it was last known to be whole
-        )
-
-    # what the daemon calls
+        self._checked = False
 
     def record(self, incident: Mapping[str, Any]) -> None:
         """`add` as a worker's job: what may pass is raised (OSError); what will not is logged and counted in `lost`."""
@@ -102,139 +91,87 @@ class IncidentStore(IncidentReader):
         On disk when it returns. Raises MonitorError for one that cannot be stored or a file that must not be written
         to, and OSError for what may pass (no space, read-only, locked); then nothing has changed.
         """
-        from monitor.side.incidents.file import encode, transaction, upsert
+        from monitor.side.incidents.file import Damaged, encode
 
         row = encode(incident)
         size = len(row["head"]) + len(row["steps"] or b"")
-        if size > self._log_bytes // 4:
+        if size > self._largest:
             raise MonitorError(f"incident {row['id']!r} is too large to be stored ({size} bytes)")
-
-        def write(connection: sqlite3.Connection) -> None:
-            with transaction(connection):
-                self._make_room(connection, size, row["id"])
-                upsert(connection, row | {"stored": _now(connection, self._clock())})
-            self._delete_old(connection, self._clock() - self.max_age_s)
-
-        self._write(write)
-
-    def prune(self, now: float | None = None) -> int:
-        """Delete what was stored too long before ``now`` (Unix seconds); returns how many went. Raises as `add`."""
-        if not self.path.exists():
-            return 0
-        limit = (self._clock() if now is None else now) - self.max_age_s
-        return self._write(lambda connection: self._delete_old(connection, limit))
-
-    # room
-
-    def _make_room(self, connection: sqlite3.Connection, size: int, key: str) -> None:
-        """Delete the incidents that came first until one of ``size`` bytes fits."""
-        page = _number(connection, "PRAGMA page_size")
-        # A row takes whole pages once it is larger than one; the indexes grow by one now and then.
-        needed = (size // page + 4) * page
-        known = _number(connection, "SELECT count(*) FROM incidents WHERE id = ?", key)
-        while (count := _number(connection, "SELECT count(*) FROM incidents")) > known:
-            used = page * (_number(connection, "PRAGMA page_count") - _number(connection, "PRAGMA freelist_count"))
-            over = max(used + needed - self._file_bytes, 0)
-            too_many = max(count + 1 - known - self.keep, 0)
-            if not over and not too_many:
-                return
-            victims = max(too_many, min(_BATCH, -(-count * over // used)))
-            query = "DELETE FROM incidents WHERE seq IN (SELECT seq FROM incidents WHERE id <> ? ORDER BY seq LIMIT ?)"
-            connection.execute(query, (key, victims))
-
-    def _delete_old(self, connection: sqlite3.Connection, before: float) -> int:
-        """Delete incidents that were stored before that time, a few in each transaction; returns how many."""
-        old = f"SELECT seq FROM incidents WHERE coalesce(stored, end) < ? LIMIT {_BATCH}"
-        query = f"DELETE FROM incidents WHERE seq IN ({old})"
-        total = 0
-        while (gone := connection.execute(query, (before,)).rowcount) > 0:
-            total += gone
-        return total
-
-    def _shrink(self, connection: sqlite3.Connection) -> None:
-        """Give free pages back to the disk, all but those the next incidents will take."""
-        while _number(connection, "PRAGMA freelist_count") > 2 * _VACUUM_PAGES:
-            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-    def _fold_log(self, connection: sqlite3.Connection) -> None:
-        """Empty the log if it has grown. Raises OSError if a reader holds it and it has no room left."""
-        from monitor.side.incidents.file import log_of
-
-        with contextlib.suppress(FileNotFoundError):
-            if log_of(self.path).stat().st_size > self._log_bytes // 2:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if log_of(self.path).stat().st_size > self._log_bytes // 2:
-                raise OSError(errno.EBUSY, "a process that reads it does not let its log shrink", str(self.path))
-
-    # the file
-
-    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do ``work`` on the open file; one that turns out to be damaged is set aside, and it is done on a new one."""
-        from monitor.side.incidents.file import Damaged
-
-        with self._lock:
+        try:
+            self._guard()
             try:
-                self._guard()
-                try:
-                    result = self._attempt(work)
-                except Damaged as error:
-                    self._replace(error)
-                    result = self._attempt(work)
+                self._write(row)
             except Damaged as error:
-                self._failed(f"the new incident store is damaged as well: {error}")
-                raise OSError(errno.EIO, self.problem, str(self.path)) from error
-            except (OSError, MonitorError) as error:
-                self._failed(str(error))
-                raise
-            self.failing, self.problem = False, ""
-            return result
+                self._rename_damaged(error)
+                self._write(row)
+        except Damaged as error:
+            self.failing, self.problem = True, f"the new incident store is damaged as well: {error}"
+            raise OSError(errno.EIO, self.problem, str(self.path)) from error
+        except (OSError, MonitorError) as error:
+            self.failing, self.problem = True, str(error)
+            raise
+        self.failing, self.problem = False, ""
 
-    def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        from monitor.side.incidents.file import connect, errors_of, prepare, verify
+    def _write(self, row: dict[str, Any]) -> None:
+        from monitor.side.incidents.file import Damaged, number, opened, prepare, transaction, upsert
 
-        seen = self._look()
-        with errors_of(self.path), closing(connect(self.path, write=True, timeout_s=self.wait_s)) as connection:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
+        with opened(self.path, "rw", self.wait_s) as connection:
             prepare(connection)
-            if seen != self._checked:  # the first time, and whenever somebody else has touched it
-                verify(connection)
-            self._checked = None
-            self._fold_log(connection)
-            result = work(connection)
-            self._shrink(connection)
-            self.stored = _number(connection, "SELECT count(*) FROM incidents")
-        self._checked = self._look()
-        return result
+            if not self._checked:
+                (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+                if answer != "ok":
+                    raise Damaged(str(answer).replace("\n", " "))
+                self._checked = True
+            with transaction(connection):
+                # Never before what was stored last: a clock that was behind then must not make an incident old.
+                (last,) = connection.execute("SELECT max(stored) FROM incidents").fetchone()
+                upsert(connection, row | {"stored": max(self._clock(), last or 0.0)})
+                self._make_room(connection, row["id"])
+            old = f"SELECT seq FROM incidents WHERE stored < ? LIMIT {_BATCH}"
+            while connection.execute(
+                f"DELETE FROM incidents WHERE seq IN ({old})", (self._clock() - self.max_age_s,)
+            ).rowcount:
+                pass
+            self.stored = number(connection, "SELECT count(*) FROM incidents")
 
-    def _replace(self, reason: Exception) -> None:
-        from monitor.side.incidents.file import errors_of
-        from monitor.side.incidents.salvage import set_aside
+    def _make_room(self, connection: sqlite3.Connection, key: str) -> None:
+        """Delete the incidents that came first, but ``key``, until the others fit."""
+        from monitor.side.incidents.file import number
 
-        with errors_of(self.path):
-            aside = set_aside(self.path, self._clock())
-        self.set_aside += 1
+        page = number(connection, "PRAGMA page_size")
+        while True:
+            count = number(connection, "SELECT count(*) FROM incidents")
+            used = page * (number(connection, "PRAGMA page_count") - number(connection, "PRAGMA freelist_count"))
+            surplus = max(count - self.keep, -(-count * (used - self._file_bytes) // used))
+            if surplus <= 0 or count == 1:
+                return
+            query = "DELETE FROM incidents WHERE seq IN (SELECT seq FROM incidents WHERE id <> ? ORDER BY seq LIMIT ?)"
+            connection.execute(query, (key, surplus))
+
+    def _rename_damaged(self, reason: Exception) -> None:
+        """Give the damaged file another name, the newest `KEEP_DAMAGED` of which are kept."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._clock()))
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        # The file last: killed before that, it is found damaged again, and its journal is never the new file's.
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
+        for old in damaged_files(self.path)[:-KEEP_DAMAGED]:
+            for suffix in ("-wal", "-shm", "-journal", ""):
+                Path(f"{old}{suffix}").unlink(missing_ok=True)
         self._log.error(
-            "the incident store was damaged; a new one is begun",
+            "the incident store is damaged; it is renamed and a new one begun",
             path=str(self.path),
-            set_aside=str(aside.path),
-            saved=aside.saved,
+            renamed=str(aside),
             problem=str(reason),
         )
 
     def _guard(self) -> None:
-        """Make the file if there is none. Raises MonitorError for one that is not safe to write to."""
-        from monitor.side.incidents.file import index_of, log_of
-        from monitor.side.incidents.salvage import adopt
+        """Raises MonitorError for a file or directory that is not safe to write to: it is done as root."""
+        from monitor.side.incidents.file import journal_of
 
-        self._guard_directory()
-        adopt(self.path)
-        for path in (self.path, log_of(self.path), index_of(self.path)):
-            with contextlib.suppress(FileNotFoundError):
-                _guard_file(path, path.lstat())
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
-
-    def _guard_directory(self) -> None:
         directory = self.path.parent
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         status = directory.stat()
@@ -242,36 +179,13 @@ class IncidentStore(IncidentReader):
             raise MonitorError(f"{directory} belongs to user {status.st_uid}", "see `chown`; incidents are not stored")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise MonitorError(f"{directory} can be written by others", f"chmod go-w {directory}")
-
         if os.statvfs(directory).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))  # SQLite would not say why
-
-    def _failed(self, problem: str) -> None:
-        self.failing, self.problem = True, problem
-
-
-def _guard_file(path: Path, status: os.stat_result) -> None:
-    """Raises MonitorError for a file that somebody else may have put there, or that leads elsewhere."""
-    if stat.S_ISLNK(status.st_mode):
-        raise MonitorError(f"{path} is a symbolic link", "remove it; incidents are not stored")
-    if not stat.S_ISREG(status.st_mode):
-        raise MonitorError(f"{path} is not a regular file", "remove it; incidents are not stored")
-    if status.st_uid != os.geteuid():
-        raise MonitorError(f"{path} belongs to user {status.st_uid}", "remove it; incidents are not stored")
-    if status.st_nlink > 1:
-        raise MonitorError(f"{path} has a second name (a hard link)", "remove one; incidents are not stored")
-
-
-def _number(connection: sqlite3.Connection, query: str, *values: object) -> int:
-    return int(connection.execute(query, values).fetchone()[0])
-
-
-def _now(connection: sqlite3.Connection, now: float) -> float:
-    """``now``, but never before what was stored last: a clock that was behind then must not make an incident old."""
-    (last,) = connection.execute("SELECT max(coalesce(stored, end)) FROM incidents").fetchone()
-    return now if last is None else max(now, float(last))
-
-
-def store_in(state_dir: Path, log: Log) -> IncidentStore:
-    """The store of a daemon, with the default bounds; nothing is opened yet."""
-    return IncidentStore(state_dir / FILE_NAME, log=log)
+        for path in (self.path, journal_of(self.path)):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
+                    raise MonitorError(
+                        f"{path} is not a regular file of ours, or has a second name (a link)",
+                        "remove it; incidents are not stored",
+                    )
