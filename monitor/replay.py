@@ -339,4 +339,4 @@ def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, followi
 def with_changes(**given: Any) -> Callable[[RunConfig], RunConfig] | None:
     """A change of the recorded configuration to these values; None if there are none."""
     wanted = {name: value for name, value in given.items() if value is not None}
-    return (lambda config: replace(config, **wanted)) if wanted else None
+    return (lambda config: replace(config, **wanted, parsed=None)) if wanted else None

@@ -31,7 +31,8 @@ from monitor.policy.signals import (
     RESOURCE,
 )
 from monitor.settings.config import RunConfig
-from monitor.settings.read import SETTINGS, Resolved, check_enforced
+from monitor.settings.options import SETTINGS
+from monitor.settings.read import Resolved, check_enforced
 from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
@@ -108,7 +109,7 @@ def translate(flags: tuple[str, ...], output: str) -> None:
 
 def _check_translated(configuration: Mapping[str, Any]) -> None:
     """Refuse what `outrace run --kubelet-config` would, in the names of the flags."""
-    said = {s.option: Given(configuration[s.kubelet_key], f"--{s.option}") for s in SETTINGS
+    said = {s.name: Given(configuration[s.kubelet_key], f"--{s.name}") for s in SETTINGS
             if s.kubelet_key in configuration}  # fmt: skip
     resolve_settings(said)
     resolve_settings({}, Source("translated flags", configuration))
@@ -188,18 +189,18 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
 def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
     told = resolved.config
     for s in SETTINGS:
-        if s.option in _NOT_LISTED:
+        if s.name in _NOT_LISTED:
             continue
         value: Any
         if s.kubelet_key in TEXT_MAPS:
             value = resolved.settings.texts(s.kubelet_key)
-        elif s.option == "listen":
+        elif s.name == "listen":
             value = f"{told.listen_host}:{told.listen_port}"
         elif s.field.endswith("_ns"):
             value = f"{getattr(told, s.field) / _NS:g}s"
         else:
             value = getattr(told, s.field)
-        yield {"name": s.option, "value": value, "origin": told.origins[s.field]}
+        yield {"name": s.name, "value": value, "origin": told.origins[s.field]}
 
 
 def _shown(value: Any) -> str:

@@ -22,8 +22,8 @@ from monitor.policy.explain import comparisons, contrast, first_disagreement
 from monitor.policy.releases import ERAS, Era, era
 from monitor.policy.signals import IN_BYTES, RESOURCE, SIGNALS
 from monitor.policy.synchronize import Outcome
-from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked
+from monitor.settings.read import Resolved
 
 #: Options of `run` that change nothing about what is explained; `--policy` takes several here.
 _OF_RUN_ALONE = {
@@ -42,7 +42,13 @@ _OF_RUN_ALONE = {
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
 @click.option("--signal", metavar="SIGNAL", help="Rank for this one. [the starved one, else memory.available]")
-@click.option("--policy", "policies", metavar="NAMES", help=f"{', '.join(ERAS)}; several with commas, or all.")
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAMES",
+    envvar="OUTRACE_POLICY",
+    help=f"{', '.join(ERAS)}; several with commas, or all.",
+)
 @configuration_options
 @output_option
 def explain(pod: str | None, signal: str | None, policies: str | None, output: str, **settings: Any) -> None:
@@ -56,7 +62,8 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
     names = _names(policies)
     # `all` begins with the one in force, which the files may name.
     in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
-    config = resolve({**settings, "policy": in_force}).config
+    resolved = resolve({**settings, "policy": in_force})
+    config = resolved.config
     names = list(dict.fromkeys((config.policy, *names)))
     eras = [era(name) for name in names]
     if signal is not None and signal not in eras[0].signals:
@@ -72,7 +79,7 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
     answer = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "source": seen.origin,
-        "node": _node(seen),
+        "node": _node(seen, resolved),
         "signal": seen.signal,
         "policy": names,
         "order": _order(seen, order, seen.era),
@@ -129,7 +136,7 @@ def _find(order: Sequence[Ranked], text: str) -> Ranked:
     raise MonitorError(f"no pod {text!r}", remedy)
 
 
-def _node(seen: Situation) -> dict[str, Any]:
+def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
     """The thresholds, and what a pass does about them now."""
     outcome = seen.result.outcome
     evictions = [
@@ -141,7 +148,7 @@ def _node(seen: Situation) -> dict[str, Any]:
     return {
         "cgroup": str(seen.node.path),
         "capacity": seen.node.capacity,
-        "thresholds": list(_thresholds(seen, outcome)),
+        "thresholds": list(_thresholds(seen, resolved, outcome)),
         "conditions": sorted(outcome.conditions) if outcome is not None else [],
         "held_conditions": None if seen.held is None else list(seen.held),
         "braked": None if seen.braked is None else dict(seen.braked),
@@ -167,11 +174,17 @@ def _verdict(seen: Situation, outcome: Outcome | None) -> str:
     return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: nobody would be evicted"
 
 
-def _thresholds(seen: Situation, outcome: Outcome | None) -> Iterator[dict[str, Any]]:
+def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> Iterator[dict[str, Any]]:
+    in_force = resolved.settings.thresholds(seen.era, seen.layout)
+    as_written = {e.threshold: e.text for e in in_force if not (e.copy or e.overlay)}
     rows: list[tuple[float, dict[str, Any]]] = []
     acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
     for t in seen.config.thresholds():
-        row: dict[str, Any] = {"signal": t.signal, "kind": "hard" if t.hard else "soft", "value": _spelling(seen, t)}
+        row: dict[str, Any] = {
+            "signal": t.signal,
+            "kind": "hard" if t.hard else "soft",
+            "value": as_written.get(t, str(t.value)),
+        }
         row |= {"grace_s": t.grace_ns / 1e9, "min_reclaim": None if t.min_reclaim is None else str(t.min_reclaim)}
         o = seen.summary.observations.get(t.signal)
         figures = ("quantity", "available", "capacity", "distance")
@@ -188,17 +201,6 @@ def _thresholds(seen: Situation, outcome: Outcome | None) -> Iterator[dict[str, 
         nearest["first"] = share != float("inf")
     for _, row in rows:
         yield row
-
-
-def _spelling(seen: Situation, t: Threshold) -> str:
-    """The value as it was written, where it was; a copy's as the policy writes it."""
-    written = seen.config.eviction_hard if t.hard else seen.config.eviction_soft
-    text = written.get(t.signal)
-    if text is None:
-        return str(t.value)
-    rest = ({}, {}) if t.hard else ({t.signal: text}, {t.signal: "1s"})
-    own = seen.era.parse_thresholds({t.signal: text} if t.hard else {}, *rest)  # nothing for `0%`: this is a copy then
-    return text if own and own[0].value == t.value else str(t.value)
 
 
 def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
-from monitor.settings.config import HOOKS
+from monitor.settings.options import HOOKS
 
 
 class Size(click.ParamType[int]):

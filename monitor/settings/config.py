@@ -10,12 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from monitor.kernel.rungs import AUTO, NAMES
 from monitor.policy.compat import SANE
-from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, effective_hard
+from monitor.policy.quantity import Quantity
+from monitor.policy.thresholds import (
+    DEFAULT_TRANSITION_PERIOD_NS,
+    LESS_THAN,
+    Threshold,
+    ThresholdValue,
+    effective_hard,
+)
 
 if TYPE_CHECKING:
     from monitor.policy.synchronize import EvictionConfig
@@ -31,9 +37,6 @@ LEFT_FDS = "OUTRACE_LEFT_FDS"
 #: Pid of a side process already started, and the descriptors of both ends of its channel and of its timer.
 SIDE = "OUTRACE_SIDE"
 
-TRIGGERS = ("user", "kernel")
-HOOKS = (AUTO, *NAMES)
-LOG_FORMATS = ("logfmt", "json")
 #: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
 _TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks", "missed")
@@ -83,10 +86,13 @@ class RunConfig:
     policy: str = CURRENT_POLICY
     compat: str = SANE
 
+    #: The maps as they were written, for who shows or records them.
     eviction_hard: Mapping[str, str] = field(default_factory=_default_hard)
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
     eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)
+    #: What `parse_thresholds` made of them when they were read; None: it is made when asked for (in a replay).
+    parsed: tuple[Threshold, ...] | None = None
     #: Longest grace a soft eviction grants, in seconds. Negative leaves it to the pod's own grace, as the kubelet's
     #: documentation promises; with compat kubelet-1.36 it kills at once, as its code does (Kubernetes issue 118172).
     eviction_max_pod_grace_period_s: int = 0
@@ -146,22 +152,27 @@ class RunConfig:
         """The descriptors that the daemon keeps over an execv."""
         return tuple(fd for fd in (self.lock_fd, self.listen_fd, self.pins_fd) if fd >= 0)
 
-    def thresholds(self) -> tuple[Threshold, ...]:
-        """The eviction thresholds in force: with the copy for allocatable memory and, where the release knows a
-        container file system, those of the layout of the disks. Raises PolicyError.
-        """
-        from monitor.policy.layout import DiskLayout, overlay_containerfs
+    def parse_thresholds(self) -> tuple[Threshold, ...]:
+        """The thresholds of the maps, with the copy for allocatable memory. Raises PolicyError."""
         from monitor.policy.releases import era
 
-        rules = era(self.policy)
-        found = rules.parse_thresholds(
+        return era(self.policy).parse_thresholds(
             self.eviction_hard,
             self.eviction_soft,
             self.eviction_soft_grace_period,
             self.eviction_minimum_reclaim,
             self.enforce_node_allocatable,
         )
-        if rules.containerfs:
+
+    def thresholds(self) -> tuple[Threshold, ...]:
+        """The eviction thresholds in force: where the release knows a container file system, with those of the layout
+        of the disks. Raises PolicyError.
+        """
+        from monitor.policy.layout import DiskLayout, overlay_containerfs
+        from monitor.policy.releases import era
+
+        found = self.parse_thresholds() if self.parsed is None else self.parsed
+        if era(self.policy).containerfs:
             found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
         # One without an operator stands where there was nothing to copy, and is never met.
         return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
@@ -186,7 +197,8 @@ class RunConfig:
 
     def to_json(self) -> str:
         """One line of JSON from which `from_json` makes an equal value."""
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, separators=(",", ":"))
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return json.dumps(values, separators=(",", ":"), default=astuple)  # thresholds, as `_threshold` reads them
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunConfig:
@@ -200,6 +212,11 @@ class RunConfig:
         for name in _TUPLES:  # JSON has only lists
             if name in values:
                 values[name] = tuple(values[name])
+        if values.get("parsed") is not None:
+            try:
+                values["parsed"] = tuple(_threshold(*one) for one in values["parsed"])
+            except TypeError as error:
+                raise ValueError(f"thresholds in a run configuration: {error}") from None
         return cls(**values)
 
     def to_memfd(self) -> int:
@@ -213,3 +230,13 @@ class RunConfig:
     def from_fd(cls, fd: int) -> RunConfig:
         """Read the JSON of an inherited descriptor; it stays usable for another reader."""
         return cls.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
+
+
+def _threshold(signal: str, value: list[Any], grace_ns: int, min_reclaim: list[Any] | None, operator: str) -> Threshold:
+    """The inverse of `dataclasses.astuple`."""
+    reclaim = None if min_reclaim is None else _value(*min_reclaim)
+    return Threshold(signal, _value(*value), grace_ns, reclaim, operator)
+
+
+def _value(quantity: list[Any] | None, percentage: float) -> ThresholdValue:
+    return ThresholdValue(None if quantity is None else Quantity(*quantity), percentage)

@@ -1,18 +1,19 @@
 """From flags, the own `--config` file, a KubeletConfiguration and its drop-ins to one checked `RunConfig`.
 
-Precedence: flag > own file > drop-ins > kubelet configuration > default. The origin of every value, and of every entry
-of a map, is kept. The own file uses the option names without the dashes and is strict. Which maps are in force is
-decided in `monitor.policy.configuration`; here files are read (`files`), values parsed (`values`) and all is checked.
+Precedence: flag > environment > own file > drop-ins > kubelet configuration > default. The origin of every value, and
+of every entry of a map, is kept. Which options there are says `options`; which maps are in force is decided in
+`monitor.policy.configuration`; here files are read (`files`), values parsed (`values`) and all is checked.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from monitor.errors import ConfigError
-from monitor.policy import compat, configuration
+from monitor.policy import configuration
 from monitor.policy.configuration import (
     DEFAULT,
     HARD,
@@ -27,67 +28,12 @@ from monitor.policy.configuration import (
 )
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.releases import CURRENT, ERAS, Era, era
+from monitor.policy.releases import CURRENT, Era, era
+from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
-from monitor.settings.config import HOOKS, LOG_FORMATS, TRIGGERS, RunConfig
+from monitor.settings.config import RunConfig
+from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: its field of RunConfig, its name as an option and own-file key, the kubelet's key, its parser."""
-
-    field: str
-    option: str
-    parse: Callable[[Any], Any]
-    kubelet_key: str = ""
-
-
-SETTINGS = (
-    Setting("node_cgroup", "node-cgroup", values.text),
-    Setting("pods", "pods", values.pods),
-    Setting("cgroup_root", "cgroup-root", values.optional_text, "cgroupRoot"),
-    Setting("enforce", "enforce", values.boolean),
-    Setting("enforce_unknown_specs", "enforce-unknown-specs", values.boolean),
-    Setting("trigger", "trigger", values.choice(*TRIGGERS)),
-    Setting("hooks", "hooks", values.choice(*HOOKS)),
-    Setting("listen", "listen", values.listen),
-    Setting("state_dir", "state-dir", values.path),
-    Setting("log_format", "log-format", values.choice(*LOG_FORMATS)),
-    Setting("record", "record", values.record),
-    Setting("alertmanagers", "alertmanager", values.urls("--alertmanager")),
-    Setting("webhooks", "webhook", values.urls("--webhook")),
-    Setting("policy", "policy", values.choice(*ERAS)),
-    Setting("compat", "compat", values.choice(*compat.CHOICES)),
-    Setting("eviction_hard", "eviction-hard", values.text_map("<"), HARD),
-    Setting("eviction_soft", "eviction-soft", values.text_map("<"), SOFT),
-    Setting("eviction_soft_grace_period", "eviction-soft-grace-period", values.text_map("="), SOFT_GRACE),
-    Setting("eviction_minimum_reclaim", "eviction-minimum-reclaim", values.text_map("="), MIN_RECLAIM),
-    Setting(
-        "eviction_max_pod_grace_period_s", "eviction-max-pod-grace-period", values.seconds, "evictionMaxPodGracePeriod"
-    ),
-    Setting(
-        "eviction_pressure_transition_period_ns",
-        "eviction-pressure-transition-period",
-        values.duration_ns,
-        "evictionPressureTransitionPeriod",
-    ),
-    Setting("enforce_node_allocatable", "enforce-node-allocatable", values.enforceable, configuration.ENFORCE),
-    Setting("system_reserved", "system-reserved", values.text_map("="), "systemReserved"),
-    Setting("kube_reserved", "kube-reserved", values.text_map("="), "kubeReserved"),
-    Setting("kernel_memcg_notification", "kernel-memcg-notification", values.boolean, "kernelMemcgNotification"),
-    Setting("local_storage", "local-storage-capacity-isolation", values.boolean, "localStorageCapacityIsolation"),
-    Setting("nodefs", "nodefs", values.absolute_path),
-    Setting("imagefs", "imagefs", values.absolute_path),
-    Setting("containerfs", "containerfs", values.absolute_path),
-    Setting("reclaim_containers", "reclaim-containers", values.command),
-    Setting("reclaim_images", "reclaim-images", values.command),
-    Setting("max_fill_rate", "max-fill-rate", values.size),
-    Setting("step", "step", values.size),
-)
-#: Options that name files to read; the own file may hold the last two.
-CONFIG, KUBELET_CONFIG, KUBELET_CONFIG_DIR = "config", "kubelet-config", "kubelet-config-dir"
-OWN_KEYS = (*(setting.option for setting in SETTINGS), KUBELET_CONFIG, KUBELET_CONFIG_DIR)
-KUBELET_KEYS = (*(setting.kubelet_key for setting in SETTINGS if setting.kubelet_key), MERGE_DEFAULTS)
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
 
 
@@ -123,16 +69,20 @@ def read(
     config_file: str | None = None,
     kubelet_config_file: str | None = None,
     kubelet_config_dir: str | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Resolved:
-    """`build`, with what the configuration was made of. Raises ConfigError."""
+    """`build`, with what the configuration was made of. Raises ConfigError.
+
+    ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
+    """
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
-    for key in (KUBELET_CONFIG, KUBELET_CONFIG_DIR):
+    for key in ("kubelet-config", "kubelet-config-dir"):
         if not isinstance(own.get(key), str | None) or own.get(key) == "" or _has_nul(own.get(key)):
             raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
-    kubelet_config_file = kubelet_config_file or own.get(KUBELET_CONFIG)
-    kubelet_config_dir = kubelet_config_dir or own.get(KUBELET_CONFIG_DIR)
+    kubelet_config_file = kubelet_config_file or own.get("kubelet-config")
+    kubelet_config_dir = kubelet_config_dir or own.get("kubelet-config-dir")
     return resolve(
-        _said(flags, own, config_file or ""),
+        _said(flags, variables, own, config_file or ""),
         files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
         tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
     )
@@ -140,7 +90,7 @@ def read(
 
 def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
     """What was said to outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
-    own = {s.option: Given(_parse(s, said[s.option]), said[s.option].origin) for s in SETTINGS if s.option in said}
+    own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
         if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
@@ -149,7 +99,7 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
             )
     try:
         settings = configuration.in_force(
-            file, drop_ins, {s.kubelet_key: own[s.option] for s in SETTINGS if s.kubelet_key and s.option in own}, rules
+            file, drop_ins, {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}, rules
         )
     except PolicyError as error:
         raise ConfigError(str(error)) from None
@@ -160,8 +110,8 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
         key = setting.kubelet_key
         if key in TEXT_MAPS:
             found[setting.field], origins[setting.field] = settings.texts(key), settings.origins[key]
-        elif setting.option in own:
-            found[setting.field], origins[setting.field] = own[setting.option]
+        elif setting.name in own:
+            found[setting.field], origins[setting.field] = own[setting.name]
         elif key in settings.values:
             given = settings.values[key]
             found[setting.field], origins[setting.field] = _parse(setting, given), given.origin
@@ -176,7 +126,7 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
         field: {name: entry.origin for name, entry in settings.maps[key].items()} for key, field in _FIELDS.items()
     }
     config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
-    _check_thresholds(config, settings, rules)
+    config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules))
     return Resolved(config, settings, reserved, file, drop_ins)
 
 
@@ -193,13 +143,17 @@ def check_enforced(config: RunConfig) -> None:
         )
 
 
-def _said(flags: Mapping[str, Any], own: Mapping[str, Any], config_file: str) -> dict[str, Given]:
-    """What was said to outrace itself: a flag, or what the own file says."""
+def _said(
+    flags: Mapping[str, Any], variables: Mapping[str, str], own: Mapping[str, Any], config_file: str
+) -> dict[str, Given]:
+    """What was said to outrace itself: a flag, a variable of the environment, or what the own file says."""
     said = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
-    return said | {option: Given(value, f"--{option}") for option, value in flags.items() if value is not None}
+    return said | {
+        name: Given(value, variables.get(name, f"--{name}")) for name, value in flags.items() if value is not None
+    }
 
 
-def _parse(setting: Setting, given: Given) -> Any:
+def _parse(setting: Option, given: Given) -> Any:
     if _has_nul(given.value):
         raise ConfigError(f"{given.origin}: holds a NUL character", "no name or path can")
     try:
@@ -224,8 +178,8 @@ def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:
     return amounts
 
 
-def _check_thresholds(config: RunConfig, settings: Settings, rules: Era) -> None:
-    """Parse every entry by itself first: the kubelet's own messages often do not say which entry they mean."""
+def _parse_thresholds(config: RunConfig, settings: Settings, rules: Era) -> tuple[Threshold, ...]:
+    """Every entry by itself first: the kubelet's own messages often do not say which entry they mean."""
     parse = rules.parse_thresholds
     checks: tuple[tuple[str, Callable[[dict[str, str]], object]], ...] = (
         (HARD, lambda one: parse(one)),
@@ -242,7 +196,7 @@ def _check_thresholds(config: RunConfig, settings: Settings, rules: Era) -> None
             except PolicyError as error:
                 raise ConfigError(f"{origin}: {signal}: {text}: {error}", _remedy(str(error), rules)) from None
     try:
-        config.thresholds()
+        return config.parse_thresholds()
     except PolicyError as error:  # whatever only shows in the whole
         raise ConfigError(f"eviction thresholds: {error}") from None
 

@@ -25,7 +25,8 @@ from monitor.cli.run import run
 from monitor.kernel import disks, meminfo
 from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
-from monitor.settings.read import SETTINGS, read
+from monitor.settings.options import SETTINGS
+from monitor.settings.read import read
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
@@ -55,7 +56,7 @@ def test_the_commands_read_what_run_reads() -> None:
     names = {parameter.name for parameter in run.params}
     for command in (show, check):
         assert {parameter.name for parameter in command.params} == names | {"output"}
-    assert {s.option.replace("-", "_") for s in SETTINGS} == names - {"config", "kubelet_config", "kubelet_config_dir"}
+    assert {s.name.replace("-", "_") for s in SETTINGS} == names - {"config", "kubelet_config", "kubelet_config_dir"}
 
 
 def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,10 @@ from monitor.errors import ConfigError
 from monitor.policy.kubelet_1_17 import KUBELET_1_17
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
-from monitor.settings.read import KUBELET_KEYS, SETTINGS, build
+from monitor.settings.options import KUBELET_SWITCH, SETTINGS, Option
+from monitor.settings.read import build
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-#: The fields of a KubeletConfiguration (kubelet.config.k8s.io/v1beta1) that say nothing about eviction.
-OTHER_FIELDS = """
-enableServer staticPodPath podLogsDir syncFrequency fileCheckFrequency httpCheckFrequency staticPodURL
-staticPodURLHeader address port readOnlyPort tlsCertFile tlsPrivateKeyFile tlsCipherSuites tlsMinVersion
-tlsCurvePreferences rotateCertificates serverTLSBootstrap authentication authorization registryPullQPS
-registryBurst imagePullCredentialsVerificationPolicy preloadedImagesVerificationAllowlist eventRecordQPS
-eventBurst enableDebuggingHandlers enableContentionProfiling healthzPort healthzBindAddress oomScoreAdj
-clusterDomain clusterDNS streamingConnectionIdleTimeout nodeStatusUpdateFrequency nodeStatusReportFrequency
-nodeLeaseDurationSeconds imageMinimumGCAge imageMaximumGCAge imageGCHighThresholdPercent
-imageGCLowThresholdPercent volumeStatsAggPeriod kubeletCgroups systemCgroups cgroupsPerQOS
-cgroupDriver cpuManagerPolicy singleProcessOOMKill cpuManagerPolicyOptions cpuManagerReconcilePeriod
-memoryManagerPolicy topologyManagerPolicy topologyManagerScope topologyManagerPolicyOptions qosReserved
-runtimeRequestTimeout hairpinMode maxPods podCIDR podPidsLimit resolvConf runOnce cpuCFSQuota
-cpuCFSQuotaPeriod nodeStatusMaxImages maxOpenFiles contentType kubeAPIQPS kubeAPIBurst serializeImagePulls
-maxParallelImagePulls podsPerCore enableControllerAttachDetach protectKernelDefaults makeIPTablesUtilChains
-iptablesMasqueradeBit iptablesDropBit featureGates failSwapOn memorySwap containerLogMaxSize
-containerLogMaxFiles containerLogMaxWorkers containerLogMonitorInterval
-configMapAndSecretChangeDetectionStrategy systemReservedCgroup kubeReservedCgroup reservedSystemCPUs
-showHiddenMetricsForVersion volumePluginDir providerID logging enableSystemLogHandler enableSystemLogQuery
-shutdownGracePeriod shutdownGracePeriodCriticalPods shutdownGracePeriodByPodPriority crashLoopBackOff
-reservedMemory enableProfilingHandler enableDebugFlagsHandler seccompDefault memoryThrottlingFactor
-memoryReservationPolicy registerWithTaints registerNode tracing containerRuntimeEndpoint
-imageServiceEndpoint failCgroupV1 userNamespaces
-""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 def write(tmp_path: Path, name: str, text: str) -> str:
@@ -168,159 +144,6 @@ def test_own_file_can_name_the_kubelets(tmp_path: Path) -> None:
     }
 
 
-def test_kubelets_all_or_nothing_rule(tmp_path: Path) -> None:
-    one = "evictionHard: {nodefs.available: 7%}\n"
-    only = build({}, None, write(tmp_path, "a.yaml", KUBELET + one))
-    assert only.eviction_hard == {"nodefs.available": "7%"}
-    merged = build({}, None, write(tmp_path, "b.yaml", KUBELET + one + "mergeDefaultEvictionSettings: true\n"))
-    assert merged.eviction_hard == {**DEFAULT_HARD, "nodefs.available": "7%"}
-    none = build({}, None, write(tmp_path, "c.yaml", KUBELET + "evictionHard: {}\n"))
-    assert none.eviction_hard == {}
-    absent = build({}, None, write(tmp_path, "d.yaml", KUBELET + "evictionHard:\n"))
-    assert absent.eviction_hard == DEFAULT_HARD
-
-
-def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            "kind": "KubeletConfiguration",
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "authentication": {"anonymous": {"enabled": False}},
-            "clusterDNS": ["192.0.2.10"],
-            "evictionPressureTransitionPeriod": "0s",
-            "evictionSoft": {"memory.available": "5%"},
-            "evictionSoftGracePeriod": {"memory.available": "1m30s"},
-            "enforceNodeAllocatable": ["none"],
-        }
-    )
-    config = build({}, None, write(tmp_path, "kubelet.json", text))
-    assert config.eviction_pressure_transition_period_ns == 300 * 10**9
-    soft = [t for t in config.thresholds() if not t.hard]
-    assert [(t.signal, t.grace_ns) for t in soft] == [("memory.available", 90 * 10**9)]
-    assert "allocatableMemory.available" not in [t.signal for t in config.thresholds()]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (KUBELET + "evictionHart: {}\n", "unknown key 'evictionHart'; did you mean 'evictionHard'?"),
-        (KUBELET + "EvictionHard: {}\n", "did you mean 'evictionHard'?"),
-        (KUBELET + "evictionHard: {memory.available: 100}\n", 'memory.available: "100"'),
-        (KUBELET + "evictionHard: [memory.available]\n", "evictionHard"),
-        (KUBELET + "evictionHard: {memory.available: 1x}\n", "evictionHard: memory.available: 1x"),
-        (KUBELET + "evictionHard: {}\nevictionHard: {}\n", "line 4: key 'evictionHard' is given twice"),
-        (KUBELET + "kernelMemcgNotification: 'yes'\n", "kernelMemcgNotification"),
-        (KUBELET + "mergeDefaultEvictionSettings: 1\n", "mergeDefaultEvictionSettings"),
-        (KUBELET + "mergeDefaultEvictionSetting: true\n", "did you mean 'mergeDefaultEvictionSettings'?"),
-        (KUBELET + "MergeDefaultEvictionSettings: true\n", "did you mean 'mergeDefaultEvictionSettings'?"),
-        (KUBELET + "enforceNodeAllocateable: []\n", "did you mean 'enforceNodeAllocatable'?"),
-        (KUBELET + "kernelMemCgroupNotification: true\n", "did you mean 'kernelMemcgNotification'?"),
-        (KUBELET + "systemReserve: {}\n", "did you mean 'systemReserved'?"),
-        (KUBELET + "kubereserved: {}\n", "did you mean 'kubeReserved'?"),
-        (KUBELET + "evctionSoft: {}\n", "did you mean 'evictionSoft'?"),
-        (KUBELET + "localstorageCapacityIsolation: true\n", "did you mean 'localStorageCapacityIsolation'?"),
-        (KUBELET + "localStorageCapacityIsolation: 1\n", "localStorageCapacityIsolation: 1 is not true or false"),
-        (KUBELET + "evictionMaxPodGracePeriod: '5'\n", "evictionMaxPodGracePeriod: '5' is not a whole number"),
-        (KUBELET + "evictionMaxPodGracePeriod: 5000000000\n", "beyond 32 bits"),
-        (KUBELET + "evictionPressureTransitionPeriod: 5\n", "evictionPressureTransitionPeriod: 5 is not a text"),
-        (KUBELET + "enforceNodeAllocatable: pods\n", "enforceNodeAllocatable: must be a list"),
-        (KUBELET + "evictionHard: memory.available<1Gi\n", "evictionHard: must be a map"),
-        (KUBELET + "evictionHard: {memory.available: }\n", "evictionHard: memory.available: has no value"),
-        (KUBELET + "systemReserved: {ram: 1Gi}\n", "systemReserved: ram: 1Gi: cannot be reserved; resources are cpu,"),
-        (KUBELET + "---\n" + KUBELET, "holds 2 YAML documents"),
-        ("{" + '"kind": "KubeletConfiguration", "kind": "x"' + "}", "key 'kind' is given twice"),
-        ("!!bool 7", "7"),
-        (KUBELET + "enforceNodeAllocatable: [podz]\n", "podz"),
-        ("apiVersion: v1\nkind: Pod\n", "is not a KubeletConfiguration"),
-        ("- 1\n", "not a map"),
-        ("a: [1\n", "expected"),
-        ("a: 2026-99-99\n", "is not a KubeletConfiguration"),
-        ("[" * 5000, "nested too deeply: more than 64 levels"),
-    ],
-)
-def test_bad_kubelet_configuration(tmp_path: Path, text: str, says: str) -> None:
-    path = write(tmp_path, "kubelet.yaml", text)
-    with pytest.raises(ConfigError) as caught:
-        build({}, None, path)
-    line = str(caught.value)
-    assert line.startswith(path)
-    assert says in line
-    assert "\n" not in line
-
-
-def test_keys_that_only_look_like_ours(tmp_path: Path) -> None:
-    """Every field of a KubeletConfiguration of Kubernetes 1.36 that is not ours passes, and none is taken for ours."""
-    text = KUBELET + "".join(f"{field}: null\n" for field in OTHER_FIELDS)
-    assert build({}, None, write(tmp_path, "kubelet.yaml", text)) == build({})
-    assert not set(OTHER_FIELDS) & set(KUBELET_KEYS)
-
-
-def test_json_with_tabs_and_one_document_among_empty_ones(tmp_path: Path) -> None:
-    text = '{\n\t"kind":"KubeletConfiguration",\n\t"apiVersion":"kubelet.config.k8s.io/v1beta1",\n\t"evictionHard":{}}'
-    assert build({}, None, write(tmp_path, "tabs.json", text)).eviction_hard == {}
-    text = "# from a template\n---\n" + KUBELET + "evictionHard: {}\n---\n"
-    assert build({}, None, write(tmp_path, "empty.yaml", text)).eviction_hard == {}
-
-
-def test_drop_ins(tmp_path: Path) -> None:
-    main = write(tmp_path, "kubelet.yaml", KUBELET + "evictionMaxPodGracePeriod: 5\nsystemReserved: {memory: 1Gi}\n")
-    directory = tmp_path / "conf.d"
-    (directory / "15-more").mkdir(parents=True)
-    files = {
-        "20-b.conf": "evictionHard: {memory.available: 3Gi}\n",
-        "10-a.conf": "evictionHard: {memory.available: 2Gi, imagefs.available: null}\n"
-        "evictionMaxPodGracePeriod: null\n",
-        "15-more/x.conf": "evictionHard: {nodefs.available: 1%}\nsystemReserved: {cpu: 100m}\n",
-        "30-not-read.yaml": "evictionHard: {}\n",
-    }
-    for name, text in files.items():
-        (directory / name).write_text(KUBELET + text)
-    (directory / "linked.conf.d").symlink_to(directory / "15-more")
-    own = write(tmp_path, "own.yaml", f"kubelet-config: {main}\nkubelet-config-dir: {directory}\n")
-    config = build({}, own)
-    assert config == build({}, None, main, str(directory))
-    assert config.eviction_hard == {
-        "memory.available": "3Gi",
-        "nodefs.available": "1%",
-        "nodefs.inodesFree": "5%",
-        "imagefs.inodesFree": "5%",
-    }
-    assert config.entry_origins["eviction_hard"] == {
-        "memory.available": f"{directory}/20-b.conf: evictionHard",
-        "nodefs.available": f"{directory}/15-more/x.conf: evictionHard",
-        "nodefs.inodesFree": "default",
-        "imagefs.inodesFree": "default",
-    }
-    assert config.origins["eviction_hard"] == f"{directory}/20-b.conf: evictionHard"
-    assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (0, 1 << 30)
-    assert config.entry_origins["system_reserved"] == {
-        "memory": f"{main}: systemReserved",
-        "cpu": f"{directory}/15-more/x.conf: systemReserved",
-    }
-    assert build({"eviction-hard": "pid.available<1%"}, own).eviction_hard == {"pid.available": "1%"}
-    # An error names the very file the bad entry is in.
-    (directory / "40.conf").write_text(KUBELET + "evictionHard: {nodefs.available: 1x}\n")
-    with pytest.raises(ConfigError) as caught:
-        build({}, own)
-    assert str(caught.value).startswith(f"{directory}/40.conf: evictionHard: nodefs.available: 1x: ")
-    (directory / "40.conf").write_text("evictionHard: {nodefs.available: 1%}\n")
-    with pytest.raises(ConfigError, match=r"40\.conf: is not a KubeletConfiguration .*a drop-in needs"):
-        build({}, own)
-
-
-def test_a_directory_of_drop_ins_that_is_none(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing", Path(write(tmp_path, "file", ""))):
-        with pytest.raises(ConfigError, match=f"^{path}: cannot be read: .*--config-dir"):
-            build({}, None, None, str(path))
-    with pytest.raises(ConfigError, match=r"own\.yaml: kubelet-config-dir: 5 is not the name"):
-        build({}, write(tmp_path, "own.yaml", "kubelet-config-dir: 5\n"))
-
-
-def test_drop_ins_alone_come_on_top_of_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "a.conf").write_text(KUBELET + "evictionHard: {memory.available: 2Gi}\n")
-    assert build({}, None, None, str(tmp_path)).eviction_hard == {**DEFAULT_HARD, "memory.available": "2Gi"}
-
-
 def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
     old = build({"policy": "kubelet-1.8"})
     assert old.eviction_hard == {"memory.available": "100Mi"}
@@ -394,7 +217,7 @@ def test_any_text_in_a_file_gives_a_configuration_or_a_clear_error(tmp_path_fact
         assert "\n" not in refusal
 
 
-@given(st.sampled_from([s.option for s in SETTINGS]), st.text(max_size=40))
+@given(st.sampled_from([s.name for s in SETTINGS]), st.text(max_size=40))
 def test_any_text_of_an_option_gives_a_configuration_or_a_clear_error(option: str, text: str) -> None:
     try:
         config = build({option: text})
@@ -402,7 +225,7 @@ def test_any_text_of_an_option_gives_a_configuration_or_a_clear_error(option: st
         refusal = str(error)
     else:
         refusal = ""
-        assert config.origins[next(s.field for s in SETTINGS if s.option == option)] == f"--{option}"
+        assert config.origins[next(s.field for s in SETTINGS if s.name == option)] == f"--{option}"
     assert refusal == "" or refusal.startswith(f"--{option}: ")
     assert "\n" not in refusal
 
@@ -423,6 +246,37 @@ def test_json_round_trip_through_an_inherited_descriptor(tmp_path: Path) -> None
     finally:
         os.close(fd)
     assert RunConfig.from_json(RunConfig().to_json()) == RunConfig()
-    for bad in ("[]", '{"lisen_port": 1}', "{"):
+    for bad in ("[]", '{"lisen_port": 1}', "{", '{"parsed": 1}', '{"parsed": [["memory.available"]]}'):
         with pytest.raises(ValueError, match=r"configuration|Expecting"):
             RunConfig.from_json(bad)
+
+
+def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their text is parsed where it is read, and nowhere after the memfd."""
+    texts = "memory.available<1500000Ki,nodefs.available<12.5%,pid.available<1e3"
+    soft = {"eviction-soft": "imagefs.available<7%", "eviction-soft-grace-period": "imagefs.available=1m30s"}
+    config = build({"eviction-hard": texts, "eviction-minimum-reclaim": "memory.available=5%", **soft})
+
+    def parse(text: str) -> None:
+        raise AssertionError(f"{text} is parsed again")
+
+    for module in ("quantity._parse", "thresholds.parse_duration", "thresholds.parse_percentage"):
+        monkeypatch.setattr(f"monitor.policy.{module}", parse)
+    there = RunConfig.from_json(config.to_json())
+    assert there == config
+    assert there.eviction_config() == config.eviction_config()
+    shown = [f"{t} {t.min_reclaim}" for t in there.thresholds()]
+    assert shown == [f"{t} {t.min_reclaim}" for t in config.thresholds()]
+    assert shown[0] == "memory.available<1500000Ki 5%"
+
+
+#: Defaults that no option can be given as: they are found at start, or depend on the machine.
+DESCRIBED = {"the root", "found at start", "that of images", "nothing is", "6Gi for each CPU, at most 96Gi"}
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in SETTINGS if o.default and o.default not in DESCRIBED], ids=lambda o: o.name
+)
+def test_the_default_shown_is_the_default(option: Option) -> None:
+    default = getattr(RunConfig(), option.field) if option.name != "listen" else ("127.0.0.1", 9469)
+    assert option.parse(option.default if option.kind != KUBELET_SWITCH else option.default == "true") == default

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from monitor.cli.main import main
 from monitor.errors import ConfigError
-from monitor.settings.read import KUBELET_KEYS, OWN_KEYS, SETTINGS, build
+from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS
+from monitor.settings.read import build
 
 #: What is on the way between right and wrong: the words of the grammar, numbers without an end, several lines.
 _words = st.sampled_from(
@@ -48,7 +49,7 @@ def _line(error: ConfigError) -> None:
     assert str(error).strip()
 
 
-@given(st.dictionaries(st.sampled_from([setting.option for setting in SETTINGS]), _texts, min_size=1, max_size=3))
+@given(st.dictionaries(st.sampled_from([setting.name for setting in SETTINGS]), _texts, min_size=1, max_size=3))
 def test_any_options(flags: dict[str, str]) -> None:
     try:
         build(flags)

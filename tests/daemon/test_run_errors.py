@@ -208,6 +208,51 @@ def test_kubelets_own_forms_of_a_flag(
     assert config.origins["kernel_memcg_notification"] == origin
 
 
+def test_the_environment_stands_between_the_flags_and_the_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("step: 2Mi\nhooks: psi\neviction-hard: {memory.available: 2Gi}\n")
+    started: list[RunConfig] = []
+    monkeypatch.setattr("monitor.cli.run.start", started.append)
+    for name, value in {
+        "CONFIG": str(own),
+        "ENFORCE": "true",
+        "EVICTION_HARD": "memory.available<1Gi",
+        "EVICTION_MAX_POD_GRACE_PERIOD": "7",
+        "LOCAL_STORAGE_CAPACITY_ISOLATION": "false",
+        "WEBHOOK": "http://a/ http://b/",
+        "STEP": "4Mi",
+        "STATE_DIR": "",
+    }.items():
+        monkeypatch.setenv(f"OUTRACE_{name}", value)
+    assert main(["run", "--step", "8Mi"]) == 0
+    [config] = started
+    assert (config.step, config.origins["step"]) == (8 << 20, "--step")
+    assert (config.hooks, config.origins["hooks"]) == ("psi", f"{own}: hooks")
+    assert (config.enforce, config.local_storage, config.eviction_max_pod_grace_period_s) == (True, False, 7)
+    assert config.eviction_hard == {"memory.available": "1Gi"}
+    assert config.origins["eviction_hard"] == "OUTRACE_EVICTION_HARD"
+    assert config.webhooks == ("http://a/", "http://b/")
+    assert config.state_dir == "/var/lib/outrace"  # an empty one is not given
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("EVICTION_HARD", "memory.available<1x", "OUTRACE_EVICTION_HARD: memory.available: 1x: "),
+        ("ENFORCE", "perhaps", "'perhaps' is not a valid boolean"),
+        ("POLICY", "kubelet-9", "OUTRACE_POLICY: 'kubelet-9' is not one of"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"OUTRACE_{name}", value)
+    assert main(["run"]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_lock_and_bind_say_who_and_where(tmp_path: Path) -> None:
     first = lock(tmp_path / "new" / "dir")
     try:

@@ -1,0 +1,217 @@
+"""The options of `outrace run`, one table: for the command line, the environment, the own file and a kubelet's.
+
+``--eviction-hard`` is `OUTRACE_EVICTION_HARD` in the environment and ``eviction-hard`` in the own file.
+`monitor.cli.options` makes click's options of the table, `monitor.settings.read` reads the files by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.kernel.rungs import AUTO, NAMES
+from monitor.policy.compat import CHOICES
+from monitor.policy.configuration import ENFORCE, HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
+from monitor.policy.releases import ERAS
+from monitor.settings import values
+
+TRIGGERS = ("user", "kernel")
+HOOKS = (AUTO, *NAMES)
+LOG_FORMATS = ("logfmt", "json")
+
+#: How an option is written on the command line: with a text, with a number, with a text and several times,
+#: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
+TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`parse` raises ValueError for a wrong value. `default` is what the help shows; the default itself is that of
+    RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    help: str
+    metavar: str = ""
+    default: str = ""
+    kind: str = TEXT
+    kubelet_key: str = ""
+    field: str = ""
+    own_file: bool = True
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return "OUTRACE_" + self.name.upper().replace("-", "_")
+
+
+def _setting(name: str, parse: Callable[[Any], Any], help: str, metavar: str = "", **rest: Any) -> Option:  # noqa: A002
+    return Option(name, parse, help, metavar, **{"field": name.replace("-", "_"), **rest})
+
+
+OPTIONS = (
+    Option(
+        "config", values.text, "Own configuration, YAML or TOML; keys are the option names.", "FILE", own_file=False
+    ),
+    Option("kubelet-config", values.text, "A KubeletConfiguration, as it is.", "FILE"),
+    Option("kubelet-config-dir", values.text, "Its drop-ins, *.conf, as the kubelet's --config-dir.", "DIR"),
+    _setting("node-cgroup", values.text, "Treat this cgroup as the node; its limit is the capacity.", "PATH"),
+    _setting("pods", values.pods, "cgroups (default) or manifests:DIR.", "SOURCE"),
+    _setting(
+        "cgroup-root",
+        values.optional_text,
+        "The kubelet's own option: kubepods is below it.",
+        "PATH",
+        default="the root",
+        kubelet_key="cgroupRoot",
+    ),
+    _setting("enforce", values.boolean, "Really evict. The default only observes and logs.", kind=SWITCH),
+    _setting(
+        "enforce-unknown-specs",
+        values.boolean,
+        "Evict although --pods cgroups tells neither priorities nor all critical pods.",
+        kind=SWITCH,
+    ),
+    _setting(
+        "trigger",
+        values.choice(*TRIGGERS),
+        "Who kills under --enforce: user space, or the BPF program too.",
+        "|".join(TRIGGERS),
+    ),
+    _setting("policy", values.choice(*ERAS), "The release whose policy decides.", "|".join(ERAS), default=ERAS[0]),
+    _setting(
+        "compat",
+        values.choice(*CHOICES),
+        "Where that release is plainly wrong: right, or alike.",
+        "|".join(CHOICES),
+        default=CHOICES[0],
+    ),
+    _setting("eviction-hard", values.text_map("<"), "For example 'memory.available<100Mi'.", "MAP", kubelet_key=HARD),
+    _setting("eviction-soft", values.text_map("<"), "For example 'memory.available<300Mi'.", "MAP", kubelet_key=SOFT),
+    _setting(
+        "eviction-soft-grace-period",
+        values.text_map("="),
+        "For example 'memory.available=1m30s'.",
+        "MAP",
+        kubelet_key=SOFT_GRACE,
+    ),
+    _setting(
+        "eviction-max-pod-grace-period",
+        values.seconds,
+        "Longest grace of a soft eviction.",
+        "SECONDS",
+        kind=NUMBER,
+        kubelet_key="evictionMaxPodGracePeriod",
+        field="eviction_max_pod_grace_period_s",
+    ),
+    _setting(
+        "eviction-minimum-reclaim",
+        values.text_map("="),
+        "For example 'memory.available=0Mi'.",
+        "MAP",
+        kubelet_key=MIN_RECLAIM,
+    ),
+    _setting(
+        "eviction-pressure-transition-period",
+        values.duration_ns,
+        "How long a condition stays.",
+        "DURATION",
+        default="5m",
+        kubelet_key="evictionPressureTransitionPeriod",
+        field="eviction_pressure_transition_period_ns",
+    ),
+    _setting(
+        "enforce-node-allocatable",
+        values.enforceable,
+        "The kubelet's own option.",
+        "LIST",
+        default="pods",
+        kubelet_key=ENFORCE,
+    ),
+    _setting(
+        "system-reserved", values.text_map("="), "For example 'memory=500Mi'.", "MAP", kubelet_key="systemReserved"
+    ),
+    _setting("kube-reserved", values.text_map("="), "For example 'memory=500Mi'.", "MAP", kubelet_key="kubeReserved"),
+    _setting(
+        "kernel-memcg-notification",
+        values.boolean,
+        "Accepted; every notification is exact.",
+        kind=KUBELET_SWITCH,
+        kubelet_key="kernelMemcgNotification",
+    ),
+    _setting(
+        "local-storage-capacity-isolation",
+        values.boolean,
+        "Evict pods over their own limits of local storage.",
+        default="true",
+        kind=KUBELET_SWITCH,
+        kubelet_key="localStorageCapacityIsolation",
+        field="local_storage",
+    ),
+    _setting("nodefs", values.absolute_path, "On the file system of the node.", "PATH", default="found at start"),
+    _setting("imagefs", values.absolute_path, "On the one that holds images.", "PATH", default="found at start"),
+    _setting(
+        "containerfs",
+        values.absolute_path,
+        "On the one that holds writable layers.",
+        "PATH",
+        default="that of images",
+    ),
+    _setting("reclaim-containers", values.command, "Removes dead containers, before pods are evicted.", "COMMAND"),
+    _setting(
+        "reclaim-images",
+        values.command,
+        "Removes unused images: 'crictl rmi --prune'.",
+        "COMMAND",
+        default="nothing is",
+    ),
+    _setting(
+        "hooks",
+        values.choice(*HOOKS),
+        f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
+        "NAME",
+        default=AUTO,
+    ),
+    _setting(
+        "max-fill-rate",
+        values.size,
+        "How much the machine can fault in per second.",
+        "BYTES",
+        default="6Gi for each CPU, at most 96Gi",
+    ),
+    _setting("step", values.size, "How far a pod moves before it is ranked anew.", "BYTES", default="1Mi"),
+    _setting("listen", values.listen, "Where /metrics and the rest are served.", "HOST:PORT", default="127.0.0.1:9469"),
+    _setting("record", values.record, "Record every input there, for outrace replay.", "FILE"),
+    _setting(
+        "alertmanager",
+        values.urls("--alertmanager"),
+        "Push alerts there; may be given several times.",
+        "URL",
+        kind=TEXTS,
+        field="alertmanagers",
+    ),
+    _setting(
+        "webhook",
+        values.urls("--webhook"),
+        "POST every alert there; may be given several times.",
+        "URL",
+        kind=TEXTS,
+        field="webhooks",
+    ),
+    _setting(
+        "state-dir",
+        values.path,
+        "Where statuses of evicted pods and the lock live.",
+        "DIR",
+        default="/var/lib/outrace",
+    ),
+    _setting(
+        "log-format", values.choice(*LOG_FORMATS), "How log lines look.", "|".join(LOG_FORMATS), default=LOG_FORMATS[0]
+    ),
+)
+#: Those that are a field of RunConfig.
+SETTINGS = tuple(option for option in OPTIONS if option.field)
+OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)
+KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_key), MERGE_DEFAULTS)
