@@ -127,8 +127,8 @@ def test_what_was_raised_while_it_was_down_arrives(tmp_path: Path) -> None:
 
 
 def written(state: Path) -> int:
-    """Alerts in the journal."""
-    return sum(len(set(re.findall(r'"name":"(\w+)"', path.read_text()))) for path in state.glob("alerts-*.journal"))
+    """Alerts in the state file."""
+    return sum(len(set(re.findall(r'"name":"(\w+)"', path.read_text()))) for path in state.glob("alerts.json"))
 
 
 def test_our_own_restart_in_between(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""The queue of one receiver, its journal, and what becomes of both when things go wrong."""
+"""The queue of one receiver, the state file, and what becomes of both when things go wrong."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.side.alerts import queue
-from monitor.side.alerts.journal import COMPACT_BYTES, Journal, decode, encode, journal_path
+from monitor.side.alerts import queue, state
 from monitor.side.alerts.queue import EXTEND_S, FIRING, RESOLVED, Outbox
 from monitor.side.alerts.rules import HOLD_S, Alert
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.services import LogLines
-from tests.live import until
+from tests.live import environment, until
+
+URL = "http://127.0.0.1:9"  # where nobody listens
 
 
 def lasting(name: str = "P", at: float = 100.0, **annotations: str) -> Alert:
@@ -38,6 +42,13 @@ def told(outbox: Outbox, now: float) -> list[tuple[str, str]]:
         found += [(change.status, change.alert.name) for change in batch]
         outbox.ack(batch, now)
     return found
+
+
+def restarted(outbox: Outbox) -> Outbox:
+    """What the next process makes of what this one wrote down."""
+    again = Outbox(outbox.every)
+    again.load(json.loads(json.dumps(outbox.snapshot())))
+    return again
 
 
 @pytest.mark.parametrize("every", [True, False])
@@ -65,21 +76,18 @@ def test_an_event_that_goes_on_is_extended(every: bool) -> None:
         assert not outbox.fire(event(at=100, hold=330 + more))
         assert told(outbox, 100 + more) == []
     assert not outbox.fire(event(at=100, hold=400))  # what was known earlier and comes late
-    again = Outbox(every)
-    for operation in outbox.take_operations():
-        again.replay(decode(encode(operation)[:-1]))
-    for one in (outbox, again):
+    for one in (outbox, restarted(outbox)):
         assert one.active()[0].ends_at == 100 + 330 + 990
         assert told(one, 1419) == []
         assert told(one, 1422) == [(RESOLVED, "E")]
 
 
 def test_an_event_is_not_extended_for_a_few_seconds() -> None:
-    outbox = Outbox(every=True)
+    changes: list[None] = []
+    outbox = Outbox(True, lambda: changes.append(None))
     outbox.fire(event(at=100, hold=330))
-    outbox.take_operations()
     outbox.fire(event(at=100, hold=330 + EXTEND_S - 1))
-    assert outbox.take_operations() == []
+    assert len(changes) == 1
 
 
 @pytest.mark.parametrize("every", [True, False])
@@ -178,20 +186,6 @@ def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outbox.dropped == 15
 
 
-def test_a_disk_that_hangs_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes the operations: they are replaced by one snapshot, which says the same."""
-    monkeypatch.setattr(queue, "MAX_OPERATIONS", 10)
-    outbox = Outbox(every=True)
-    for n in range(50):
-        outbox.fire(lasting(f"A{n}"))
-        assert len(outbox.operations) <= 10
-    (snapshot,) = outbox.take_operations()
-    again = Outbox(every=True)
-    again.replay(snapshot)
-    assert again.snapshot() == outbox.snapshot()
-    assert outbox.take_operations() == []
-
-
 # laws
 
 _NAMES = st.sampled_from("ABC")
@@ -208,8 +202,7 @@ _STEPS = st.lists(
 )
 
 
-def played(outbox: Outbox, steps: list[tuple[str, str, int]]) -> float:
-    now = 1000.0
+def played(outbox: Outbox, steps: list[tuple[str, str, int]], now: float = 1000.0) -> float:
     for what, name, number in steps:
         if what == "fire":
             outbox.fire(lasting(name, now))
@@ -227,15 +220,30 @@ def played(outbox: Outbox, steps: list[tuple[str, str, int]]) -> float:
     return now
 
 
+@given(st.booleans(), _STEPS, _STEPS)
+def test_a_restart_changes_nothing(
+    every: bool, before: list[tuple[str, str, int]], after: list[tuple[str, str, int]]
+) -> None:
+    outbox = Outbox(every)
+    now = played(outbox, before)
+    again = restarted(outbox)
+    assert again.snapshot() == outbox.snapshot()
+    for one in (outbox, again):
+        played(one, after, now)
+    assert again.snapshot() == outbox.snapshot()
+
+
 @given(st.booleans(), _STEPS)
-def test_replaying_gives_the_same_state(every: bool, steps: list[tuple[str, str, int]]) -> None:
-    outbox, again = Outbox(every), Outbox(every)
+def test_every_change_is_announced(every: bool, steps: list[tuple[str, str, int]]) -> None:
+    """What `on_change` saw last is what there is, but for what is only brought up to date: it comes again."""
+    seen: list[dict[str, Any]] = []
+    outbox = Outbox(every, lambda: seen.append(outbox.snapshot()))
     played(outbox, steps)
-    for operation in outbox.take_operations():
-        again.replay(decode(encode(operation)[:-1]))
-    # How high the last number is does not matter once what it numbered is gone, as long as none is used twice.
-    assert {**again.snapshot(), "snapshot": 0} == {**outbox.snapshot(), "snapshot": 0}
-    assert again._seq >= max(outbox._pending, default=0)
+    seen.insert(0, Outbox(every).snapshot())
+    restored = Outbox(every)
+    restored.load(seen[-1])
+    later = 10_000.0
+    assert told(restored, later) == told(outbox, later)
 
 
 @given(st.booleans(), _STEPS)
@@ -260,108 +268,69 @@ def test_a_webhook_hears_no_resolved_without_its_firing(steps: list[tuple[str, s
         state[name] = status
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 255)), min_size=1, max_size=5), st.integers(0, 100_000)
-)
-def test_a_damaged_journal_loses_only_the_damaged_lines(flips: list[tuple[int, int]], cut: int) -> None:
-    outbox = Outbox(every=True)
-    for n in range(20):
-        outbox.fire(lasting(f"A{n}"))
-    lines = [encode(operation) for operation in outbox.take_operations()]
-    data = bytearray(b"".join(lines))
-    for at, value in flips:
-        data[at % len(data)] = value
-    del data[len(data) - cut % 200 :]
-    kept = [
-        name for name, line in zip((f"A{n}" for n in range(20)), lines, strict=True) if b"\n" + line in b"\n" + data
-    ]
-    path = Path("/dev/shm") / f"outrace-test-journal-{os.getpid()}"
-    try:
-        path.write_bytes(data)
-        again = Outbox(every=True)
-        Journal(path).load(again)
-    finally:
-        path.unlink()
-    found = [alert.name for alert in again.active()]
-    assert [name for name in found if name in kept] == [name for name in kept if name in found]
-    assert set(kept) <= set(found)
+# the file
 
 
-# files
-
-
-def test_the_journal_is_compacted(tmp_path: Path) -> None:
-    outbox, journal = Outbox(every=True), Journal(tmp_path / "j")
-    journal.compact(outbox.snapshot())
-    while not journal.long:
-        outbox.fire(event(at=float(len(outbox.operations))))
-        outbox.ack(outbox.batch(1), 1.0)
-        outbox.fire(event(at=1e6))
-        journal.append(outbox.take_operations())
-    assert journal.path.stat().st_size > COMPACT_BYTES
-    journal.compact(outbox.snapshot())
-    assert journal.path.stat().st_size < COMPACT_BYTES
-    again = Outbox(every=True)
-    assert Journal(journal.path).load(again) == 0
-    assert again.snapshot() == outbox.snapshot()
-    assert [path.name for path in tmp_path.iterdir()] == ["j"]
-
-
-def test_the_journal_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_the_state_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    path = tmp_path / "j"
+    path = tmp_path / state.FILE_NAME
     path.symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic link") as caught:
-        Journal(path).load(Outbox(every=True))
-    assert caught.value.errno == errno.ELOOP
-    Journal(path).compact({"snapshot": 0, "active": [], "pending": []})
+    log = LogLines()
+    sending = AlertSender(tmp_path, [URL], [], log, "n")
+    assert "symbolic links" in log.said("cannot be read")[0]["problem"]
+    sending.start()
+    sending.fire(lasting())
+    assert sending.close(10)
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_damage_is_told_and_the_rest_is_used(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:9"
-    path = journal_path(tmp_path, f"alertmanager {url}")
-    outbox = Outbox(every=False)
-    outbox.fire(lasting("A"))
-    outbox.fire(lasting("B"))
-    first, second = map(encode, outbox.take_operations())
-    path.write_bytes(first + second[:-20])
-    log = LogLines()
-    sending = AlertSender(tmp_path, [url], [], log, "n")
-    (told_of,) = log.said("damaged")
-    assert told_of["lines_lost"] == 1
-    assert told_of["path"] == str(path)
-    assert list(sending.counters.values()) == [{"sent": 0, "failed": 0, "dropped": 0, "waiting": 1}]
-
-
 @pytest.mark.parametrize(
     "content",
     [
+        b"",
         b"\0" * 1000,
         b"\xff\xfe garbage\n" * 50,
-        encode({"what": 1}),
-        encode({"fire": 3}),
-        encode({"ack": "x", "at": None}),
-        encode({"snapshot": 1, "active": [{}], "pending": []}),
-        b"00000000 \n",
-        b"zzzzzzzz {}\n",
         b"[" * 100_000,
+        b"3",
+        b'{"version": 99, "receivers": {}}',
+        b'{"version": 1, "receivers": 3}',
+        b'{"version": 1, "receivers": {"KEY": 3}}',
+        b'{"version": 1, "receivers": {"KEY": {"seq": 1, "active": [{}], "pending": []}}}',
+        b'{"version": 1, "receivers": {"KEY": {"seq": "x", "active": [], "pending": []}}}',
     ],
 )
-def test_any_garbage_is_survived(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "j"
-    path.write_bytes(content)
-    outbox = Outbox(every=True)
-    assert Journal(path).load(outbox) >= 1
-    assert outbox.snapshot() == {"snapshot": 0, "active": [], "pending": []}
+def test_any_garbage_is_survived_and_logged(tmp_path: Path, content: bytes) -> None:
+    with AlertSenderOf(tmp_path) as sending:
+        sending.fire(lasting())
+    (key,) = json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]
+    (tmp_path / state.FILE_NAME).write_bytes(content.replace(b"KEY", key.encode()))
+    log = LogLines()
+    assert list(AlertSender(tmp_path, [URL], [], log, "n").counters.values()) == [
+        {"sent": 0, "failed": 0, "dropped": 0, "waiting": 0}
+    ]
+    assert len(log.said("alerts from before the restart")) == 1
+
+
+class AlertSenderOf:
+    """A sender to nobody, closed at the end: all it was given is then in the file."""
+
+    def __init__(self, directory: Path, webhooks: tuple[str, ...] = ()) -> None:
+        self.sending = AlertSender(directory, [URL], list(webhooks), LogLines(), "n")
+
+    def __enter__(self) -> AlertSender:
+        self.sending.start()
+        return self.sending
+
+    def __exit__(self, *_: object) -> None:
+        assert self.sending.close(10)
 
 
 def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> None:
     log = LogLines()
-    sending = AlertSender(tmp_path / "missing", ["http://127.0.0.1:9"], [], log, "n")
+    sending = AlertSender(tmp_path / "missing", [URL], [], log, "n")
     sending.start()
     sending.fire(lasting("A", time.time()))
     (name,) = sending.counters
@@ -370,47 +339,42 @@ def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> No
     (tmp_path / "missing").mkdir()
     until(lambda: any((tmp_path / "missing").iterdir()), "written as soon as that is possible")
     assert sending.close(10)
-    again = AlertSender(tmp_path / "missing", ["http://127.0.0.1:9"], [], log, "n")
+    again = AlertSender(tmp_path / "missing", [URL], [], log, "n")
     assert again.counters[name]["waiting"] == 1
 
 
 def test_a_receiver_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> None:
-    old = AlertSender(tmp_path, ["http://127.0.0.1:9"], ["http://127.0.0.1:9/x"], LogLines(), "n")
-    old.start()
-    old.fire(lasting("A", time.time()))
-    assert old.close(10)
-    assert len(list(tmp_path.iterdir())) == 2
+    with AlertSenderOf(tmp_path, (f"{URL}/x",)) as sending:
+        sending.fire(lasting())
+    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 2
     log = LogLines()
-    AlertSender(tmp_path, ["http://127.0.0.1:9"], [], log, "n")
-    assert [path.name for path in tmp_path.iterdir()] == [
-        journal_path(tmp_path, "alertmanager http://127.0.0.1:9").name
-    ]
-    assert len(log.said("configured no more")) == 1
-
-
-def test_journals_tell_no_secrets(tmp_path: Path) -> None:
-    sending = AlertSender(tmp_path, [], ["https://me:pass@h/T0K3N", "https://h/other"], LogLines(), "n")
-    assert list(sending.counters) == ["webhook h:443", "webhook h:443 #2"]
+    sending = AlertSender(tmp_path, [URL], [], log, "n")
     sending.start()
-    sending.close(0)
-    until(lambda: len(list(tmp_path.glob("*.journal"))) == 2, "both are there")
+    assert sending.close(10)
+    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 1
+    assert log.said("configured no more") == [{"receivers": 1}]
+
+
+def test_the_state_holds_no_secrets(tmp_path: Path) -> None:
+    with AlertSenderOf(tmp_path, ("https://me:pass@127.0.0.1:9/T0K3N", "https://127.0.0.1:9/other")) as sending:
+        assert list(sending.counters)[1:] == ["webhook 127.0.0.1:9", "webhook 127.0.0.1:9 #2"]
+        sending.fire(lasting())
     everything = "".join(path.name + path.read_text() for path in tmp_path.iterdir())
+    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 3
     assert "pass" not in everything
     assert "T0K3N" not in everything
 
 
-def test_the_caller_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thread that is stuck in the kernel for ever, ten thousand alerts are taken, and bounded."""
-    import threading
-
+def test_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a flush that never ends, ten thousand alerts are taken, and bounded, and deliveries go on."""
     stuck, reached = threading.Event(), threading.Event()
 
-    def hang(*_: Any) -> None:
+    def hang(_: int) -> None:
         reached.set()
         stuck.wait()
 
-    monkeypatch.setattr(Journal, "append", hang)
-    sending = AlertSender(tmp_path, ["http://127.0.0.1:9"], [], LogLines(), "n")
+    monkeypatch.setattr(os, "fsync", hang)
+    sending = AlertSender(tmp_path, [URL], [], LogLines(), "n")
     sending.start()
     sending.fire(lasting("A", time.time()))
     assert reached.wait(30)
@@ -419,14 +383,72 @@ def test_the_caller_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (found,) = sending.counters.values()
     assert found["waiting"] == queue.MAX_WAITING
     assert found["dropped"] >= 10_000 - queue.MAX_WAITING
+    until(lambda: next(iter(sending.counters.values()))["failed"] >= 3, "it is tried again and again")
+    assert not sending.close(0.2)
     stuck.set()
-    sending.close(10)
 
 
-def test_lines_have_checksums() -> None:
-    line = encode({"ack": 1, "at": 2.5})
-    assert line.endswith(b"\n")
-    assert decode(line[:-1]) == {"ack": 1, "at": 2.5}
-    assert json.loads(line[9:]) == {"ack": 1, "at": 2.5}
-    with pytest.raises(ValueError):
-        decode(line[:-1].replace(b"2.5", b"3.5"))
+def test_a_storm_is_written_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes = 0
+    fsync = os.fsync
+
+    def counted(fd: int) -> None:
+        nonlocal flushes
+        flushes += 1
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    began = time.monotonic()
+    with AlertSenderOf(tmp_path) as sending:
+        for n in range(500):
+            sending.fire(lasting(f"A{n}"))
+    assert flushes <= 3 + (time.monotonic() - began) / state.BATCH_S
+    (name,) = sending.counters
+    assert AlertSender(tmp_path, [URL], [], LogLines(), "n").counters[name]["waiting"] == 500
+
+
+#: Fires a second alert, and ends itself with SIGKILL at the n-th system call that opens or changes a name.
+SUICIDE = """
+import os, signal, sys
+from pathlib import Path
+from monitor.side.alerts.rules import Alert
+from monitor.side.alerts.send import AlertSender
+from monitor.side.export.log import Log
+count = int(sys.argv[2])
+def hook(event, arguments):
+    global count
+    if event in ("open", "os.rename", "os.remove") and "alerts.json" in str(arguments[0]):
+        count -= 1
+        if count < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sender = AlertSender(Path(sys.argv[1]), ["http://127.0.0.1:9"], [], Log(), "n")
+sys.addaudithook(hook)
+sender.start()
+sender.fire(Alert("second", {}, {}, 100.0))
+assert sender.close(30)
+"""
+
+
+def test_killed_at_any_moment_the_old_or_the_new_state_is_there(tmp_path: Path) -> None:
+    for step in range(20):
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        with AlertSenderOf(directory) as sending:
+            sending.fire(lasting())
+        code = [sys.executable, "-c", SUICIDE, str(directory), str(step)]
+        done = subprocess.run(code, env=environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        if done.returncode == 0:
+            assert waiting(directory) == 2
+            break
+        assert waiting(directory) in (1, 2)
+    assert step >= 3, "it was killed before, in and after the write"
+    assert done.returncode == 0
+
+
+def waiting(directory: Path) -> int:
+    """Alerts that wait, by the next process, which finds nothing to complain of."""
+    log = LogLines()
+    (found,) = AlertSender(directory, [URL], [], log, "n").counters.values()
+    assert [line for line in log.lines if line[0] != "info"] == []
+    return found["waiting"]

@@ -96,8 +96,8 @@ def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
 
 
 def written(state: Path) -> set[str]:
-    """The pods whose alerts are in the journal."""
-    return {pod for path in state.glob("alerts-*.journal") for pod in re.findall(r'"pod":"(.*?)"', path.read_text())}
+    """The pods whose alerts are in the state file."""
+    return {pod for path in state.glob("alerts.json") for pod in re.findall(r'"pod":"(.*?)"', path.read_text())}
 
 
 def test_killed_while_it_was_down(tmp_path: Path) -> None:

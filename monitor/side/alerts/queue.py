@@ -1,7 +1,7 @@
 """What one receiver is still to be told: a bounded queue of changes that survives a restart.
 
-No clock and no files here: times are Unix seconds given by the caller, and everything that changed is put down as an
-operation (a small dict), which `monitor.side.alerts.journal` writes and a later process replays.
+No clock and no files here: times are Unix seconds given by the caller, and every change is announced to
+``on_change``, so that `monitor.side.alerts.state` writes a snapshot, which a later process loads.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
 last change of an alert counts, and what is firing is said again and again, because Alertmanager forgets what it does
@@ -12,7 +12,7 @@ raised while it was down is kept firing for a while after it got through (`Outbo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,12 +25,8 @@ RESOLVED = "resolved"
 MAX_WAITING = 1000
 MAX_ACTIVE = 1000
 #: An alert that is over by itself is extended by this many seconds at least: an incident is judged again up to 7 times
-#: a second, and each time would be a line in the journal.
+#: a second, and each time would be written down.
 EXTEND_S = 10.0
-#: Operations not yet written down; when more pile up (a disk that hangs), one snapshot replaces them all.
-MAX_OPERATIONS = 4000
-
-Operation = dict[str, Any]
 
 
 class Change(NamedTuple):
@@ -65,14 +61,14 @@ class _Active:
 class Outbox:
     """The state for one receiver. ``every``: it wants every change (a webhook), not only how things stand.
 
-    Not locked: the owner does that. ``dropped`` counts changes that were given up for lack of room.
+    Not locked: the owner does that. ``dropped`` counts changes that were given up for lack of room. ``on_change`` is
+    called whenever `snapshot` has become another.
     """
 
-    def __init__(self, every: bool) -> None:
+    def __init__(self, every: bool, on_change: Callable[[], None] = lambda: None) -> None:
         self.every = every
         self.dropped = 0
-        self.operations: list[Operation] = []
-        self.overrun = False  # operations were thrown away: only a snapshot can be written now
+        self._on_change = on_change
         self._seq = 0
         self._active: OrderedDict[str, _Active] = OrderedDict()
         self._pending: OrderedDict[int, Change] = OrderedDict()
@@ -111,19 +107,23 @@ class Outbox:
             entry.alert = replace(alert, starts_at=entry.alert.starts_at)
             if entry.ends_at is not None:
                 entry.ends_at = None
-                self._note({"end": key, "at": None})
+                self._on_change()
             return False
         elif alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
             # The same trouble, of which more is known: while it goes on, so does the alert.
             known = entry.ends_at if entry.hold_s is not None else None
             if known is not None and alert.ends_at >= known + EXTEND_S:
-                self._extend(entry, alert)
-                self._note({"extend": alert.to_json()})
+                entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
+                self._on_change()
             return False
         else:
             entry = _Active(alert, _hold_s(alert), alert.ends_at, None, entry.occurrences + 1)
-        self._raise(key, entry, self._seq + 1)
-        self._note({"fire": alert.to_json(), "n": entry.occurrences, "seq": self._seq})
+        self._active.pop(key, None)
+        self._active[key] = entry
+        self._push(FIRING, entry.shown())
+        while len(self._active) > MAX_ACTIVE:
+            self._active.popitem(last=False)
+            self.dropped += 1
         return True
 
     def end(self, key: str, when: float) -> None:
@@ -134,7 +134,7 @@ class Outbox:
         when = max(when, entry.alert.starts_at)  # a clock that was set back; Alertmanager refuses the opposite
         if entry.ends_at is None or when < entry.ends_at:
             entry.ends_at = when
-            self._note({"end": key, "at": when})
+            self._on_change()
 
     def due(self, key: str) -> float | None:
         """When the alert is to be reported as resolved; None: not known yet."""
@@ -181,11 +181,17 @@ class Outbox:
     def ack(self, changes: Iterable[Change], now: float) -> None:
         """The receiver took these changes, and with each what it made obsolete."""
         for change in changes:
-            if change.seq in self._pending:
-                self._ack(change.seq, now)
-                self._note({"ack": change.seq, "at": now})
-            elif change.status == FIRING and self._heard(change.alert, now):
-                self._note({"heard": change.alert.to_json(), "at": now})
+            key = change.alert.fingerprint
+            waited = self._pending.pop(change.seq, None) is not None
+            if waited and not self.every:
+                for seq in [n for n, each in self._pending.items() if n < change.seq and each.alert.fingerprint == key]:
+                    del self._pending[seq]
+            entry = self._active.get(key) if change.status == FIRING else None
+            heard = entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at
+            if entry is not None and heard:
+                entry.acked_at = now
+            if waited or heard:
+                self._on_change()
 
     def refuse(self, change: Change) -> None:
         """The receiver will never take this change: it is dropped and counted, and an alert it raised is forgotten."""
@@ -193,79 +199,30 @@ class Outbox:
             self.dropped += 1
         if change.status == FIRING:
             self._active.pop(change.alert.fingerprint, None)
-        self._note({"refuse": change.seq, "fingerprint": change.alert.fingerprint, "status": change.status})
-
-    # how it is done, the same way when it happens and when it is replayed
-
-    def _raise(self, key: str, entry: _Active, seq: int) -> None:
-        self._active.pop(key, None)
-        self._active[key] = entry
-        self._push(seq, FIRING, entry.shown())
-        while len(self._active) > MAX_ACTIVE:
-            self._active.popitem(last=False)
-            self.dropped += 1
-
-    def _extend(self, entry: _Active, alert: Alert) -> None:
-        entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
+        self._on_change()
 
     def _settle(self, key: str, due: float) -> None:
-        self._resolve(key, due, self._seq + 1)
-        self._note({"resolved": key, "at": due, "seq": self._seq})
-
-    def _resolve(self, key: str, at: float, seq: int) -> None:
+        """The alert is over and reported as such, with ``due`` as its end where it was not known before."""
         entry = self._active.pop(key)
         # The true end, where the receiver was told of the alert while it lasted; the end it was shown, where not.
-        ends_at = entry.ends_at if entry.ends_at is not None and entry.hold_s is None else at
-        self._push(seq, RESOLVED, replace(entry.shown(), ends_at=ends_at))
+        ends_at = entry.ends_at if entry.ends_at is not None and entry.hold_s is None else due
+        self._push(RESOLVED, replace(entry.shown(), ends_at=ends_at))
 
-    def _push(self, seq: int, status: str, alert: Alert) -> None:
-        self._seq = max(self._seq, seq)
-        self._pending[seq] = Change(seq, status, alert)
+    def _push(self, status: str, alert: Alert) -> None:
+        self._seq += 1
+        self._pending[self._seq] = Change(self._seq, status, alert)
         while len(self._pending) > MAX_WAITING:
             oldest = next((seq for seq, change in self._pending.items() if change.status == RESOLVED), None)
             self._pending.pop(next(iter(self._pending)) if oldest is None else oldest)
             self.dropped += 1
+        self._on_change()
 
-    def _ack(self, seq: int, now: float) -> None:
-        change = self._pending.pop(seq, None)
-        if change is None:
-            return  # dropped for lack of room while it was on its way
-        key = change.alert.fingerprint
-        if not self.every:
-            for older in [n for n, other in self._pending.items() if n < seq and other.alert.fingerprint == key]:
-                del self._pending[older]
-        if change.status == FIRING:
-            self._heard(change.alert, now)
+    # what survives a restart
 
-    def _heard(self, alert: Alert, now: float) -> bool:
-        """The receiver knows of the alert; False if that is no news."""
-        entry = self._active.get(alert.fingerprint)
-        if entry is None or entry.acked_at is not None or entry.alert.starts_at != alert.starts_at:
-            return False
-        entry.acked_at = now
-        return True
-
-    # for the journal
-
-    def _note(self, operation: Operation) -> None:
-        if len(self.operations) >= MAX_OPERATIONS:
-            self.operations.clear()
-            self.overrun = True
-        if not self.overrun:
-            self.operations.append(operation)
-
-    def take_operations(self) -> list[Operation]:
-        """What happened since the last call, to be written down; one snapshot when that was too much to keep."""
-        taken, self.operations = self.operations, []
-        if self.overrun:
-            self.overrun = False
-            return [self.snapshot()]
-        return taken
-
-    def snapshot(self) -> Operation:
-        """Everything, as one operation."""
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON knows it."""
         return {
-            "snapshot": self._seq,
+            "seq": self._seq,
             "active": [
                 {
                     "alert": entry.alert.to_json(),
@@ -282,37 +239,8 @@ class Outbox:
             ],
         }
 
-    def replay(self, operation: Mapping[str, Any]) -> None:
-        """Do what an operation says. Raises LookupError, TypeError or ValueError for one that says nothing sensible."""
-        if "snapshot" in operation:
-            self._load(operation)
-        elif "fire" in operation:
-            alert = Alert.from_json(operation["fire"])
-            entry = _Active(alert, _hold_s(alert), alert.ends_at, None, int(operation["n"]))
-            self._raise(alert.fingerprint, entry, int(operation["seq"]))
-        elif "extend" in operation:
-            alert = Alert.from_json(operation["extend"])
-            if alert.fingerprint in self._active:
-                self._extend(self._active[alert.fingerprint], alert)
-        elif "end" in operation:
-            entry_or_none = self._active.get(operation["end"])
-            if entry_or_none is not None:
-                entry_or_none.ends_at = None if operation["at"] is None else float(operation["at"])
-        elif "resolved" in operation:
-            if operation["resolved"] in self._active:
-                self._resolve(operation["resolved"], float(operation["at"]), int(operation["seq"]))
-        elif "ack" in operation:
-            self._ack(int(operation["ack"]), float(operation["at"]))
-        elif "heard" in operation:
-            self._heard(Alert.from_json(operation["heard"]), float(operation["at"]))
-        elif "refuse" in operation:
-            self._pending.pop(int(operation["refuse"]), None)
-            if operation["status"] == FIRING:
-                self._active.pop(operation["fingerprint"], None)
-        else:
-            raise ValueError(f"unknown operation {sorted(operation)}")
-
-    def _load(self, snapshot: Mapping[str, Any]) -> None:
+    def load(self, snapshot: Mapping[str, Any]) -> None:
+        """Become what `snapshot` gave. Raises LookupError, TypeError or ValueError if it is no such thing."""
         active: OrderedDict[str, _Active] = OrderedDict()
         for item in snapshot["active"]:
             alert = Alert.from_json(item["alert"])
@@ -328,7 +256,7 @@ class Outbox:
             if item["status"] not in (FIRING, RESOLVED):
                 raise ValueError(f"unknown status {item['status']!r}")
             pending[int(item["seq"])] = Change(int(item["seq"]), item["status"], Alert.from_json(item["alert"]))
-        self._seq, self._active, self._pending = int(snapshot["snapshot"]), active, pending
+        self._seq, self._active, self._pending = int(snapshot["seq"]), active, pending
 
 
 def _hold_s(alert: Alert) -> float | None:

@@ -1,8 +1,7 @@
-"""One receiver of alerts, an Alertmanager or a webhook: its queue, its journal and the thread that delivers.
+"""One receiver of alerts, an Alertmanager or a webhook: its queue and the thread that delivers.
 
-An alert is written down first (it survives this process from then on), sent, and tried again until somebody takes it:
-first at once, then after 0.1 s, doubling to 30 s. An fsync comes after the first failed attempt, not before the alert:
-under memory pressure a disk can take seconds.
+An alert is sent at once, and tried again until somebody takes it: after 0.1 s, doubling to 30 s. This thread waits for
+no disk: `monitor.side.alerts.state` writes down what waits.
 """
 
 from __future__ import annotations
@@ -12,16 +11,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monitor import __version__
 from monitor.kernel.sched import hurry
 from monitor.settings.urls import ALERTMANAGER_PATH
 from monitor.side.alerts import http_post
-from monitor.side.alerts.journal import Journal
-from monitor.side.alerts.queue import RESOLVED, Change, Operation, Outbox
+from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
 from monitor.side.export.log import Log
 
@@ -83,20 +80,32 @@ def webhook_body(change: Change, node: str) -> bytes:
 
 
 class Receiver:
-    """One receiver: its queue, its journal, its thread. ``name`` is what logs and metrics call it."""
+    """One receiver: its queue and its thread. ``name`` is what logs and metrics call it.
 
-    def __init__(self, name: str, url: str, webhook: bool, journal: Path, log: Log, node: str, resend_s: float) -> None:
+    ``saved`` is what `snapshot` gave an earlier process; ``on_change`` is called when it gives something else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        webhook: bool,
+        log: Log,
+        node: str,
+        resend_s: float,
+        generator_url: str,
+        saved: Mapping[str, Any] | None,
+        on_change: Callable[[], None],
+    ) -> None:
         self.name = name
         self.counters: Counter[str] = Counter(sent=0, failed=0)
-        self.journal_failing: OSError | None = None
-        self.generator_url = ""
         self._url = url if webhook else url + ALERTMANAGER_PATH
         self._webhook = webhook
         self._log = log
         self._node = node
         self._resend_s = resend_s
-        self._outbox = Outbox(every=webhook)
-        self._journal = Journal(journal)
+        self._generator_url = generator_url
+        self._outbox = Outbox(webhook, on_change)
         self._changed = threading.Condition()
         self._closing = False
         self._pause_s = 0.0  # before the next try; 0: the last one went well
@@ -105,7 +114,8 @@ class Receiver:
         self._repeat_at = 0.0
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name=f"alerts {name}", daemon=True)
-        self._load()
+        if saved is not None:
+            self._load(saved)
 
     # for whoever raises alerts: memory only
 
@@ -131,11 +141,16 @@ class Receiver:
         with self._changed:
             return {**self.counters, "dropped": self._outbox.dropped, "waiting": self._outbox.waiting}
 
+    def snapshot(self) -> dict[str, Any]:
+        """What a later process has to know."""
+        with self._changed:
+            return self._outbox.snapshot()
+
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Have the thread try once more what waits, write down what is left, and end; `join` waits for that."""
+        """Have the thread try once more what waits, and end; `join` waits for that."""
         with self._changed:
             self._closing = True
             self._retry_at = 0.0
@@ -148,51 +163,29 @@ class Receiver:
 
     # the thread
 
-    def _load(self) -> None:
+    def _load(self, saved: Mapping[str, Any]) -> None:
         try:
-            damaged = self._journal.load(self._outbox)
-        except OSError as error:
-            self._log.error(
-                "what an alert receiver was still to be told cannot be read",
-                receiver=self.name,
-                path=str(self._journal.path),
-                problem=error.strerror,
-            )
-            return
-        self._outbox.dropped = 0
-        if damaged:
-            self._log.warning(
-                "the journal of an alert receiver is damaged: the rest of it was read",
-                receiver=self.name,
-                path=str(self._journal.path),
-                lines_lost=damaged,
-            )
+            self._outbox.load(saved)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            self._log.error("alerts from before the restart are damaged", receiver=self.name, problem=problem)
         if self._outbox.waiting:
             self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
 
     def _run(self) -> None:
         hurry()
-        self._keep(self._compact)
         while True:
             with self._changed:
                 due = self._outbox.tick(time.time())
-                operations = self._outbox.take_operations()
                 last = self._closing
                 batch = self._batch()
-                if not (operations or batch or last):
+                if not (batch or last):
                     self._changed.wait(self._idle_s(due))
                     continue
-            self._keep(lambda operations=operations: self._journal.append(operations))  # type: ignore[misc]
             if batch:
                 self._send(batch)
-                self._settle_journal()
-            elif self._journal.broken or self._journal.long:
-                self._keep(self._compact)
             if last and not (batch and self._pause_s == 0 and self._outbox.waiting):
                 break
-        self._settle_journal()
-        self._keep(self._journal.sync)
-        self._journal.close()
 
     def _batch(self) -> list[Change]:
         """What to send now; nothing while the last failure is too young."""
@@ -227,7 +220,9 @@ class Receiver:
     def _post(self, changes: Sequence[Change]) -> bool:
         """Whether the receiver is alive and this part is done with."""
         self._tried = time.monotonic()
-        body = webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes, self.generator_url)
+        body = (
+            webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes, self._generator_url)
+        )
         try:
             answer = http_post.post(self._url, body, _USER_AGENT)
         except http_post.PostError as error:
@@ -270,37 +265,3 @@ class Receiver:
             self._log.warning("alerts cannot be delivered; trying again", receiver=self.name, problem=problem)
         self._problem = problem
         return False
-
-    # the journal: whatever happens to it, alerts are sent
-
-    def _settle_journal(self) -> None:
-        """After an attempt: write down what came of it, and make sure of what has to wait."""
-        with self._changed:
-            operations = self._outbox.take_operations()
-        self._keep(lambda: self._journal.append(operations))
-        if self._journal.broken or self._journal.long:
-            self._keep(self._compact)
-        elif self._pause_s:
-            self._keep(self._journal.sync)
-
-    def _compact(self) -> None:
-        with self._changed:
-            self._outbox.take_operations()  # they are in the snapshot
-            snapshot: Operation = self._outbox.snapshot()
-        self._journal.compact(snapshot)
-
-    def _keep(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except OSError as error:
-            if self.journal_failing is None or self.journal_failing.errno != error.errno:
-                self._log.error(
-                    "alerts that wait would not survive a restart: their journal cannot be written",
-                    receiver=self.name,
-                    path=str(self._journal.path),
-                    problem=error.strerror,
-                )
-            self.journal_failing = error
-        else:
-            if not self._journal.broken:
-                self.journal_failing = None

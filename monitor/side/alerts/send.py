@@ -5,15 +5,17 @@ Whoever raises an alert only puts it into memory: a receiver that is slow or dea
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from monitor.side.alerts import http_post
-from monitor.side.alerts.journal import journal_path, leftovers
 from monitor.side.alerts.receiver import Receiver
 from monitor.side.alerts.rules import Alert, fingerprint
+from monitor.side.alerts.state import FILE_NAME, StateFile
 from monitor.side.export.log import Log
 
 #: Seconds after which Alertmanager is told again what is firing; it forgets after its resolve_timeout (5 min).
@@ -23,10 +25,11 @@ SETTLE_S = 5.0
 
 
 class AlertSender:
-    """Sends every alert to every receiver. No method but `close` waits for anything but a lock held for microseconds.
+    """Sends every alert to every receiver. No method but `close` waits for a network or a disk.
 
     ``alertmanagers`` are base URLs and ``webhooks`` URLs, both through `check_url`; ``node`` becomes the
-    label ``node`` of alerts that have none. Journals are in ``state_dir``; what they hold is read by the constructor.
+    label ``node`` of alerts that have none. What waited when the last process ended is read by the constructor from
+    ``state_dir``.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class AlertSender:
     ) -> None:
         self._node = node
         self._log = log
-        self._receivers: list[Receiver] = []
-        journals: list[Path] = []
+        self._receivers: dict[str, Receiver] = {}  # by their keys in the state file
+        self._state = StateFile(state_dir / FILE_NAME, self._snapshot, log)
+        saved = self._state.load()
         names: Counter[str] = Counter()
         for kind, urls in (("alertmanager", alertmanagers), ("webhook", webhooks)):
             for url in dict.fromkeys(urls):
@@ -50,22 +54,32 @@ class AlertSender:
                 names[name] += 1
                 if names[name] > 1:
                     name += f" #{names[name]}"  # two webhooks on one host; their paths may be secret
-                journals.append(journal_path(state_dir, f"{kind} {url}"))
-                receiver = Receiver(name, url, kind == "webhook", journals[-1], log, node, resend_s)
-                receiver.generator_url = generator_url
-                self._receivers.append(receiver)
-        self._forget(state_dir, journals)
+                key = hashlib.sha256(f"{kind} {url}".encode()).hexdigest()[:12]  # a URL may be secret
+                self._receivers[key] = Receiver(
+                    name,
+                    url,
+                    kind == "webhook",
+                    log,
+                    node,
+                    resend_s,
+                    generator_url,
+                    saved.pop(key, None),
+                    self._state.changed,
+                )
+        if saved:
+            log.warning("receivers are configured no more: what they were to be told is dropped", receivers=len(saved))
+            self._state.changed()
 
     def fire(self, alert: Alert) -> None:
         """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `resolve` or `update`."""
         alert = self._ours(alert)
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             receiver.fire(alert)
 
     def resolve(self, name: str, labels: Mapping[str, str], when: float) -> None:
         """What was raised under this name and these labels is over at ``when`` (Unix seconds). Else: nothing."""
         key = fingerprint(name, {"node": self._node, **labels})
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             receiver.end(key, when)
 
     def update(self, current: Sequence[Alert], when: float, settle_s: float = SETTLE_S) -> None:
@@ -76,7 +90,7 @@ class AlertSender:
         """
         alerts = [self._ours(alert) for alert in current]
         keep = {alert.fingerprint for alert in alerts}
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             for alert in alerts:
                 receiver.fire(alert)
             for known in receiver.active():
@@ -84,34 +98,27 @@ class AlertSender:
                     receiver.end(known.fingerprint, when + settle_s)
 
     def start(self) -> None:
-        """Start a thread for each receiver."""
-        for receiver in self._receivers:
+        """Start a thread for each receiver, and one for the state file."""
+        self._state.start()
+        for receiver in self._receivers.values():
             receiver.start()
 
     def close(self, timeout_s: float) -> bool:
-        """One more try for what waits; the rest waits in the journals. False if a receiver took longer than that."""
+        """One more try for what waits; the rest waits in the state file. False if a thread took longer than that."""
         deadline = time.monotonic() + timeout_s
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             receiver.close()
-        in_time = [receiver.join(max(0.0, deadline - time.monotonic())) for receiver in self._receivers]
-        return all(in_time)
+        in_time = [receiver.join(max(0.0, deadline - time.monotonic())) for receiver in self._receivers.values()]
+        return self._state.close(max(0.0, deadline - time.monotonic())) and all(in_time)
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
         """Receiver -> ``sent``, ``failed``, ``dropped``, ``waiting``."""
-        return {receiver.name: receiver.counts() for receiver in self._receivers}
+        return {receiver.name: receiver.counts() for receiver in self._receivers.values()}
 
     def _ours(self, alert: Alert) -> Alert:
         labels = {"node": self._node, **alert.labels}
         return Alert(alert.name, labels, alert.annotations, alert.starts_at, alert.ends_at)
 
-    def _forget(self, state_dir: Path, journals: Sequence[Path]) -> None:
-        """Remove the journals of receivers that are configured no more."""
-        try:
-            for path in leftovers(state_dir, journals):
-                path.unlink()
-                self._log.warning(
-                    "an alert receiver is configured no more: what it was to be told is dropped", path=str(path)
-                )
-        except OSError as error:
-            self._log.error("an old alert journal cannot be removed", path=str(state_dir), problem=error.strerror)
+    def _snapshot(self) -> dict[str, Any]:
+        return {key: receiver.snapshot() for key, receiver in self._receivers.items()}
