@@ -89,25 +89,12 @@ class Alert:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict that `from_json` reads."""
-        return {
-            "name": self.name,
-            "labels": dict(self.labels),
-            "annotations": dict(self.annotations),
-            "starts_at": self.starts_at,
-            "ends_at": self.ends_at,
-        }
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Alert:
-        """The alert of `to_json`. Raises LookupError, TypeError or ValueError for anything else."""
-        ends_at = data["ends_at"]
-        return cls(
-            str(data["name"]),
-            {str(key): str(value) for key, value in dict(data["labels"]).items()},
-            {str(key): str(value) for key, value in dict(data["annotations"]).items()},
-            float(data["starts_at"]),
-            None if ends_at is None else float(ends_at),
-        )
+        """The alert of `to_json`. Raises AttributeError, TypeError or ValueError for anything else."""
+        return cls(**data)
 
 
 def fingerprint(name: str, labels: Mapping[str, str]) -> str:
@@ -246,34 +233,19 @@ def alerts_for_state(
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
       so.
     """
-    return list(_of_state(node, now, met, braked, mismatch, oom_in_s or {}, lost or {}, not_ready, not_ready_s,
-                          time_to_oom_s, hold_s))  # fmt: skip
+    found: list[Alert] = []
 
-
-def _of_state(
-    node: str,
-    now: float,
-    met: Iterable[Mapping[str, Any]],
-    braked: Mapping[str, Any] | None,
-    mismatch: Mapping[str, Any] | None,
-    oom_in_s: Mapping[str, float | None],
-    lost: Mapping[str, int],
-    not_ready: str,
-    not_ready_s: float,
-    time_to_oom_s: float,
-    hold_s: float,
-) -> Iterator[Alert]:
     def alert(
         name: str, severity: str, summary: str, more: Mapping[str, Any], starts_at: float = now, **labels: str
-    ) -> Alert:
+    ) -> None:
         numbers = {key: str(value) for key, value in more.items() if value is not None}
         annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
         ends_at = starts_at + hold_s if name == EVENTS_LOST else None
-        return Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at)
+        found.append(Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at))
 
     for entry in met:
         signal, kind = str(entry["signal"]), str(entry["kind"])
-        yield alert(
+        alert(
             PRESSURE,
             "warning" if kind == "hard" else "info",
             f"{signal} on {node} is below its {kind} eviction threshold",
@@ -283,23 +255,20 @@ def _of_state(
         )
     if braked is not None:
         text = f"{node} is short of memory that no eviction gives back: evictions are held"
-        told = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
-        told["takers"] = "; ".join(braked.get("takers", ())) or None
-        yield alert(
-            EVICTIONS_BRAKED, "critical", text, told, reason=str(braked["reason"]), signal=str(braked["signal"])
-        )
+        rest = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
+        rest["takers"] = "; ".join(braked.get("takers", ())) or None
+        alert(EVICTIONS_BRAKED, "critical", text, rest, reason=str(braked["reason"]), signal=str(braked["signal"]))
     if mismatch is not None:
         text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
-        yield alert(VICTIM_MISMATCH, "warning", text, mismatch)
-    for domain, seconds in oom_in_s.items():
+        alert(VICTIM_MISMATCH, "warning", text, mismatch)
+    for domain, seconds in (oom_in_s or {}).items():
         if seconds is not None and seconds < time_to_oom_s:
             text = f"{domain} on {node} is about {max(0.0, seconds):.0f} s from an OOM kill if it goes on growing so"
-            yield alert(TIME_TO_OOM, "warning", text, {"seconds": f"{seconds:.1f}"}, domain=domain)
-    for where, n in lost.items():
+            alert(TIME_TO_OOM, "warning", text, {"seconds": f"{seconds:.1f}"}, domain=domain)
+    for where, n in (lost or {}).items():
         if n > 0:
-            yield alert(
-                EVENTS_LOST, "warning", f"outrace on {node} lost {n} events ({where})", {"lost": n}, where=where
-            )
+            alert(EVENTS_LOST, "warning", f"outrace on {node} lost {n} events ({where})", {"lost": n}, where=where)
     if not_ready and not_ready_s >= NOT_READY_S:
         text = f"outrace on {node} cannot decide: {not_ready}"
-        yield alert(NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, now - not_ready_s)
+        alert(NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, now - not_ready_s)
+    return found
