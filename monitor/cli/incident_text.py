@@ -1,18 +1,18 @@
 """An incident as text: the verdict, who, when and where, the timeline, what a kubelet would have done, the advice.
 
-Only the layout is made here; summary and advice come with the incident. Names of processes are whatever a process
-called itself, so nothing unprintable gets through to the terminal.
+Only the layout is made here; summary and advice come with the incident.
 """
 
 from __future__ import annotations
 
 import datetime
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
 from monitor.race.advisor import Advised
 from monitor.race.units import quantity
@@ -32,17 +32,10 @@ _REACTIONS = {
 }
 #: A pause in the timeline that gets a line of its own, in ms.
 _PAUSE_MS = 1000.0
-#: Fields of a step that are bytes although their name does not say so.
-_SIZES = frozenset({"usage", "working_set", "available", "quantity", "rss", "limit", "freed"})
 #: Narrower than this, nothing is wrapped any more.
 _MIN_WIDTH = 40
 #: Verdicts in which somebody was killed who need not have been, and those in which all went well.
 _BAD, _GOOD = "oom_", ("eviction_won", "relieved")
-
-
-def clean(text: object) -> str:
-    """The text with everything unprintable as an escape: `\\x1b` cannot move anybody's cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def local_time(value: object, timespec: str = "seconds") -> str:
@@ -137,11 +130,11 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
         yield ""
         yield click.style("timeline", bold=True)
         yield from timeline(incident["steps"], width)
-    told = [sentence for each in _each(incident.get("counterfactual")) if (sentence := _counterfactual(each))]
-    if told:
+    kubelet = [sentence for each in incident.get("counterfactual") or () if (sentence := _counterfactual(each))]
+    if kubelet:
         yield ""
         yield click.style("with a kubelet alone", bold=True)
-        for sentence in told:
+        for sentence in kubelet:
             yield from _wrap(sentence, width, "  ", "  ")
     if incident.get("advice"):
         yield ""
@@ -161,13 +154,13 @@ def _who(incident: Json) -> str:
         rank = "" if victim.get("policy_rank") is None else f", rank {victim['policy_rank']} of the policy"
         of = f" of {clean(victim['pod'])}" if victim.get("pod") else " outside every pod"
         size = format_bytes(victim["rss_bytes"])
-        parts.append(f"{_process(victim)}{of} killed by the OOM killer ({size}{rank})")
+        parts.append(f"{process(victim)}{of} killed by the OOM killer ({size}{rank})")
     if len(victims) > _NAMED:
         parts.append(f"{len(victims) - _NAMED} more processes killed with it")
     invoker = incident.get("invoker")
     if invoker:
         of = f" of {clean(invoker['pod'])}" if invoker.get("pod") else ""
-        parts.append(f"{_process(invoker)}{of} asked for the memory")
+        parts.append(f"{process(invoker)}{of} asked for the memory")
     return "; ".join(parts) or "nobody was evicted or killed"
 
 
@@ -199,9 +192,9 @@ def timeline(steps: Sequence[Json], width: int) -> Iterator[str]:
     times = max(len(row[0]) for row in rows)
     sizes = max(len("available"), *(len(row[1]) for row in rows))
     yield f"  {'t':>{times}}  {'available':>{sizes}}"
-    for t, size, words in rows:
+    for t, size, text in rows:
         margin = " " * (times + sizes + 6)
-        yield from _wrap(words, width, margin + "  ", f"  {t:>{times}}  {size:>{sizes}}  ")
+        yield from _wrap(text, width, margin + "  ", f"  {t:>{times}}  {size:>{sizes}}  ")
 
 
 def _clock(t_ms: float) -> str:
@@ -230,121 +223,6 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
         start = i
 
 
-# words
-
-
-def describe(step: Json) -> str:
-    """What happened in a step, in plain words; a kind that is not known as its name and its fields."""
-    words = _WORDS.get(step["what"])
-    if words is not None:
-        try:
-            return words(step)
-        except KeyError:
-            pass  # of another version: its fields say what there is to say
-    fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
-    rest = [f"{clean(key)} {_value(key, step[key])}" for key in fields]
-    return clean(step["what"]).replace("_", " ") + (": " + ", ".join(rest) if rest else "")
-
-
-def _value(key: str, value: object) -> str:
-    is_size = key.endswith("bytes") or key in _SIZES
-    return format_bytes(value) if is_size and type(value) is int else clean(value)
-
-
-def _process(who: Json) -> str:
-    return f"{clean(who['comm'])} (pid {who['pid']})"
-
-
-def _in(memcg: str) -> str:
-    return "" if memcg == "global" else f" in {clean(memcg)}"
-
-
-def _of(step: Json) -> str:
-    return f" of {clean(step['pod'])}" if step.get("pod") else ""
-
-
-def _crossed(step: Json) -> str:
-    held = f"usage {format_bytes(step['usage'])}, working set {format_bytes(step['working_set'])}"
-    threshold = f"{clean(step['signal'])} below {format_bytes(step['quantity'])} in {clean(step['domain'])}"
-    return f"{clean(step['kind'])} threshold crossed: {threshold} ({held})"
-
-
-def _held(step: Json) -> str:
-    have = "" if step.get("pods") is None else f", pods have {format_bytes(step['pods'])}"
-    outside = "" if step.get("outside") is None else f", outside {format_bytes(step['outside'])}"
-    kubelet = step.get("kubelet_would_evict")
-    instead = f"; a kubelet would evict {clean(kubelet)}" if kubelet else ""
-    return f"evictions are held: they would not help ({clean(step['reason'])}{have}{outside}){instead}"
-
-
-def _decided(step: Json) -> str:
-    verb = "would evict" if step["observed"] else "decides to evict"
-    where = ", in the kernel" if step["trigger"] == "kernel" else ""
-    held = "" if step.get("pod_working_set") is None else f", working set {format_bytes(step['pod_working_set'])}"
-    why = f"(rank {step['rank']}, grace {step['grace_s']:g} s{held})"
-    return f"{clean(step['by'])} {verb} {clean(step['pod'])} {why}{where}"
-
-
-def _signalled(step: Json) -> str:
-    name = {9: "SIGKILL", 15: "SIGTERM"}.get(step["signal"], f"signal {step['signal']}")
-    return f"{name} sent to {clean(step['pod'])}"
-
-
-def _gone(step: Json) -> str:
-    freed = "" if step.get("freed") is None else f"; it gave back {format_bytes(step['freed'])}"
-    return f"nobody is left of {clean(step['pod'])}{freed}"
-
-
-def _oom(step: Json) -> str:
-    limit = "the machine is out of memory" if step["limit_of"] == "global" else f"limit of {clean(step['limit_of'])}"
-    if step.get("usage") is not None:
-        limit += f" (usage {format_bytes(step['usage'])} of {format_bytes(step['limit'])})"
-    return (
-        f"OOM KILLER picks {_process(step)}{_of(step)}, rss {format_bytes(step['rss'])}, oom_score_adj "
-        f"{step['oom_score_adj']}: {limit}; called by {clean(step['invoker'])} (pid {step['invoker_pid']})"
-    )
-
-
-def _sigkill(step: Json) -> str:
-    sender = "the kernel" if step["from"] == "kernel" else clean(step["from"])
-    return f"SIGKILL to {_process(step)}{_of(step)} from {'outrace' if step['ours'] else sender}"
-
-
-def _grew(step: Json) -> str:
-    grower = clean(step.get("pod") or step["domain"])
-    return f"{grower} had grown by {format_bytes(step['bytes'])} in {step['in_s']:g} s"
-
-
-def _activated(step: Json) -> str:
-    shift = f"active {format_bytes(step['active_file'])}, inactive {format_bytes(step['inactive_file'])}"
-    return f"page cache had become active in {clean(step['domain'])}: {shift}"
-
-
-#: One for each kind of step that monitor/race/timeline.py makes.
-_WORDS: dict[str, Callable[[Json], str]] = {
-    "crossed": _crossed,
-    "seen": lambda step: f"{clean(step['by'])} sees it",
-    "held": _held,
-    "not_held": lambda _: "evictions are not held any more",
-    "decided": _decided,
-    "signalled": _signalled,
-    "gone": _gone,
-    "clear": lambda step: f"{clean(step['kind'])} threshold clear again ({clean(step['signal'])})",
-    "reclaim": lambda step: f"the kernel begins to reclaim{_in(step['memcg'])}",
-    "oom": _oom,
-    "exiting": lambda step: f"the OOM killer marks {_process(step)}{_of(step)}, which is dying already",
-    "sigkill": _sigkill,
-    "exited": lambda step: f"{_process(step)}{_of(step)} is dead",
-    "checked": lambda step: (
-        f"{clean(step['source'])} {'confirms it' if step['agrees'] else 'DISAGREES'}: {clean(step['detail'])}"
-    ),
-    "lost": lambda step: f"{step['count']} events of kind {clean(step['of'])} were lost",
-    "more": lambda step: f"... {step['count']} more: {clean(step['of'])}",
-    "grew": _grew,
-    "cache_activated": _activated,
-}
-
-
 def _counterfactual(what_if: Json) -> str:
     """One sentence: would a kubelet have decided in time, when, and on whom."""
     how = {"poll": "polling every 10 s", "memcg": "with memcg notification"}.get(
@@ -353,23 +231,15 @@ def _counterfactual(what_if: Json) -> str:
     if what_if["oom_ms"] is None:
         text = f"A kubelet {how}: no OOM kill was coming"
     else:
-        text = f"A kubelet {how} would have decided in time in {_percent(what_if['detected'])} of cases"
+        text = f"A kubelet {how} would have decided in time in {what_if['detected']:.0%} of cases"
     if what_if["p50_ms"] is not None:
         text += f", half of them within {format_ms(what_if['p50_ms'])}"
     if what_if["oom_ms"] is not None:
-        text += f"; the pod would have been dead in time in {_percent(what_if['in_time'])}"
+        text += f"; the pod would have been dead in time in {what_if['in_time']:.0%}"
         if what_if["in_time_if_obeying"] != what_if["in_time"]:
-            text += f" ({_percent(what_if['in_time_if_obeying'])} if it obeys SIGTERM)"
-    victims = [f"{clean(who['pod'])} {_percent(who['probability'])}" for who in what_if["victims"][:3]]
+            text += f" ({what_if['in_time_if_obeying']:.0%} if it obeys SIGTERM)"
+    victims = [f"{clean(who['pod'])} {who['probability']:.0%}" for who in what_if["victims"][:3]]
     return text + (f". It would have taken {', '.join(victims)}." if victims else ".")
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
-
-
-def _each(value: Any) -> Sequence[Json]:
-    return [value] if isinstance(value, Mapping) else value or []
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:

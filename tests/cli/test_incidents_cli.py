@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side"))
 import live
 from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
 
-from monitor.cli import incident_text
+from monitor.cli import incident_steps, incident_text
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 
@@ -284,19 +284,19 @@ def test_times_are_short_and_keep_their_sign(ms: float) -> None:
     assert len(text) <= 12
 
 
-def test_every_kind_of_step_is_told_in_words_and_an_unknown_one_by_its_fields() -> None:
-    assert incident_text.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "who": "x", "no": None}) == (
+def test_every_kind_of_step_has_a_sentence_and_an_unknown_one_its_fields() -> None:
+    assert incident_steps.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "who": "x", "no": None}) == (
         "new thing: usage 2.0Mi, who x"
     )
     # One of another version of outrace, whose fields are not those of this one.
-    assert incident_text.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
-    source = Path(incident_text.__file__).parents[1] / "race" / "timeline.py"
+    assert incident_steps.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
+    source = Path(incident_steps.__file__).parents[1] / "race" / "timeline.py"
     kinds = set(re.findall(r'"what": "(\w+)"', source.read_text())) | {"oom"}
     assert len(kinds) > 12
-    assert kinds - set(incident_text._WORDS) == set()
+    assert kinds - set(incident_steps._TEXTS) == set()
 
 
-def test_advise_tells_the_threshold_that_would_have_won(tmp_path: Path) -> None:
+def test_advise_shows_the_threshold_that_would_have_won(tmp_path: Path) -> None:
     store = IncidentStore(tmp_path / "incidents.db", log=Log(), clock=lambda: NOW)
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
     for n in range(3):
@@ -307,11 +307,11 @@ def test_advise_tells_the_threshold_that_would_have_won(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert answer["incidents"] == 4
-    told = {each["reaction"]: each for each in answer["advice"]}
-    assert told["outrace"]["threshold"] == 3 * 2**20 + 1
-    assert (told["outrace"]["episodes"], told["outrace"]["present"]) == (3, 1.0)
-    assert told["kubelet"]["threshold"] > 2**30
-    assert told["kubelet"]["present"] == 0.0
+    advice = {each["reaction"]: each for each in answer["advice"]}
+    assert advice["outrace"]["threshold"] == 3 * 2**20 + 1
+    assert (advice["outrace"]["episodes"], advice["outrace"]["present"]) == (3, 1.0)
+    assert advice["kubelet"]["threshold"] > 2**30
+    assert advice["kubelet"]["present"] == 0.0
     text = incidents("advise", "--quantile", "0.5", "--state-dir", str(tmp_path)).stdout
     assert "memory.available<3Mi" in text
     assert "100% by 100Mi" in text
