@@ -33,10 +33,6 @@ from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
 
-# `import live` and `from tests import live` are one module: with two the programs were compiled twice in a session,
-# which takes an emulated guest half a minute.
-sys.modules["live"] = sys.modules["tests.live"] = sys.modules[__name__]
-
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 #: What the programs' gate holds back: 64 pages on each CPU.

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.actions.evict import LOOK_NS, PATIENT_NS, REAP_AFTER_NS, STARVED_NS, STUCK_NS, Eviction
 from monitor.actions.victim import Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import wants_cpu
+from tests import live
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import _AT_ONCE, Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
+from tests import live
 
 pytestmark = pytest.mark.kernel
 #: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.

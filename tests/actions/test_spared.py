@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import SPARED, Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import is_kernel_thread
 from monitor.kernel.spared import Spared
+from tests import live
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version

@@ -7,16 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.cli import options
 from monitor.cli.config import _thresholds, check, show
@@ -27,6 +23,7 @@ from monitor.policy.findings import Node
 from monitor.policy.layout import DiskLayout
 from monitor.settings.options import SETTINGS
 from monitor.settings.read import read
+from tests import live
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroup_procs, cgroupfs, loader, pins
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

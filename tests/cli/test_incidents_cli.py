@@ -15,14 +15,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side"))
-import live
-from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
-
 from monitor.cli import incident_steps, incident_text
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
+from tests import live
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
 
 UTC = {"env": live.environment(TZ="UTC-01:00")}  # POSIX signs: one hour east of Greenwich
 

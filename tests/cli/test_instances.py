@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import instances, loader, mounts, pins
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

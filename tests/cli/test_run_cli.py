@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import loader
 from monitor.kernel.headers import own_tree
 from monitor.kernel.pins import TRACEPOINT, Pins
 from monitor.kernel.rungs import NAMES, SOFT_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = [
     pytest.mark.kernel,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel.pins import Pins
 from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
+from tests import live
 
 pytestmark = pytest.mark.kernel
 RATE = 12 << 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.actions.evict import REAP_AFTER_NS, STUCK_NS, Eviction
 from monitor.actions.victim import Victim
@@ -23,6 +19,7 @@ from monitor.hot.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
+from tests import live
 
 pytestmark = pytest.mark.kernel
 NUMBER = 7

@@ -8,19 +8,16 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs, charging, loader
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
+from tests import live
 from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.kernel

@@ -8,15 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import select
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.kernel import cgroupfs, pace
 from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold
@@ -27,6 +23,7 @@ from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.alarms import Alarms
 from monitor.sources.polled_table import Entry, PolledTable
 from monitor.sources.watch import NODE_SIGNAL, Watch, make_watch
+from tests import live
 
 HIERARCHY = cgroupfs.detect()
 MIB = live.MIB

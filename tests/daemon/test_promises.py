@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.hot.polled_records import PolledRecords
 from monitor.kernel import bounds, charging, loader, meminfo, refused_hooks
@@ -22,6 +18,7 @@ from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import fastest_fill
+from tests import live
 
 pytestmark = pytest.mark.kernel
 HERE = "eventfd" if detect().version == 1 else "psi"

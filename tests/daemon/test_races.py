@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.kernel import cgroupfs, loader
 from monitor.lab.daemon import LabDaemon, Record
@@ -19,6 +15,7 @@ from monitor.lab.node import MIB, LabNode
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
+from tests import live
 
 pytestmark = pytest.mark.kernel
 HARD = ("--eviction-hard", "memory.available<16Mi")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
 from monitor.policy.ranking import memory_order
 from monitor.sources.polled_table import PolledTable
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,13 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.hot.ring_records import Records
 from monitor.kernel import charging, loader
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link import reported_kills
+from tests import live
 
 KILLED = "the kernel's OOM killer killed a process"
 HARD = ("--eviction-hard", "memory.available<32Mi")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode, LabPod
+from tests import live
 
 _SYS_RESOURCE = 24  # capability(7)
 

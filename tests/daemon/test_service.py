@@ -6,19 +6,16 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.hot.sd_notify import Service
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"
 SECOND = 1_000_000_000

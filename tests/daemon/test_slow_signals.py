@@ -6,19 +6,16 @@ import itertools
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-from filesystems import Mounts
-
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
+from tests import live
+from tests.filesystems import Mounts
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

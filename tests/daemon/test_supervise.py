@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.hot import supervise
 from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
@@ -25,6 +22,7 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
 from monitor.side import main as side_process
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

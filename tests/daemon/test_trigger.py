@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.actions.victim import SPARED
 from monitor.hot.trigger import _EMPTY_NS, Trigger
+from tests import live
 
 pytestmark = pytest.mark.kernel
 

@@ -16,14 +16,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import EXIT_CANNOT, EXIT_USAGE
 from monitor.kernel import cgroupfs, loader
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = pytest.mark.kernel
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.hot.gauge import Gauge
 from monitor.hot.main import Hot
@@ -20,6 +15,7 @@ from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pa
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
 from monitor.kernel.alarms import EventsFile, PsiTrigger, Timer, UsageThreshold
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.pins import PROCS, Ring
 from monitor.kernel.wire import PAGE, ProcEvent
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

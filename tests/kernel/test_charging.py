@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, charging, loader, meminfo, pins, refused_hooks
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.lab.node import LabNode
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

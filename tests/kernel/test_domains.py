@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
+from tests import live
 
 kernel = pytest.mark.kernel
 MIB = live.MIB

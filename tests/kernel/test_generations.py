@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import CROSS, PAGE
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.cli import doctor
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import instances, loader, mounts, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import Constraint, Killed, Kmsg, parse
+from tests import live
 
 MIB = live.MIB
 

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.errors import MonitorError
 from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins
 from monitor.lab.node import LabNode
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

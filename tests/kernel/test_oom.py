@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.wire import OomEvent
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

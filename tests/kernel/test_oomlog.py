@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Kmsg
 from monitor.sources.oomlog import OomLog, kmsg_records
+from tests import live
 
 MIB = live.MIB
 KIB = 1024

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, loader
 from monitor.kernel.pins import HOOKS, MAPS, TRACEPOINTS, Map, Pins, Ring, counts, pin
 from monitor.kernel.wire import COUNTS
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -17,6 +13,7 @@ from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
 from monitor.sources.polled_sweeper import PolledSweeper
 from monitor.sources.polled_table import PolledTable
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

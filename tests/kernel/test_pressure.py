@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.wire import CROSS, PAGE, STEP
 from monitor.lab.node import LabNode
+from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB

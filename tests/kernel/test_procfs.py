@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel.procfs import wants_cpu
+from tests import live
 
 pytestmark = pytest.mark.kernel
 GONE = 2**22 + 1

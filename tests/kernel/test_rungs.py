@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.errors import CannotError
 from monitor.kernel import bounds, pace
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Facts, Offer, choose, facts, promise, rungs
 from monitor.kernel.wire import PAGE
+from tests import live
 
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)

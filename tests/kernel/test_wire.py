@@ -7,18 +7,14 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.kernel import cgroupfs, domains, loader, wire
 from monitor.kernel.pins import PROCS, Ring
 from monitor.lab import blinder
+from tests import live
 
 HEADER = (loader.bpf_directory() / "wire.h").read_text()
 CODES = {"u64": "Q", "s64": "q", "u32": "I", "s32": "i"}

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents.reader import IncidentReader
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 

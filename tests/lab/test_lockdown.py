@@ -7,19 +7,16 @@ a test that failed: that one is to have its second try.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import loader
 from monitor.kernel.rungs import BPF_RUNGS, SOFT_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 LOCKDOWN = Path("/sys/kernel/security/lockdown")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import queue
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
 
 from monitor.cli.main import main
 from monitor.errors import ConfigError
@@ -21,6 +17,7 @@ from monitor.lab.scenarios import SCENARIOS, named
 from monitor.lab.stage import Scenario, play
 from monitor.lab.truth import NOTHING, Outcome
 from monitor.race.incident import FLAGS, VERDICTS
+from tests import live
 
 #: At once: most of a scenario is waiting for things to be quiet. Where a CPU is emulated it is not.
 JOBS = 1 if live.emulated() else 3

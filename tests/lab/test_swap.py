@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import live
-
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
+from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from builders import (
+from monitor.race.advisor import REACTIONS, Advised, advise
+from monitor.race.burst import Burst
+from monitor.race.verdict import verdict
+from tests.race.builders import (
     CAPACITY,
     MI,
     QUANTITY,
@@ -26,10 +26,6 @@ from builders import (
     signalled,
     watched,
 )
-
-from monitor.race.advisor import REACTIONS, Advised, advise
-from monitor.race.burst import Burst
-from monitor.race.verdict import verdict
 
 
 def burst_of(*events: Any) -> Burst | None:

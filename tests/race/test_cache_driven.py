@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from builders import MI, clear, crossing, decided, gone, growing, one, ranked, sample, signalled, watched
-
 from monitor.race.verdict import verdict
+from tests.race.builders import MI, clear, crossing, decided, gone, growing, one, ranked, sample, signalled, watched
 
 
 def advice_with(active_mi: float, before_mi: float = 0) -> str:

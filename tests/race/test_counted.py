@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from builders import mark, ms, one, ranked, sample, watched
-
 from monitor.race.events import Lost
 from monitor.race.verdict import verdict
+from tests.race.builders import mark, ms, one, ranked, sample, watched
 
 
 def test_a_counted_kill_claims_nothing() -> None:

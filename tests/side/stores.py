@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,15 +13,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from incident_samples import EVICTION_WON, NOW, variant
-
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import damaged_files
 from monitor.side.incidents.store import IncidentStore
+from tests.side.incident_samples import EVICTION_WON, NOW, variant
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,15 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES, variant
-
 from monitor.errors import MonitorError
 from monitor.race.incident import Incident
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import IncidentReader, UnknownIncident
 from monitor.side.incidents.store import MIN_BYTES, IncidentStore
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES, variant
 from tests.side.stores import ROOT, intact, silent, size_on_disk, store_at
 
 

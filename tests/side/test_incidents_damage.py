@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +14,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from incident_samples import EVICTION_WON, NOW, OWN_LIMIT, variant
-
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
+from tests.side.incident_samples import EVICTION_WON, NOW, OWN_LIMIT, variant
 from tests.side.stores import FAST, filled, intact, killed_in_a_transaction, refused, store_at
 
 

@@ -16,15 +16,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from filesystems import Mounts
-from incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
-
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.worker import Worker
+from tests.filesystems import Mounts
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
 from tests.side.stores import ROOT, intact, killed_in_a_transaction, refused, size_on_disk, store_at
 
 TIMEOUT_S = 60.0
@@ -63,7 +60,7 @@ WRITER = """
 import json, os, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[4]]
-from incident_samples import NOW, variant
+from tests.side.incident_samples import NOW, variant
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.export.log import Log
 store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW, max_bytes=1 << 20)
@@ -119,7 +116,7 @@ def hook(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 from pathlib import Path
 sys.path[:0] = [sys.argv[4]]
-from incident_samples import NOW, variant
+from tests.side.incident_samples import NOW, variant
 from monitor.side.incidents.store import IncidentStore
 from monitor.side.export.log import Log
 store = IncidentStore(Path(sys.argv[1]), log=Log(), clock=lambda: NOW)
