@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pytest
 
-from monitor.kernel import cgroupfs, instances, loader, mounts, refused_hooks
+from monitor.kernel import cgroupfs, instances, loader, refused_hooks
 from monitor.kernel.domains import DomainTable, Reading
 from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
 from monitor.kernel.rungs import NAMES
@@ -32,6 +28,15 @@ from monitor.lab.node import LabNode, LabPod
 from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
+from tests.shared_pins import also_remove as also_remove
+from tests.shared_pins import pin_dir as pin_dir
+from tests.shared_pins import state_dir as state_dir
+from tests.shared_pins import unload_shared as unload_shared
+from tests.waiting import alive as alive
+from tests.waiting import emulated as emulated
+from tests.waiting import ends as ends
+from tests.waiting import kernel_thread as kernel_thread
+from tests.waiting import until as until
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -41,71 +46,6 @@ GATE = 64 * PAGE * (os.cpu_count() or 1)
 RUNGS = "outrace.rungs="
 CLI = "import sys; from monitor.cli.main import main; sys.exit(main())"
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}
-
-T = TypeVar("T")
-
-
-def state_dir(hook: str = loader.AUTO) -> Path:
-    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
-
-    One for each hook that is asked for: a state dir holds the programs of one.
-    """
-    return _state_dir(hook)
-
-
-@cache  # which takes a call with the default for another than one that names it
-def _state_dir(_: str) -> Path:
-    mounts.ensure()
-    directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
-    _also_remove(directory)
-    _also_remove(loader.instance_directory(directory))
-    _shared.callback(loader.unload, loader.instance_directory(directory))
-    return directory
-
-
-@cache
-def _watcher() -> subprocess.Popen[bytes]:
-    """Removes what it is told of when this process has ended, also after kill -9."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def end() -> None:
-        assert watcher.stdin is not None
-        watcher.stdin.close()
-        watcher.wait()
-
-    atexit.register(end)
-    return watcher
-
-
-def _also_remove(directory: Path) -> None:
-    stdin = _watcher().stdin
-    assert stdin is not None
-    stdin.write(f"dir {directory}\n".encode())
-    stdin.flush()
-
-
-#: What removes the pins that all tests share: the session's end, or the interpreter's.
-_shared = ExitStack()
-atexit.register(_shared.close)
-
-
-def unload_shared() -> None:
-    """Remove the pins that all tests share."""
-    _shared.close()
-
-
-def pin_dir(hook: str = loader.AUTO) -> Path:
-    """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
-    whoever calls it by its name.
-    """
-    if hook != loader.AUTO and loader.is_pinned(state_dir(), hook):
-        return pin_dir()
-    return loader.ensure_loaded(state_dir(hook), hook)[0]
 
 
 def lend_pins(state: Path) -> None:
@@ -119,7 +59,7 @@ def lend_pins(state: Path) -> None:
     state.mkdir(mode=0o750, exist_ok=True)
     if (state_dir() / refused_hooks.FILE).exists():
         shutil.copy(state_dir() / refused_hooks.FILE, state)
-    _also_remove(target.parent)
+    also_remove(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()
     shared = Pins.open(source)
@@ -127,63 +67,6 @@ def lend_pins(state: Path) -> None:
         fd = shared.fd(path.name)
         pin(fd, target / path.name)
         os.close(fd)
-
-
-def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
-    """The first true result of ``check``, looked at every 2 ms, on an emulated CPU every 50: for what the kernel
-    announces to nobody.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        result = check()
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {timeout:g} s; last seen: {result!r}")
-        time.sleep(0.05 if emulated() else 0.002)
-
-
-def ends(pid_or_fd: int, *, fd: bool = False) -> None:
-    """Wait for the end of a process, by pidfd."""
-    handle = pid_or_fd
-    if not fd:
-        try:
-            handle = os.pidfd_open(pid_or_fd)
-        except ProcessLookupError:
-            return
-    try:
-        assert select.select([handle], [], [], TIMEOUT_S)[0], "the process is still there"
-    finally:
-        if not fd:
-            os.close(handle)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def kernel_thread(pid: int) -> bool:
-    """Whether the process is a thread of the kernel: one that has no memory of its own, and is no zombie."""
-    try:
-        return alive(pid) and Path(f"/proc/{pid}/cmdline").read_bytes() == b""
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@cache
-def emulated() -> bool:
-    """Whether QEMU emulates this CPU: then a second says nothing about what happens in one."""
-    if "QEMU TCG" in Path("/proc/cpuinfo").read_text():
-        return True
-    detect = shutil.which("systemd-detect-virt")  # any other model (libvirt's qemu64) is called alike with KVM
-    if detect is None:
-        return False
-    return subprocess.run([detect, "--vm"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "qemu"
 
 
 def rungs_expected(words: str, release: str, required: bool) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import wants_cpu
 from tests import live
+from tests.actions.killing import finish, prepared
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version
@@ -44,17 +45,6 @@ def pod() -> Iterator[Path]:
         yield path
 
 
-def prepared(pod: Path) -> Victim:
-    victim = Victim("uid", pod, VERSION)
-    victim.refresh()
-    return victim
-
-
-def finish(eviction: Eviction) -> None:
-    live.until(lambda: eviction.step(0), "the pod to be empty")
-    eviction.victim.close()
-
-
 def without_pause(check: Callable[[], bool]) -> None:
     """Look until it is true, for what would be over before `live.until` looks again."""
     deadline = time.monotonic() + live.TIMEOUT_S
@@ -75,7 +65,7 @@ def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
         with live.Puppet(pod / "c0" / "deep") as deep:
             parent.do(f"exec({BREED!r})")
             live.until(lambda: len(pids_below(pod)) >= 6, "a few generations")
-            eviction = Eviction(prepared(pod), 0, 1 << 20)
+            eviction = Eviction(prepared(pod, VERSION), 0, 1 << 20)
             assert eviction.killed_ns is not None
             finish(eviction)
             assert pids_below(pod) == set()
@@ -85,7 +75,7 @@ def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
 
 
 def test_a_process_that_came_after_preparing_is_met_on_the_way(pod: Path) -> None:
-    victim = prepared(pod)
+    victim = prepared(pod, VERSION)
     assert victim.pidfds == {}
     with live.Puppet(pod / "c2") as late:
         eviction = Eviction(victim, 0, 0)
@@ -100,7 +90,7 @@ def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
     """Without a pidfd and without a further look, whatever depth they are at: by that one write."""
     if not (pod / "cgroup.kill").exists():
         pytest.skip("cgroup.kill came with Linux 5.14")
-    victim = prepared(pod)
+    victim = prepared(pod, VERSION)
     with live.Puppet(pod / "c2") as late, live.Puppet(pod / "c0" / "deep") as deep:
         assert victim.pidfds == {}
         victim.kill()
@@ -113,7 +103,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
     """Though nobody holds a pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
     if not (pod / "cgroup.kill").exists():
         pytest.skip("cgroup.kill came with Linux 5.14")
-    victim = prepared(pod)
+    victim = prepared(pod, VERSION)
     with live.Puppet(pod / "c2") as late:
         late.do("anon(200)")
         eviction = Eviction(victim, 0, 0)
@@ -127,7 +117,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
 
 def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
     """It may be waiting for a CPU; and nobody is asked to free the memory of no process."""
-    eviction = Eviction(prepared(pod), 0, 64 * live.MIB)
+    eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
     killed = eviction.killed_ns
     assert killed is not None
     assert eviction.to_reap(killed + REAP_AFTER_NS) == []
@@ -140,7 +130,7 @@ def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
 
 def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    victim = prepared(pod)
+    victim = prepared(pod, VERSION)
     for _ in range(3):
         with live.Puppet(pod / "c2") as puppet:
             victim.refresh()
@@ -164,7 +154,7 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
 def test_nobody_is_told_twice(pod: Path) -> None:
     with live.Puppet(pod / "c2") as puppet:
         puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
-        victim = prepared(pod)
+        victim = prepared(pod, VERSION)
         victim.send(signal.SIGTERM)
         assert puppet.answer() == "told"
         victim.refresh()
@@ -178,7 +168,7 @@ def test_nobody_is_told_twice(pod: Path) -> None:
 
 def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
     with live.Puppet(pod / "c2") as deaf, live.Puppet(pod / "c1") as obedient:
-        victim = prepared(pod)
+        victim = prepared(pod, VERSION)
         deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
         with live.Puppet(pod / "c1") as late:  # since the pod was prepared
             eviction = Eviction(victim, 30, 0)
@@ -204,7 +194,7 @@ def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
 def test_a_grace_may_be_cut_short(pod: Path) -> None:
     with live.Puppet(pod / "c2") as deaf:
         deaf.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-        eviction = Eviction(prepared(pod), 30, 0)
+        eviction = Eviction(prepared(pod, VERSION), 30, 0)
         assert eviction.deadline_ns() == eviction.signalled_ns + PATIENT_NS
         eviction.hurry()
         eviction.hurry()
@@ -215,7 +205,7 @@ def test_a_grace_may_be_cut_short(pod: Path) -> None:
 
 def test_help_in_freeing_is_asked_for_once(pod: Path) -> None:
     with live.Puppet(pod / "c2") as puppet:
-        eviction = Eviction(prepared(pod), 0, 0)
+        eviction = Eviction(prepared(pod, VERSION), 0, 0)
         assert eviction.killed_ns is not None
         assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS - 1) == []
         assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS) == [puppet.pid]
@@ -232,7 +222,7 @@ def frozen(pod: Path) -> Iterator[Eviction]:
     """A pod that was killed, and cannot run."""
     with live.Puppet(pod / "c2") as puppet, live.freezer() as freezer:
         live.freeze(freezer, puppet.pid)
-        eviction = Eviction(prepared(pod), 0, 64 * live.MIB)
+        eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
         yield eviction
         (freezer / "freezer.state").write_text("THAWED")
         finish(eviction)
@@ -271,7 +261,7 @@ def test_a_pod_that_is_not_known_any_more_has_not_given_its_memory_back(frozen: 
 def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process at full speed that was not killed stands for one that was, which cannot be kept from a CPU for sure."""
     with live.Puppet(pod / "c2") as victim:
-        ready = prepared(pod)
+        ready = prepared(pod, VERSION)
         victim.tell("while True: pass")
         live.until(lambda: wants_cpu([victim.pid]), "the victim to be at work")
         monkeypatch.setattr(Victim, "kill", lambda _: None)
@@ -287,7 +277,7 @@ def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest
 
 def test_looking_takes_at_most_a_fifth_of_the_time(pod: Path) -> None:
     """Whoever looks runs ahead of everybody, and the victim may wait for this CPU."""
-    eviction = Eviction(prepared(pod), 0, 0)
+    eviction = Eviction(prepared(pod, VERSION), 0, 0)
     assert eviction.signalled_ns <= eviction.deadline_ns() - LOOK_NS
     for took_ns, rest_ns in ((0, LOOK_NS), (100_000, LOOK_NS), (5_000_000, 20_000_000), (10**9, 4 * 10**9)):
         eviction.looked(7, took_ns)
@@ -297,7 +287,7 @@ def test_looking_takes_at_most_a_fifth_of_the_time(pod: Path) -> None:
 
 def test_a_pod_whose_cgroup_vanished(pod: Path) -> None:
     inner = cgroupfs.make(pod / "pod")
-    victim = prepared(inner)
+    victim = prepared(inner, VERSION)
     cgroupfs.remove(inner)
     eviction = Eviction(victim, 0, 0)
     assert eviction.step(0)

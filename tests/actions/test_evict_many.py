@@ -17,6 +17,7 @@ from monitor.actions.victim import _AT_ONCE, Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
+from tests.actions.killing import finish, prepared
 
 pytestmark = pytest.mark.kernel
 #: As on cgroup v1 and before Linux 5.14 everywhere: without cgroup.kill.
@@ -41,17 +42,6 @@ def pod() -> Iterator[Path]:
         yield path
 
 
-def prepared(pod: Path) -> Victim:
-    victim = Victim("uid", pod, BY_PIDFDS)
-    victim.refresh()
-    return victim
-
-
-def finish(eviction: Eviction) -> None:
-    live.until(lambda: eviction.step(0), "the pod to be empty")
-    eviction.victim.close()
-
-
 def crowd(pod: Path, puppet: live.Puppet, number: int) -> None:
     """``number`` more processes of the pod, which sleep."""
     puppet.do(f"exec({CROWD.format(number)!r})")
@@ -62,7 +52,7 @@ def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monk
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 50)
-        victim = prepared(pod)
+        victim = prepared(pod, BY_PIDFDS)
         assert len(victim.pidfds) <= 8
         eviction = Eviction(victim, 0, 0)
         finish(eviction)
@@ -74,7 +64,7 @@ def test_nobody_survives_because_there_are_more_than_descriptors(pod: Path, monk
 def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path) -> None:
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 5000)
-        eviction = Eviction(prepared(pod), 0, 0)
+        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
         finish(eviction)
         assert pids_below(pod) == set()
 
@@ -85,7 +75,7 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
         parent.do(f"open('{pod}/c1/cgroup.procs', 'w').write('0'); exec({HOPS!r})")
         (pod.parent / "cgroup.procs").write_text(str(parent.pid))
         live.until(lambda: len(pids_below(pod)) > 5, "some of them")
-        eviction = Eviction(prepared(pod), 0, 0)
+        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
         deadline = time.monotonic() + live.TIMEOUT_S
         while not eviction.step(0):
             assert time.monotonic() < deadline
@@ -101,7 +91,7 @@ def test_it_is_looked_after_without_a_rest_while_there_are_more(pod: Path, monke
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 20)
-        eviction = Eviction(prepared(pod), 0, 0)
+        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
         assert eviction.deadline_ns() <= eviction.signalled_ns
         finish(eviction)
         eviction.victim.refresh()
@@ -114,7 +104,7 @@ def test_the_rings_are_read_between_thousands_of_signals(pod: Path, monkeypatch:
     monkeypatch.setattr("monitor.actions.victim._SEND_NS", 0)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 2 * _AT_ONCE)
-        victim = prepared(pod)
+        victim = prepared(pod, BY_PIDFDS)
         victim.kill()
         assert len(victim._signalled) == _AT_ONCE
         assert victim.unfinished
@@ -126,7 +116,7 @@ def test_descriptors_are_opened_for_so_many_at_a_time(pod: Path, monkeypatch: py
     monkeypatch.setattr("monitor.actions.victim._OPEN", 8)
     with live.Puppet(pod / "c0") as parent:
         crowd(pod, parent, 20)
-        victim = prepared(pod)
+        victim = prepared(pod, BY_PIDFDS)
         assert (len(victim.pidfds), victim.is_partial) == (8, True)
         while victim.is_partial:
             before = len(victim.pidfds)
@@ -144,7 +134,7 @@ def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
     """
     monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)  # a clock that jumps stands for a slow machine
     with live.Puppet(pod / "c0") as one, live.Puppet(pod / "c1") as other:
-        victim = prepared(pod)
+        victim = prepared(pod, BY_PIDFDS)
         assert set(victim.pidfds) == {one.pid, other.pid}
         assert (victim.is_blind, victim.is_partial, victim.unfinished) == (False, False, False)
         victim.close()
@@ -158,7 +148,7 @@ def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypa
     monkeypatch.setattr("monitor.actions.victim._PART_NS", -1)
     monkeypatch.setattr("monitor.actions.victim._PART_CGROUPS", 1)
     with live.Puppet(pod / "c1/n7") as one, live.Puppet(pod / "c1/n55") as other, live.Puppet(pod / "c0") as third:
-        victim = prepared(pod)
+        victim = prepared(pod, BY_PIDFDS)
         assert victim.is_partial
         looks = 1
         while victim.is_partial:
@@ -220,7 +210,7 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
             held = len(os.listdir("/proc/self/fd"))
             assert pids_below(pod) == {buried.pid, other.pid}
             assert len(os.listdir("/proc/self/fd")) == held
-            finish(Eviction(prepared(pod), 0, 0))
+            finish(Eviction(prepared(pod, BY_PIDFDS), 0, 0))
             assert buried.wait() == other.wait() == -9
     finally:
         while len(fds) > 1:

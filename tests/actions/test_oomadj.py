@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import importlib.util
 import os
-import platform
-import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from monitor.actions import oomadj
 from monitor.actions.oomadj import OomScores, pod_scores
-from monitor.actions.procfeed import new_process
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from tests.puppet import TIMEOUT_S
-from tests.seccomp import refusing_netlink
+from tests.daemon import harness
 
 pytestmark = pytest.mark.live
 GIB = 1 << 30
 
 
-def _harness() -> ModuleType:
-    path = Path(__file__).parents[1] / "daemon" / "harness.py"
-    spec = importlib.util.spec_from_file_location("side_harness", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-harness = _harness()
 Sleeper = Callable[[Path], int]
 
 
@@ -331,113 +312,3 @@ def test_the_sandbox_keeps_its_value(cgroup: Path, log: Recorder, tmp_path: Path
         with named_pause(str(tmp_path / "pause"), sandbox) as other:  # two are no sandbox
             make_scores(False, log).set_pod(pod)
             assert (expected(log, pid), expected(log, other)) == ([1000], [1000])
-
-
-CONNECTOR = """
-import select, subprocess, sys
-from monitor.actions.procfeed import ConnectorFeed
-from monitor.errors import MonitorError
-seen = []
-try:
-    feed = ConnectorFeed(seen.append, lambda: None)
-except MonitorError as error:
-    sys.exit(f"refused: {error}")
-child = subprocess.run(["/bin/sh", "-c", "echo $$"], stdout=subprocess.PIPE, check=True)
-pid = int(child.stdout)
-poll = select.poll()
-poll.register(feed.fileno(), select.POLLIN)
-while seen.count(pid) < 2:
-    assert poll.poll(30_000), f"no event for {pid} in {seen}"
-    feed.consume()
-feed.close()
-whole = "pyroute2.ndb" in sys.modules
-from pyroute2 import IPRoute
-print(f"fork and exec {whole=}")
-"""
-#: A release of pyroute2 of which one part cannot be had without the others.
-INTERWOVEN = """
-import importlib, sys
-real = importlib.import_module
-def refuse(name):
-    if "pyroute2" in sys.modules and not hasattr(sys.modules["pyroute2"], "__file__"):
-        raise ImportError(name)
-    return real(name)
-importlib.import_module = refuse
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "whole"), [("", False), pytest.param(INTERWOVEN, True, marks=pytest.mark.once)], ids=["lean", "whole"]
-)
-def test_process_connector_tells_real_forks_and_execs(pytestconfig: pytest.Config, before: str, whole: bool) -> None:
-    done = connect(before)
-    if "refused: " in done.stderr:
-        if pytestconfig.getoption("--require-kernel") and os.strerror(errno.EPROTONOSUPPORT) not in done.stderr:
-            # A guest's kernel may lack it, and refuses for nothing else.
-            pytest.fail(done.stderr.strip(), pytrace=False)
-        pytest.skip(done.stderr.strip())
-    assert (done.stdout, done.returncode) == (f"fork and exec whole={whole}\n", 0), done.stderr
-
-
-def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]:
-    """CONNECTOR in a process of its own: pyroute2 leaves an event loop behind, which would be a warning in a later
-    test.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        [*wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR],
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("before", "wrapper", "why", "remedy"),
-    [
-        ("", refusing_netlink(errno.EAFNOSUPPORT), os.strerror(errno.EAFNOSUPPORT), "RestrictAddressFamilies="),
-        # What socket(2) says on a kernel without it; the kernel itself is not at hand.
-        ("", refusing_netlink(errno.EPROTONOSUPPORT), os.strerror(errno.EPROTONOSUPPORT), "CONFIG_CONNECTOR=y"),
-        ("", refusing_netlink(errno.EPERM), os.strerror(errno.EPERM), "seccomp"),
-        ("", refusing_netlink(errno.ENOMEM), os.strerror(errno.ENOMEM), "initial pid, user and network namespaces"),
-        ("", ("unshare", "--net"), os.strerror(errno.ECONNREFUSED), "initial network namespace"),
-        # The kernel answers nothing there, as one without CONFIG_PROC_EVENTS.
-        ("", ("unshare", "--pid", "--fork"), "no answer within 1 s", "initial pid and user namespace"),
-        ("import sys; sys.modules['pyroute2'] = None\n", (), "pyroute2", "pip install pyroute2"),
-    ],
-    ids=["family", "no connector", "forbidden", "other", "network", "pid", "pyroute2"],
-)
-def test_a_refused_process_connector_is_one_line_with_its_remedy(
-    before: str, wrapper: tuple[str, ...], why: str, remedy: str
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root for a namespace")
-    done = connect(before, *wrapper)
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("refused: the process connector cannot be used: ")
-    problem, _, advice = line.partition("; ")
-    assert why in problem
-    assert remedy in advice
-
-
-def test_before_linux_6_6_the_process_connector_needs_cap_net_admin(pytestconfig: pytest.Config) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("not root: nothing to take away")
-    done = connect("", "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
-    release = re.match(r"(\d+)\.(\d+)", platform.release())
-    assert release is not None
-    if (int(release[1]), int(release[2])) < (6, 6):
-        assert "may not be listened to; add CAP_NET_ADMIN" in done.stderr
-    elif "refused: " in done.stderr and not pytestconfig.getoption("--require-kernel"):
-        pytest.skip(done.stderr.strip())
-    else:
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("length", [0, 1, 36, 67])
-def test_a_short_datagram_is_no_process(length: int) -> None:
-    assert new_process(bytes(length)) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,37 +12,19 @@ import pytest
 from monitor.cli.main import main
 from monitor.cli.run import lock
 from monitor.errors import CannotError
-from monitor.kernel import instances, loader, mounts, pins
+from monitor.kernel import loader
 from tests import live
+from tests.pin_instances import new_instance
+from tests.pin_instances import root as root
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
-    mounts.ensure()
-    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
-    monkeypatch.setattr(pins, "ROOT", root)
-    yield root
-    if root.is_dir():
-        loader.unload(root)
-
-
-def instance(state: Path) -> Path:
-    """Pins of a state dir, as far as directories go."""
-    state.mkdir()
-    directory = loader.instance_directory(state)
-    instances.claim(directory, state)
-    (directory / "stamp").mkdir()
-    return directory
 
 
 def test_unload_goes_on_after_one_that_is_in_use(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = sorted((tmp_path / name for name in "abc"), key=loader.instance_directory)
-    first, busy, last = (instance(state) for state in states)
+    first, busy, last = (new_instance(state) for state in states)
     held = lock(states[1])
     try:
         assert main(["unload"]) == 1

@@ -16,6 +16,7 @@ from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.wire import PAGE
 from tests import live
+from tests.puppet import cgroup
 
 MI = 1 << 20
 
@@ -44,13 +45,10 @@ def v2(tmp_path: Path) -> Hierarchy:
 @pytest.fixture
 def real() -> Iterator[tuple[Hierarchy, Path]]:
     """An empty cgroup of our own in the machine's memory hierarchy."""
-    hierarchy = cgroupfs.detect()
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
-    path = cgroupfs.make(hierarchy.root / f"outrace-test-cgroupfs-{os.getpid()}")
-    yield hierarchy, path
-    if path.exists():
-        cgroupfs.remove(path)
+    with cgroup("cgroupfs") as path:
+        yield cgroupfs.detect(), path
 
 
 @pytest.fixture
@@ -324,25 +322,6 @@ def bytes_of(name: str) -> int:
     """A counter of pages in /proc/vmstat, in bytes."""
     lines = Path("/proc/vmstat").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} ")) * PAGE
-
-
-# --- /proc/meminfo -------------------------------------------------------------------------------------------------
-
-
-def test_meminfo_is_bytes_and_skips_what_it_does_not_know() -> None:
-    text = "MemTotal:       24083008 kB\nHugePages_Total:       3\nOdd line\nNew: many kB\nPages: 5 furlongs\nEmpty:\n"
-    assert meminfo.parse(text) == {"MemTotal": 24083008 * 1024, "HugePages_Total": 3}
-
-
-@given(st.text())
-def test_meminfo_parses_anything(text: str) -> None:
-    assert all(isinstance(v, int) and v >= 0 for v in meminfo.parse(text).values())
-
-
-def test_meminfo_without_memtotal_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemFree: 1 kB\n")
-    with pytest.raises(CannotError, match="meminfo has no MemTotal"):
-        meminfo.mem_total(tmp_path / "meminfo")
 
 
 def test_the_freezer_is_found_where_it_is_mounted(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,6 @@ from tests import live
 
 kernel = pytest.mark.kernel
 MIB = live.MIB
-
-
-@pytest.fixture
-def files() -> Iterator[Path]:
-    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory)
 
 
 @kernel

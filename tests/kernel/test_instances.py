@@ -9,39 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monitor.cli import doctor
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import instances, loader, mounts, pins
+from monitor.kernel import instances, loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.pin_instances import new_instance
+from tests.pin_instances import root as root
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
-    mounts.ensure()
-    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
-    monkeypatch.setattr(pins, "ROOT", root)
-    yield root
-    if root.is_dir():
-        instances.remove(root)
-
-
-def made(state: Path) -> Path:
-    """An instance of a new state dir, as far as directories go."""
-    state.mkdir()
-    instance = instances.instance_directory(state)
-    instances.claim(instance, state)
-    (instance / "stamp").mkdir()
-    return instance
 
 
 def strays() -> list[Path]:
@@ -49,7 +30,7 @@ def strays() -> list[Path]:
 
 
 def test_an_instance_is_a_stray_when_its_state_dir_is_gone(root: Path, tmp_path: Path) -> None:
-    kept, gone = made(tmp_path / "kept"), made(tmp_path / "gone")
+    kept, gone = new_instance(tmp_path / "kept"), new_instance(tmp_path / "gone")
     assert strays() == []
     assert instances.remove_strays() == []
     (tmp_path / "gone").rmdir()
@@ -61,14 +42,14 @@ def test_an_instance_is_a_stray_when_its_state_dir_is_gone(root: Path, tmp_path:
 
 def test_the_parents_of_a_state_dir_may_go_with_it(root: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    instance = made(tmp_path / "a" / "b")
+    instance = new_instance(tmp_path / "a" / "b")
     shutil.rmtree(tmp_path / "a")
     assert strays() == [instance]
 
 
 def test_who_holds_an_instance_keeps_it(root: Path, tmp_path: Path) -> None:
     """By a lock of the directory in bpffs: it is held whatever namespaces the two sides are in."""
-    instance = made(tmp_path / "state")
+    instance = new_instance(tmp_path / "state")
     (tmp_path / "state").rmdir()
     held = instances.hold(instance)
     try:
@@ -92,7 +73,7 @@ def test_an_instance_without_pins_goes_with_its_holder(root: Path, tmp_path: Pat
     instance = root / "0123456789ab"
     instances.release(instances.hold(instance), instance)
     assert not root.exists()
-    instance = made(tmp_path / "state")
+    instance = new_instance(tmp_path / "state")
     (instance / "stamp" / "pin").symlink_to("nowhere")  # what bpffs takes without a BPF object
     instances.release(instances.hold(instance), instance)
     assert instance.is_dir()
@@ -106,7 +87,7 @@ def test_an_instance_without_pins_goes_with_its_holder(root: Path, tmp_path: Pat
     ],
 )
 def test_what_is_not_known_to_be_gone_is_not(root: Path, tmp_path: Path, change: dict[str, object]) -> None:
-    instance = made(tmp_path / "state")
+    instance = new_instance(tmp_path / "state")
     found = instances.owner(instance)
     assert found is not None
     assert not instances.is_gone(found)
@@ -117,7 +98,7 @@ def test_what_is_not_known_to_be_gone_is_not(root: Path, tmp_path: Path, change:
 
 def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
-    instance = made(tmp_path / "var" / "state")
+    instance = new_instance(tmp_path / "var" / "state")
     code = "import sys; from monitor.kernel import instances, pins; pins.ROOT = pins.Path(sys.argv[1]); "
     code += "print([s.path.name for s in instances.survey() if s.is_stray], len(instances.remove_strays()))"
     subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path / "var"], check=True)
@@ -149,10 +130,10 @@ def test_one_of_an_unknown_owner_is_kept(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_path: Path) -> None:
-    made(tmp_path / "kept")
-    other = made(tmp_path / "another")
+    new_instance(tmp_path / "kept")
+    other = new_instance(tmp_path / "another")
     (tmp_path / "another").rmdir()
-    instance = made(tmp_path / "it's gone")
+    instance = new_instance(tmp_path / "it's gone")
     (instance / "stamp" / "pin").symlink_to("nowhere")
     (tmp_path / "it's gone").rmdir()
     [both] = [check for check in doctor.examine() if check.name == "stray-pins"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,13 +16,6 @@ from tests import live
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
-
-
-@pytest.fixture
-def files() -> Iterator[Path]:
-    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory)
 
 
 def ceiling(watch: live.Watching, index: int, above: int) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, parse
@@ -21,7 +16,6 @@ from monitor.pods.containers import request_from_adj
 from monitor.pods.kubepods import kubepods_of
 from monitor.pods.source import pod_message
 from monitor.pods.tree import TreeSource
-from monitor.policy.oom_score import oom_score_adj
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
 GI = 1 << 30
@@ -246,136 +240,3 @@ def test_a_recovered_request_gives_the_same_oom_score_adj(adj: int, capacity: in
     request = request_from_adj(adj, capacity)
     assert 1000 - 1000 * request // capacity == adj
     assert 1000 - 1000 * (request - 1) // capacity == adj + 1  # the smallest one that does
-
-
-# --- the real kernel -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real() -> Iterator[tuple[Hierarchy, Path]]:
-    hierarchy = cgroupfs.detect()
-    if os.geteuid() != 0:
-        pytest.skip("not root: cannot make a cgroup")
-    path = cgroupfs.make(hierarchy.root / f"outrace-test-tree-{os.getpid()}")
-    yield Hierarchy(hierarchy.version, path), path
-    for pid in cgroup_procs.processes(path):
-        os.kill(pid, 9)
-    cgroupfs.remove(path)
-
-
-def _process(cgroup: Path, adj: int) -> subprocess.Popen[bytes]:
-    """A process in ``cgroup`` with an oom_score_adj, that waits on its standard input."""
-    process = subprocess.Popen(
-        ["sh", "-c", f"echo {adj} > /proc/$$/oom_score_adj; echo $$ > {cgroup}/cgroup.procs; echo; exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout
-    process.stdout.readline()
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdin
-    assert process.stdout
-    process.stdin.close()
-    process.stdout.close()
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("kubepods", "below", "name"),
-    [
-        ("kubepods", f"burstable/pod{UID}", CID),
-        (
-            "kubepods.slice",
-            f"kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice",
-            f"cri-containerd-{CID}.scope",
-        ),
-    ],
-    ids=["cgroupfs", "systemd"],
-)
-def test_pods_come_change_and_go_on_the_kernel(
-    real: tuple[Hierarchy, Path], kubepods: str, below: str, name: str
-) -> None:
-    hierarchy, path = real
-    pod = path / kubepods / below
-    cgroupfs.make(pod.parent)
-    source = TreeSource(hierarchy, 16 * GI)
-    assert source.poll().updated == []
-
-    container = cgroupfs.make(pod / name)
-    [found] = source.poll().updated  # inotify tells of mkdir in a cgroup file system
-    assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
-    assert (pod_message(found)["qos"], pod_message(found)["request"]) == ("Burstable", 0)
-
-    process = _process(container, 937)
-    try:
-        fd = source.fileno()
-        assert fd is not None
-        assert select.select([fd], [], [], 10)[0]  # moving a process in writes cgroup.procs, which inotify tells
-        [found] = source.poll().updated
-        assert pod_message(found)["request"] == -(-63 * 16 * GI // 1000)
-        assert oom_score_adj(found.pod, CID, 16 * GI) == 937
-        assert source.poll().updated == []
-    finally:
-        _end(process)
-    cgroupfs.remove(pod)
-    change = source.poll()
-    assert (change.updated, change.removed) == ([], [UID])
-
-    cgroupfs.make(pod)
-    [again] = source.poll().updated
-    assert again.cgroup_ids != found.cgroup_ids
-    cgroupfs.remove(path / kubepods)
-    change = source.poll()
-    assert change.removed == [UID]
-    assert len(change.problems) == 1
-    source.close()
-
-
-@pytest.mark.live
-def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path], tmp_path: Path) -> None:
-    """The runtime's own process is in the cgroup before the container's is, with the runtime's oom_score_adj."""
-    hierarchy, path = real
-    container = cgroupfs.make(path / f"kubepods/burstable/pod{UID}/main")
-    starting = tmp_path / "runc:[2:INIT]"
-    starting.symlink_to("/bin/sh")
-    process = subprocess.Popen(
-        [
-            starting,
-            "-c",
-            f"echo 700 > /proc/$$/oom_score_adj; echo $$ > {container}/cgroup.procs; echo; read x; exec cat",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin
-    assert process.stdout
-    process.stdout.readline()
-    source = TreeSource(hierarchy, 10 * GI)
-    try:
-        assert pod_message(source.poll().updated[0])["request"] == 0
-        process.stdin.write(b"go\nx\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"x\n"
-        [found] = source.poll().updated  # what is unsettled is looked at again in the next poll
-        assert pod_message(found)["request"] == 3 * GI
-    finally:
-        _end(process)
-        source.close()
-
-
-@pytest.mark.live
-def test_a_changed_limit_is_told(real: tuple[Hierarchy, Path]) -> None:
-    hierarchy, path = real
-    pod = cgroupfs.make(path / f"kubepods/pod{UID}")
-    cgroupfs.set_limit(pod, 64 << 20)
-    source = TreeSource(hierarchy, 16 * GI)
-    assert pod_message(source.poll().updated[0])["request"] == 64 << 20
-    cgroupfs.set_limit(pod, 96 << 20)
-    [found] = source.poll().updated
-    assert pod_message(found)["request"] == 96 << 20
-    source.close()

@@ -16,7 +16,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
 from monitor.pods.source import Change, open_source, pod_message
-from tests.puppet import Puppet
+from tests.puppet import Puppet, cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
 GI = 1 << 30
@@ -27,16 +27,8 @@ OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
 
 @pytest.fixture
 def node() -> Iterator[Path]:
-    path = cgroupfs.make(cgroupfs.detect().root / f"outrace-test-claims-{os.getpid()}")
-    yield path
-    cgroupfs.remove(path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir()
-    return path
+    with cgroup("claims") as path:
+        yield path
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from monitor.pods.owner import distrust
 from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
+from tests.puppet import cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
 GI = 1 << 30
@@ -28,16 +29,8 @@ OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
 
 @pytest.fixture
 def node() -> Iterator[Path]:
-    path = cgroupfs.make(cgroupfs.detect().root / f"outrace-test-kubepods-{os.getpid()}")
-    yield path
-    cgroupfs.remove(path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir()
-    return path
+    with cgroup("kubepods") as path:
+        yield path
 
 
 def delegated(path: Path) -> Path:

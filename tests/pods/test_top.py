@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
-import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +15,7 @@ import pytest
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
-from monitor.kernel import cgroup_procs, cgroupfs, meminfo
+from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.link.counters import SharedStats
 from monitor.pods.source import open_source
@@ -28,69 +23,10 @@ from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.side.export.stats_summary import summary
 from monitor.side.view import View
-
-MI = 1 << 20
-REPOSITORY = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-def node() -> Iterator[Path]:
-    """A cgroup of 128 MiB as the node, with two pods in it."""
-    hierarchy = cgroupfs.detect()
-    if os.geteuid() != 0:
-        pytest.skip("not root: cannot make a cgroup")
-    path = cgroupfs.make(hierarchy.root / f"outrace-test-top-{os.getpid()}")
-    cgroupfs.set_limit(path, 128 * MI)
-    cgroupfs.make(path / "quiet")
-    cgroupfs.make(path / "busy")
-    yield path
-    for pid in cgroup_procs.processes(path):
-        os.kill(pid, signal.SIGKILL)
-    cgroupfs.remove(path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, node: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir()
-    for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
-        pod = {
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{name}"}},
-            "spec": {"priority": 5, "containers": [{"name": "c", "resources": {"requests": {"memory": request}}}]},
-        }
-        (path / f"{name}.json").write_text(json.dumps(pod))
-    return path
-
-
-@pytest.fixture
-def busy(node: Path) -> Iterator[None]:
-    """8 MiB held in the pod `busy`."""
-    script = f"open('{node}/busy/cgroup.procs','w').write('0'); x=bytearray(b'x')*{8 * MI}; print(flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin
-    assert process.stdout
-    process.stdout.readline()
-    yield
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
-
-
-def _top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
-
-
-def _closed_port() -> str:
-    """An address on which nobody listens."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        return f"127.0.0.1:{server.server_port}"
-
-
-def _common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
-    return ["--once", "--node-cgroup", node.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state"]
+from tests.pods.top_node import MI, closed_port, common, top
+from tests.pods.top_node import busy as busy
+from tests.pods.top_node import folder as folder
+from tests.pods.top_node import node as node
 
 
 @pytest.mark.live
@@ -98,7 +34,7 @@ def _common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
 @pytest.mark.usefixtures("busy")
 def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
-    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port(), "-o", "json", "--eviction-hard", hard)
+    done = top(*common(folder, tmp_path, node), "--listen", closed_port(), "-o", "json", "--eviction-hard", hard)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     assert frame["source"] == "cgroup files"
@@ -139,7 +75,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
     (folder / "bad.yaml").write_text("kind: Service")
     soft = ["--eviction-soft", "memory.available<100Gi"]
-    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port(), *soft)
+    done = top(*common(folder, tmp_path, node), "--listen", closed_port(), *soft)
     assert done.returncode == 0
     assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
     assert len(done.stderr.splitlines()) == 1
@@ -179,7 +115,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
         return [int(subprocess.run(["sh", "-c", s], check=True, capture_output=True).stdout) for s in (usage, inactive)]
 
     before = look()
-    frame = json.loads(_top("--once", "-o", "json", "--listen", _closed_port()).stdout)
+    frame = json.loads(top("--once", "-o", "json", "--listen", closed_port()).stdout)
     after = look()
     assert frame["memory_capacity_in_bytes"] == meminfo.mem_total()
     # What the rest of the machine allocates between the looks, and the 20 MB of `top` itself, which is there only at
@@ -206,7 +142,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
-    done = _top("--once", *arguments)
+    done = top("--once", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
 
@@ -274,7 +210,7 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
     told["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
     with _Server(json.dumps(told).encode()) as at:
-        done = _top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json")
+        done = top(*common(folder, tmp_path, node), "--listen", at, "-o", "json")
     frame = json.loads(done.stdout)
     assert frame["source"] == f"daemon at {at}"
     expected = {
@@ -302,7 +238,7 @@ def test_a_daemon_of_another_node_is_not_believed(folder: Path, tmp_path: Path, 
     told = _summary(node, folder)
     told["node"]["memory"]["availableBytes"] += MI
     with _Server(json.dumps(told).encode()) as at:
-        frame = json.loads(_top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json").stdout)
+        frame = json.loads(top(*common(folder, tmp_path, node), "--listen", at, "-o", "json").stdout)
     assert frame["source"] == f"cgroup files (the daemon at {at} watches another node)"
     assert len(frame["pods"]) == 2
 
@@ -310,7 +246,7 @@ def test_a_daemon_of_another_node_is_not_believed(folder: Path, tmp_path: Path, 
 @pytest.mark.parametrize(("body", "status"), [(b"hello", 200), (b"[]", 200), (b"{}", 200), (b"{}", 404)])
 def test_something_else_on_the_port(folder: Path, tmp_path: Path, node: Path, body: bytes, status: int) -> None:
     with _Server(body, status) as at:
-        done = _top(*_common(folder, tmp_path, node), "--listen", at, "-o", "json")
+        done = top(*common(folder, tmp_path, node), "--listen", at, "-o", "json")
     assert done.returncode == 0
     assert f"what answers at {at} is no outrace daemon" in json.loads(done.stdout)["source"]
 
@@ -319,10 +255,10 @@ def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> No
     pod = pod_from_object({"metadata": {"name": "gone", "namespace": "ns", "uid": "u-1"}})
     eviction = EvictedPod("e1", pod, "BestEffort", "The node was low on resource: memory. ", {}, 0.0, 1.0, "n")
     StatusStore(tmp_path / "state").write(eviction)
-    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port())
+    done = top(*common(folder, tmp_path, node), "--listen", closed_port())
     assert "evicted ns/gone: The node was low on resource: memory." in done.stdout
     (tmp_path / "state/pods/odd.json").write_text("{}")
-    done = _top(*_common(folder, tmp_path, node), "--listen", _closed_port())
+    done = top(*common(folder, tmp_path, node), "--listen", closed_port())
     assert done.returncode == 1
     assert "odd.json: not the status of an evicted pod; remove the file" in done.stderr
 
@@ -332,48 +268,3 @@ def test_the_scripts_divide_like_the_shell() -> None:
     assert figures["memory_available_in_bytes"] == -4000
     assert figures["memory_available_in_kb"] == -3
     assert figures["memory_available_in_mb"] == 0
-
-
-# --- live ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
-def test_live_on_a_terminal_until_q_or_ctrl_c(folder: Path, tmp_path: Path, node: Path, end: str) -> None:
-    arguments = ["top", *_common(folder, tmp_path, node)[1:], "--listen", _closed_port()]
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(REPOSITORY)
-        os.execv(sys.executable, [sys.executable, "-m", "monitor.cli.main", *arguments])
-    try:
-        seen = b""
-        while seen.count(b"\x1b[H") < 2:  # it refreshes by itself
-            assert select.select([fd], [], [], 30)[0], seen
-            seen += os.read(fd, 65536)
-        assert b"default/busy" in seen
-        os.write(fd, end.encode())
-        while True:
-            try:
-                if not os.read(fd, 65536):
-                    break
-            except OSError:
-                break  # EIO: the other side of the terminal is closed
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    finally:
-        os.close(fd)
-
-
-def test_live_without_a_terminal_prints_frame_after_frame(folder: Path, tmp_path: Path, node: Path) -> None:
-    arguments = [*_common(folder, tmp_path, node)[1:], "--listen", _closed_port(), "-o", "json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "monitor.cli.main", "top", *arguments],
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    with process:
-        assert process.stdout
-        frames = [json.loads(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    assert [f["node"]["capacity"] for f in frames] == [128 * MI, 128 * MI]

@@ -6,16 +6,14 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import containers
@@ -28,7 +26,7 @@ from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
-from tests.puppet import TIMEOUT_S
+from tests.puppet import cgroup
 
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
@@ -39,19 +37,10 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def tree() -> Iterator[tuple[Hierarchy, Path]]:
-    hierarchy = cgroupfs.detect()
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
-    path = cgroupfs.make(hierarchy.root / f"outrace-test-unknown-{os.getpid()}")
-    yield hierarchy, path
-    deadline = time.monotonic() + TIMEOUT_S
-    while pids := cgroup_procs.processes(path):
-        assert time.monotonic() < deadline
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, 9)
-        time.sleep(0.005)
-    cgroupfs.remove(path)
+    with cgroup("unknown") as path:
+        yield cgroupfs.detect(), path
 
 
 @pytest.fixture

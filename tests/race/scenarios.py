@@ -117,11 +117,7 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         "oom_after_eviction",
         set(),
     ),
-    "a container at its own limit": (
-        (*START, kill(3), mark(3.002, **OWN), died(9), End(ms(5000))),
-        "own_limit",
-        set(),
-    ),
+    "a container at its own limit": ((*START, kill(3), mark(3.002, **OWN), died(9), End(ms(5000))), "own_limit", set()),
     "a pod at its own limit": (
         (*START, mark(3, **{**OWN, "scope": "pod", "oom_path": "/kubepods/hog"}), died(9), End(ms(5000))),
         "own_limit",
@@ -215,11 +211,7 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         set(),
     ),
     "user kill": ((*START, kill(3, code=0), died(4), End(ms(5000))), "relieved", {"user_kill"}),
-    "a user kill under pressure": (
-        (*START, crossing(), kill(3, code=0), *CLEAR),
-        "relieved",
-        {"user_kill"},
-    ),
+    "a user kill under pressure": ((*START, crossing(), kill(3, code=0), *CLEAR), "relieved", {"user_kill"}),
     "our own kills are no user kills": (
         (*START, crossing(), decided(0.1), kill(0.12, code=0, ours=True), signalled(0.15), gone(8), *CLEAR),
         "eviction_won",
@@ -343,16 +335,8 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
         "eviction_won",
         set(),
     ),
-    "lost samples do not matter": (
-        (*START, Lost(ms(1), ms(-1), "sample", 5), crossing(), *CLEAR),
-        "relieved",
-        set(),
-    ),
-    "lost marks do": (
-        (*START, crossing(), Lost(ms(1), ms(-1), "oom", 5), *CLEAR),
-        "undetermined",
-        {"lost_events"},
-    ),
+    "lost samples do not matter": ((*START, Lost(ms(1), ms(-1), "sample", 5), crossing(), *CLEAR), "relieved", set()),
+    "lost marks do": ((*START, crossing(), Lost(ms(1), ms(-1), "oom", 5), *CLEAR), "undetermined", {"lost_events"}),
     "lost marks beside a mark do not": (
         (*START, crossing(), Lost(ms(1), ms(-1), "oom", 5), *MARKED, *CLEAR),
         "oom_before_decision",

@@ -60,11 +60,7 @@ OBSERVED: dict[str, tuple[tuple[Event, ...], str, int | None]] = {
         round(20.25 * MI),
     ),
     "what a container of it held is not counted twice": (
-        (
-            thought(),
-            sample(500, 120, domain="/kubepods/cart/c", pod="uid-cart", limit=None, container="c"),
-            mark(997),
-        ),
+        (thought(), sample(500, 120, domain="/kubepods/cart/c", pod="uid-cart", limit=None, container="c"), mark(997)),
         "oom_after_eviction",
         round(-95.75 * MI),
     ),
@@ -78,11 +74,7 @@ OBSERVED: dict[str, tuple[tuple[Event, ...], str, int | None]] = {
         "oom_during_grace",
         None,
     ),
-    "the machine has no usage of its own at the mark": (
-        (thought(), mark(997, **GLOBAL)),
-        "oom_after_eviction",
-        None,
-    ),
+    "the machine has no usage of its own at the mark": ((thought(), mark(997, **GLOBAL)), "oom_after_eviction", None),
     "what it held is not known": ((thought(held_mi=None), mark(997)), "undetermined", None),
 }
 

@@ -1,0 +1,20 @@
+"""A pod made ready to be killed, and an eviction followed to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor.actions.evict import Eviction
+from monitor.actions.victim import Victim
+from tests import live
+
+
+def prepared(pod: Path, version: int) -> Victim:
+    victim = Victim("uid", pod, version)
+    victim.refresh()
+    return victim
+
+
+def finish(eviction: Eviction) -> None:
+    live.until(lambda: eviction.step(0), "the pod to be empty")
+    eviction.victim.close()

@@ -1,0 +1,31 @@
+"""Instances of pins (`monitor.kernel.instances`) as far as directories go, in a root of the test's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import instances, mounts, pins
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
+    mounts.ensure()
+    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
+    monkeypatch.setattr(pins, "ROOT", root)
+    yield root
+    if root.is_dir():
+        instances.remove(root)
+
+
+def new_instance(state: Path) -> Path:
+    """Pins of a new state dir."""
+    state.mkdir()
+    directory = instances.instance_directory(state)
+    instances.claim(directory, state)
+    (directory / "stamp").mkdir()
+    return directory

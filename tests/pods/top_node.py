@@ -1,0 +1,74 @@
+"""A small node for `outrace top`, and how it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from tests.puppet import cgroup
+
+MI = 1 << 20
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    """A cgroup of 128 MiB as the node, with two pods in it."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    with cgroup("top", 128 * MI) as path:
+        cgroupfs.make(path / "quiet")
+        cgroupfs.make(path / "busy")
+        yield path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, node: Path) -> Path:
+    path = tmp_path / "pods"
+    path.mkdir()
+    for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
+        pod = {
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{name}"}},
+            "spec": {"priority": 5, "containers": [{"name": "c", "resources": {"requests": {"memory": request}}}]},
+        }
+        (path / f"{name}.json").write_text(json.dumps(pod))
+    return path
+
+
+@pytest.fixture
+def busy(node: Path) -> Iterator[None]:
+    """8 MiB held in the pod `busy`."""
+    script = f"open('{node}/busy/cgroup.procs','w').write('0'); x=bytearray(b'x')*{8 * MI}; print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    process.stdout.readline()
+    yield
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+
+
+def closed_port() -> str:
+    """An address on which nobody listens."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        return f"127.0.0.1:{server.server_port}"
+
+
+def common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
+    return ["--once", "--node-cgroup", node.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state"]

@@ -1,0 +1,80 @@
+"""The programs of the live kernel, compiled and pinned once for a whole test run."""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from monitor.kernel import loader, mounts
+from monitor.lab import janitor
+from tests.puppet import Puppet as Puppet
+from tests.puppet import cgroup as cgroup
+
+
+def state_dir(hook: str = loader.AUTO) -> Path:
+    """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
+
+    One for each hook that is asked for: a state dir holds the programs of one.
+    """
+    return _state_dir(hook)
+
+
+@cache  # which takes a call with the default for another than one that names it
+def _state_dir(_: str) -> Path:
+    mounts.ensure()
+    directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
+    also_remove(directory)
+    also_remove(loader.instance_directory(directory))
+    _shared.callback(loader.unload, loader.instance_directory(directory))
+    return directory
+
+
+@cache
+def _watcher() -> subprocess.Popen[bytes]:
+    """Removes what it is told of when this process has ended, also after kill -9."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-S", "-E", janitor.__file__, "outrace-test-no-cgroup"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
+
+    atexit.register(end)
+    return watcher
+
+
+def also_remove(directory: Path) -> None:
+    """Remove this directory when the run has ended, also after kill -9."""
+    stdin = _watcher().stdin
+    assert stdin is not None
+    stdin.write(f"dir {directory}\n".encode())
+    stdin.flush()
+
+
+#: What removes the pins that all tests share: the session's end, or the interpreter's.
+_shared = ExitStack()
+atexit.register(_shared.close)
+
+
+def unload_shared() -> None:
+    """Remove the pins that all tests share."""
+    _shared.close()
+
+
+def pin_dir(hook: str = loader.AUTO) -> Path:
+    """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
+    whoever calls it by its name.
+    """
+    if hook != loader.AUTO and loader.is_pinned(state_dir(), hook):
+        return pin_dir()
+    return loader.ensure_loaded(state_dir(hook), hook)[0]
