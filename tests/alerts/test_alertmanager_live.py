@@ -72,7 +72,7 @@ def test_resolved_after_clear_and_firing_again(tmp_path: Path) -> None:
         sending.update([pressure(time.time())], time.time())
         until(lambda: alertmanager.alerts(PRESSURE), "firing again")
         until(lambda: acknowledged(sending), "acknowledged again")
-        sending.resolve(PRESSURE, SIGNAL, time.time())
+        sending.update([], time.time(), settle_s=0)
         until(lambda: not alertmanager.alerts(PRESSURE), "resolved again")
         until(lambda: acknowledged(sending), "all acknowledged")
         (counts,) = sending.counters.values()
@@ -109,7 +109,7 @@ def test_what_was_raised_while_it_was_down_arrives(tmp_path: Path) -> None:
     with sender(tmp_path, [alertmanager.url], log=log) as sending:
         now = time.time()
         sending.fire(pressure(now))
-        sending.resolve(PRESSURE, SIGNAL, now + 0.01)
+        sending.update([], now + 0.01, settle_s=0)
         sending.fire(Alert(OOM_KILL, {"pod": "a"}, {}, now - 120, now - 60))
         sending.fire(Alert("OutraceNotReady", {}, {}, now))
         (name,) = sending.counters

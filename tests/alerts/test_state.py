@@ -51,7 +51,7 @@ def test_the_state_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
         b'{"version": 99, "receivers": {}}',
         b'{"version": 1, "receivers": 3}',
         b'{"version": 1, "receivers": {"KEY": 3}}',
-        b'{"version": 1, "receivers": {"KEY": {"seq": 1, "active": [{}], "pending": []}}}',
+        b'{"version": 1, "receivers": {"KEY": {"seq": 1, "active": [3], "pending": []}}}',
         b'{"version": 1, "receivers": {"KEY": {"seq": "x", "active": [], "pending": []}}}',
     ],
 )

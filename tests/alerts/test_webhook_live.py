@@ -82,7 +82,7 @@ def test_every_change_in_order_after_it_was_down(tmp_path: Path) -> None:
         pressure = Alert(PRESSURE, {"signal": "memory.available"}, {}, now)
         for n in range(3):
             sending.fire(Alert(PRESSURE, pressure.labels, {}, now + n))
-            sending.resolve(PRESSURE, pressure.labels, now + n)
+            sending.update([], now + n, settle_s=0)
             until(lambda n=n: counts(sending)["waiting"] == 20 + 2 * (n + 1), "the change waits")
         until(lambda: counts(sending)["failed"] >= 3, "it was tried several times")
         with hook.running():

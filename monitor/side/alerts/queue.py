@@ -224,38 +224,24 @@ class Outbox:
         return {
             "seq": self._seq,
             "active": [
-                {
-                    "alert": entry.alert.to_json(),
-                    "hold_s": entry.hold_s,
-                    "ends_at": entry.ends_at,
-                    "acked_at": entry.acked_at,
-                    "occurrences": entry.occurrences,
-                }
+                (entry.alert.to_json(), entry.hold_s, entry.ends_at, entry.acked_at, entry.occurrences)
                 for entry in self._active.values()
             ],
-            "pending": [
-                {"seq": change.seq, "status": change.status, "alert": change.alert.to_json()}
-                for change in self._pending.values()
-            ],
+            "pending": [(change.seq, change.status, change.alert.to_json()) for change in self._pending.values()],
         }
 
     def load(self, snapshot: Mapping[str, Any]) -> None:
         """Become what `snapshot` gave. Raises LookupError, TypeError or ValueError if it is no such thing."""
         active: OrderedDict[str, _Active] = OrderedDict()
-        for item in snapshot["active"]:
-            alert = Alert.from_json(item["alert"])
-            active[alert.fingerprint] = _Active(
-                alert,
-                _number(item["hold_s"]),
-                _number(item["ends_at"]),
-                _number(item["acked_at"]),
-                int(item["occurrences"]),
-            )
+        for data, hold_s, ends_at, acked_at, count in snapshot["active"]:
+            alert = Alert.from_json(data)
+            entry = _Active(alert, _number(hold_s), _number(ends_at), _number(acked_at), int(count))
+            active[alert.fingerprint] = entry
         pending: OrderedDict[int, Change] = OrderedDict()
-        for item in snapshot["pending"]:
-            if item["status"] not in (FIRING, RESOLVED):
-                raise ValueError(f"unknown status {item['status']!r}")
-            pending[int(item["seq"])] = Change(int(item["seq"]), item["status"], Alert.from_json(item["alert"]))
+        for seq, status, data in snapshot["pending"]:
+            if status not in (FIRING, RESOLVED):
+                raise ValueError(f"unknown status {status!r}")
+            pending[int(seq)] = Change(int(seq), status, Alert.from_json(data))
         self._seq, self._active, self._pending = int(snapshot["seq"]), active, pending
 
 

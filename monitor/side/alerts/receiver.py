@@ -37,7 +37,7 @@ _ANSWER_SHOWN = 200
 _USER_AGENT = f"outrace/{__version__}"
 
 
-def alertmanager_body(changes: Sequence[Change], generator_url: str) -> bytes:
+def alertmanager_body(changes: Sequence[Change]) -> bytes:
     """The array that ``POST /api/v2/alerts`` takes.
 
     What is firing has no ``endsAt``: Alertmanager then counts its ``resolve_timeout`` by its own clock, which need not
@@ -54,8 +54,6 @@ def alertmanager_body(changes: Sequence[Change], generator_url: str) -> bytes:
         }
         if change.status == RESOLVED and alert.ends_at is not None:
             item["endsAt"] = rfc3339(alert.ends_at)
-        if generator_url:
-            item["generatorURL"] = generator_url
         alerts.append(item)
     return json.dumps(alerts, separators=(",", ":")).encode()
 
@@ -79,7 +77,7 @@ def webhook_body(change: Change, node: str) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-class Receiver:
+class Receiver(threading.Thread):
     """One receiver: its queue and its thread. ``name`` is what logs and metrics call it.
 
     ``saved`` is what `snapshot` gave an earlier process; ``on_change`` is called when it gives something else.
@@ -93,18 +91,16 @@ class Receiver:
         log: Log,
         node: str,
         resend_s: float,
-        generator_url: str,
         saved: Mapping[str, Any] | None,
         on_change: Callable[[], None],
     ) -> None:
-        self.name = name
+        super().__init__(name=name, daemon=True)
         self.counters: Counter[str] = Counter(sent=0, failed=0)
         self._url = url if webhook else url + ALERTMANAGER_PATH
         self._webhook = webhook
         self._log = log
         self._node = node
         self._resend_s = resend_s
-        self._generator_url = generator_url
         self._outbox = Outbox(webhook, on_change)
         self._changed = threading.Condition()
         self._closing = False
@@ -113,7 +109,6 @@ class Receiver:
         self._retry_at = 0.0
         self._repeat_at = 0.0
         self._problem = ""
-        self._thread = threading.Thread(target=self._run, name=f"alerts {name}", daemon=True)
         if saved is not None:
             self._load(saved)
 
@@ -146,20 +141,12 @@ class Receiver:
         with self._changed:
             return self._outbox.snapshot()
 
-    def start(self) -> None:
-        self._thread.start()
-
     def close(self) -> None:
         """Have the thread try once more what waits, and end; `join` waits for that."""
         with self._changed:
             self._closing = True
             self._retry_at = 0.0
             self._changed.notify()
-
-    def join(self, timeout_s: float) -> bool:
-        if self._thread.ident is not None:  # else it was never started
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     # the thread
 
@@ -172,7 +159,8 @@ class Receiver:
         if self._outbox.waiting:
             self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Deliver until `close`."""
         hurry()
         while True:
             with self._changed:
@@ -220,9 +208,7 @@ class Receiver:
     def _post(self, changes: Sequence[Change]) -> bool:
         """Whether the receiver is alive and this part is done with."""
         self._tried = time.monotonic()
-        body = (
-            webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes, self._generator_url)
-        )
+        body = webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes)
         try:
             answer = http_post.post(self._url, body, _USER_AGENT)
         except http_post.PostError as error:

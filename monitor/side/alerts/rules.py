@@ -117,25 +117,25 @@ def runbook(name: str) -> str:
     return f"docs/runbooks/{name}.md"
 
 
-def alerts_for(incident: Mapping[str, Any], node: str, *, hold_s: float = HOLD_S) -> list[Alert]:
+def alerts_for(incident: Mapping[str, Any], node: str) -> list[Alert]:
     """The alerts of one incident (its JSON object). An incident that is no trouble gives none.
 
-    Each starts with the incident and is over ``hold_s`` seconds after its end, so judging an incident again, when more
+    Each starts with the incident and is over `HOLD_S` seconds after its end, so judging an incident again, when more
     of it is known, raises the same alerts. Raises MonitorError when the object is not an incident.
     """
     try:
-        return list(_of_incident(incident, node, hold_s))
+        return list(_of_incident(incident, node))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise MonitorError(f"no alert can be made of incident {incident.get('id')!r}: {problem}") from error
 
 
-def _of_incident(incident: Mapping[str, Any], node: str, hold_s: float) -> Iterator[Alert]:
+def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
     verdict: str = incident["verdict"]
     flags = set(incident["flags"])
     domain: str = incident["domain"]
     starts_at = _unix_seconds(incident["start"])
-    ends_at = max(starts_at, _unix_seconds(incident["end"])) + hold_s
+    ends_at = max(starts_at, _unix_seconds(incident["end"])) + HOLD_S
     killed = _pods(victim["pod"] for victim in incident["oom_victims"])
     evicted = _pods(entry["pod"] for entry in incident["evicted"])
     mode = "observed" if incident.get("observed") else "enforced"
@@ -217,8 +217,6 @@ def alerts_for_state(
     lost: Mapping[str, int] | None = None,
     not_ready: str = "",
     not_ready_s: float = 0.0,
-    time_to_oom_s: float = TIME_TO_OOM_S,
-    hold_s: float = HOLD_S,
 ) -> list[Alert]:
     """Every alert that holds at ``now`` (Unix seconds): give all of it to `AlertSender.update`.
 
@@ -240,7 +238,7 @@ def alerts_for_state(
     ) -> None:
         numbers = {key: str(value) for key, value in more.items() if value is not None}
         annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
-        ends_at = starts_at + hold_s if name == EVENTS_LOST else None
+        ends_at = starts_at + HOLD_S if name == EVENTS_LOST else None
         found.append(Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at))
 
     for entry in met:
@@ -262,7 +260,7 @@ def alerts_for_state(
         text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
         alert(VICTIM_MISMATCH, "warning", text, mismatch)
     for domain, seconds in (oom_in_s or {}).items():
-        if seconds is not None and seconds < time_to_oom_s:
+        if seconds is not None and seconds < TIME_TO_OOM_S:
             text = f"{domain} on {node} is about {max(0.0, seconds):.0f} s from an OOM kill if it goes on growing so"
             alert(TIME_TO_OOM, "warning", text, {"seconds": f"{seconds:.1f}"}, domain=domain)
     for where, n in (lost or {}).items():

@@ -6,15 +6,16 @@ Whoever raises an alert only puts it into memory: a receiver that is slow or dea
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from monitor.side.alerts import http_post
 from monitor.side.alerts.receiver import Receiver
-from monitor.side.alerts.rules import Alert, fingerprint
+from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.state import FILE_NAME, StateFile
 from monitor.side.export.log import Log
 
@@ -40,7 +41,6 @@ class AlertSender:
         log: Log,
         node: str,
         resend_s: float = RESEND_S,
-        generator_url: str = "",
     ) -> None:
         self._node = node
         self._log = log
@@ -62,7 +62,6 @@ class AlertSender:
                     log,
                     node,
                     resend_s,
-                    generator_url,
                     saved.pop(key, None),
                     self._state.changed,
                 )
@@ -71,16 +70,10 @@ class AlertSender:
             self._state.changed()
 
     def fire(self, alert: Alert) -> None:
-        """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `resolve` or `update`."""
+        """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `update`."""
         alert = self._ours(alert)
         for receiver in self._receivers.values():
             receiver.fire(alert)
-
-    def resolve(self, name: str, labels: Mapping[str, str], when: float) -> None:
-        """What was raised under this name and these labels is over at ``when`` (Unix seconds). Else: nothing."""
-        key = fingerprint(name, {"node": self._node, **labels})
-        for receiver in self._receivers.values():
-            receiver.end(key, when)
 
     def update(self, current: Sequence[Alert], when: float, settle_s: float = SETTLE_S) -> None:
         """Raise all of ``current``, and end what lasts and is not in it, also from before a restart.
@@ -108,8 +101,10 @@ class AlertSender:
         deadline = time.monotonic() + timeout_s
         for receiver in self._receivers.values():
             receiver.close()
-        in_time = [receiver.join(max(0.0, deadline - time.monotonic())) for receiver in self._receivers.values()]
-        return self._state.close(max(0.0, deadline - time.monotonic())) and all(in_time)
+        _join(self._receivers.values(), deadline)
+        self._state.close()  # last: it writes down what the others leave
+        _join([self._state], deadline)
+        return not any(thread.is_alive() for thread in (self._state, *self._receivers.values()))
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
@@ -122,3 +117,9 @@ class AlertSender:
 
     def _snapshot(self) -> dict[str, Any]:
         return {key: receiver.snapshot() for key, receiver in self._receivers.items()}
+
+
+def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # else it was never started
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -25,10 +25,11 @@ MAX_BYTES = 64 << 20
 _VERSION = 1
 
 
-class StateFile:
+class StateFile(threading.Thread):
     """``snapshot`` gives what is to be written: an object for each receiver. `changed` may be called by any thread."""
 
     def __init__(self, path: Path, snapshot: Callable[[], Mapping[str, Any]], log: Log) -> None:
+        super().__init__(name="alerts state", daemon=True)
         self._path = path
         self._snapshot = snapshot
         self._log = log
@@ -36,7 +37,6 @@ class StateFile:
         self._dirty = False
         self._ended = False
         self._problem: int | None = None  # errno of the last write, while it fails
-        self._thread = threading.Thread(target=self._run, name="alerts state", daemon=True)
 
     def load(self) -> dict[str, Any]:
         """What was written last; nothing, and a line in the log, if it cannot be read."""
@@ -59,19 +59,14 @@ class StateFile:
             self._dirty = True
             self._wake.notify()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, timeout_s: float) -> bool:
-        """Write what has changed, and end. False if that takes longer than ``timeout_s`` seconds."""
+    def close(self) -> None:
+        """Write what has changed, and end."""
         with self._wake:
             self._ended = True
             self._wake.notify()
-        if self._thread.ident is not None:  # else it was never started
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write until `close`."""
         hurry()
         ended = False
         while not ended:
