@@ -14,7 +14,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -197,6 +197,15 @@ def holds_store(connection: sqlite3.Connection) -> bool:
     if found != (APPLICATION_ID, SCHEMA_VERSION):
         raise Damaged(f"it is not an incident store of schema {SCHEMA_VERSION}")
     return True
+
+
+def select(
+    path: Path, mode: Literal["ro", "rw"], timeout_s: float, query: str, values: Sequence[object] | Mapping[str, object]
+) -> list[tuple[Any, ...]]:
+    """All that SQLite answers, of one moment; nothing if there is no store in the file. Raises as `opened`."""
+    with opened(path, mode, timeout_s) as connection:
+        connection.execute("BEGIN")  # a store that is being made is otherwise half of one
+        return connection.execute(query, values).fetchall() if holds_store(connection) else []
 
 
 def number(connection: sqlite3.Connection, query: str, *values: object) -> int:

@@ -11,19 +11,16 @@ import errno
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
 from monitor.errors import MonitorError
 
-if TYPE_CHECKING:
-    import sqlite3
-
-T = TypeVar("T")
 Incident = dict[str, Any]
 Incidents = list[Incident]
 Rows = list[tuple[Any, ...]]
+Values = Sequence[object] | Mapping[str, object]
 Ids = list[str]  # a name for it: inside the class, `list` is the method
 
 FILE_NAME = "incidents.db"
@@ -79,7 +76,7 @@ class IncidentReader:
         values: dict[str, object] = {"since": since, "until": until, "verdict": verdict, "flag": flag, "pod": pod}
         values["limit"] = -1 if limit is None else limit
         query = f"SELECT head FROM incidents WHERE {where} {_NEWEST_FIRST} LIMIT :limit"
-        return self._decoded(self._ask(lambda connection: connection.execute(query, values).fetchall()) or [])
+        return self._decoded(self._rows(query, values))
 
     def get(self, key: str) -> Incident:
         """The incident whose id is, or uniquely begins with, ``key``, with its steps; ``latest`` is the newest.
@@ -116,17 +113,13 @@ class IncidentReader:
             yield from self._fetch(ids[start : start + _PAGE])
 
     def _ids(self) -> Ids:
-        query = f"SELECT id FROM incidents {_NEWEST_FIRST}"
-        return self._ask(lambda connection: [key for (key,) in connection.execute(query)]) or []
+        return [key for (key,) in self._rows(f"SELECT id FROM incidents {_NEWEST_FIRST}")]
 
     def _fetch(self, ids: Ids) -> Incidents:
-        query = "SELECT head, steps FROM incidents WHERE id = ?"
-
-        def fetch(connection: sqlite3.Connection) -> Rows:
-            rows = [connection.execute(query, (key,)).fetchone() for key in ids]
-            return [row for row in rows if row is not None]
-
-        return self._decoded(self._ask(fetch) or [])
+        marks = ", ".join("?" * len(ids))
+        return self._decoded(
+            self._rows(f"SELECT head, steps FROM incidents WHERE id IN ({marks}) ORDER BY start, seq", ids)
+        )
 
     def _decoded(self, rows: Rows) -> Incidents:
         from monitor.side.incidents.file import Damaged, decode
@@ -139,28 +132,28 @@ class IncidentReader:
                 self.unreadable += 1
         return found
 
-    def _ask(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
-        """The answer; None if there is no store yet."""
+    def _rows(self, query: str, values: Values = ()) -> Rows:
+        """All that SQLite answers; nothing if there is no store yet."""
         from monitor.side.incidents.file import Damaged
 
         with contextlib.suppress(FileNotFoundError):
             try:
-                return self._read(question)
+                return self._read(query, values)
             except Damaged:
                 pass  # perhaps it was renamed, or copied, while the monitor wrote to it
             try:
-                return self._read(question)
+                return self._read(query, values)
             except Damaged as error:
                 raise MonitorError(f"{self.path} is damaged: {error}", REMEDY) from error
-        return None
+        return []
 
-    def _read(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
-        from monitor.side.incidents.file import NeedsRollback, journal_of
+    def _read(self, query: str, values: Values) -> Rows:
+        from monitor.side.incidents.file import NeedsRollback, journal_of, select
 
         if not stat.S_ISREG(self.path.stat().st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(self.path))
         try:
-            return _answer(self.path, "ro", self.wait_s, question)
+            return select(self.path, "ro", self.wait_s, query, values)
         except NeedsRollback:
             # The writer was killed, and who reads may have no right to write, or the disk is read-only: in a copy.
             with tempfile.TemporaryDirectory(prefix="outrace-") as directory:
@@ -168,22 +161,12 @@ class IncidentReader:
                 shutil.copyfile(self.path, copy)
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copyfile(journal_of(self.path), journal_of(copy))
-                return _answer(copy, "rw", self.wait_s, question)
+                return select(copy, "rw", self.wait_s, query, values)
 
 
 def damaged_files(path: Path) -> list[Path]:
     """The damaged files that were renamed to begin a new ``path``, oldest first."""
     return sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
-
-
-def _answer(
-    path: Path, mode: Literal["ro", "rw"], wait_s: float, question: Callable[[sqlite3.Connection], T]
-) -> T | None:
-    from monitor.side.incidents.file import holds_store, opened
-
-    with opened(path, mode, wait_s) as connection:
-        connection.execute("BEGIN")  # all of it from one moment: a store that is being made is otherwise half of one
-        return question(connection) if holds_store(connection) else None
 
 
 def _some(ids: Ids) -> str:
