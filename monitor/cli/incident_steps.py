@@ -28,7 +28,7 @@ def describe(step: Json) -> str:
         try:
             return text(step)
         except KeyError:
-            pass  # of another version: its fields say what there is to say
+            pass  # of another version: by its fields, then
     fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
     rest = [f"{clean(key)} {_value(key, step[key])}" for key in fields]
     return clean(step["what"]).replace("_", " ") + (": " + ", ".join(rest) if rest else "")

@@ -105,7 +105,7 @@ def show(incident: str, state_dir: str, output: str) -> None:
     from monitor.cli.incident_text import show_lines
 
     width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH, 160)
-    # Without colours where the user says so (https://no-color.org); click takes them off itself in a pipe.
+    # Without colours where the user wants none (https://no-color.org); click takes them off itself in a pipe.
     colour = False if os.environ.get("NO_COLOR") else None
     for line in show_lines(found, width):
         click.echo(line, color=colour)

@@ -1,4 +1,4 @@
-"""`--record FILE` in the side: what the hot process tells of its passes, and every event of a race, into one file.
+"""`--record FILE`: the passes of the hot process and every event of a race, in one file.
 
 The main loop numbers the records and queues them; a thread makes JSON of them, compresses and writes. What finds no
 room in the queue, or on the disk, is missing in the numbers, and the recording goes on with a new snapshot.

@@ -31,7 +31,7 @@ VERSION = 1
 MAGIC = b"OUTRACE-RECORDING "
 #: Size at which a file is rotated, and how many are kept: 256 MiB, days of a quiet node.
 FILE_BYTES, FILES = 64 << 20, 4
-#: A block is written when it holds this much, or when it is told to (each second): JSON shrinks to a tenth.
+#: A block is written when it holds this much, or each second: JSON shrinks to a tenth.
 BLOCK_BYTES = 128 << 10
 #: No block is larger: more is damage, and not to be unpacked. (The largest record is a state of the reducer.)
 _MOST_BYTES = 64 << 20
@@ -254,7 +254,7 @@ class Reader:
         """The lines of JSON of the blocks from here on."""
         while (plain := self._next_block()) is not None:
             for line in plain.splitlines():
-                if self._is_spoilt():  # so says who used the line before
+                if self._is_spoilt():  # by the user of the line before
                     return
                 try:
                     made = json.loads(line)

@@ -65,7 +65,7 @@ def test_resolved_after_clear_and_firing_again(tmp_path: Path) -> None:
         now = time.time()
         sending.update([pressure(now)], now)
         until(lambda: alertmanager.alerts(PRESSURE), "firing")
-        # One that is over before its acknowledgement was read counts as told too late, and is held for minutes.
+        # One that is over before its acknowledgement was read counts as delivered too late, and is held for minutes.
         until(lambda: acknowledged(sending), "acknowledged")
         sending.update([], time.time(), settle_s=0)
         until(lambda: not alertmanager.alerts(PRESSURE), "resolved")
@@ -151,14 +151,14 @@ def test_our_own_restart_in_between(tmp_path: Path) -> None:
             assert alertmanager.alerts(OOM_KILL)
 
 
-def test_alertmanager_forgets_and_is_told_again(tmp_path: Path) -> None:
+def test_alertmanager_forgets_and_gets_it_again(tmp_path: Path) -> None:
     alertmanager = Alertmanager(tmp_path)
     with sender(tmp_path, [alertmanager.url], resend_s=0.2) as sending:
         with alertmanager.running():
             sending.fire(pressure(time.time()))
             until(lambda: alertmanager.alerts(PRESSURE), "firing")
         with alertmanager.running():  # it keeps no alerts across a restart
-            until(lambda: alertmanager.alerts(PRESSURE), "told again")
+            until(lambda: alertmanager.alerts(PRESSURE), "sent again")
 
 
 def test_one_bad_alert_does_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ receivers: [{{name: hook, webhook_configs: [{{url: '{url}'}}]}}]
 """
 
 
-def test_a_late_event_is_told_to_people_not_only_listed(tmp_path: Path) -> None:
+def test_people_are_notified_of_a_late_event(tmp_path: Path) -> None:
     """Alertmanager notifies nobody of what is over when it hears of it; so we keep it firing."""
     people = Webhook(tmp_path, "people")
     alertmanager = Alertmanager(tmp_path, _TO_WEBHOOK.format(url=people.url))
@@ -194,10 +194,10 @@ def test_a_late_event_is_told_to_people_not_only_listed(tmp_path: Path) -> None:
         (name,) = sending.counters
         until(lambda: sending.counters[name]["failed"] >= 2, "it is down")
         with alertmanager.running():
-            until(people.got, "somebody is told")
-    told = people.got()[0]
-    assert told["status"] == "firing"
-    assert told["alerts"][0]["annotations"]["summary"] == "killed"
+            until(people.got, "people are notified")
+    notified = people.got()[0]
+    assert notified["status"] == "firing"
+    assert notified["alerts"][0]["annotations"]["summary"] == "killed"
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_container_s_directory_is_no_label() -> None:
     (alert,) = alerts_for(OWN_LIMIT, "n")
     assert "0f3a" not in str(alert.labels)
     assert alert.annotations["where"] == OWN_LIMIT["domain"]
-    # Outside every pod the directory is what tells one service from another.
+    # Outside every pod the directory is the name of the service.
     service = {**OWN_LIMIT, "domain": "/sys/fs/cgroup/system.slice/db.service", "oom_victims": [OUTSIDE]}
     assert alerts_for(service, "n")[0].labels["cgroup"] == "/sys/fs/cgroup/system.slice/db.service"
 

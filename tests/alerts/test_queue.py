@@ -1,4 +1,4 @@
-"""The queue of one receiver: what it is told, when, and that a restart changes nothing."""
+"""The queue of one receiver: what is delivered, when, and that a restart changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(name: str = "E", at: float = 100.0, hold: float = 50.0) -> Alert:
     return Alert(name, {"node": "n"}, {}, at, at + hold)
 
 
-def told(outbox: Outbox, now: float) -> list[tuple[str, str]]:
+def delivered(outbox: Outbox, now: float) -> list[tuple[str, str]]:
     """Everything the receiver takes now: (status, name)."""
     found = []
     outbox.tick(now)
@@ -46,11 +46,11 @@ def test_fires_once_and_resolves_once(every: bool) -> None:
     assert not outbox.fire(lasting(at=103.0, available="7"))
     assert outbox.active()[0].annotations == {"available": "7"}
     assert outbox.active()[0].starts_at == 100
-    assert told(outbox, 104) == [(FIRING, "P")]
+    assert delivered(outbox, 104) == [(FIRING, "P")]
     outbox.end(lasting().fingerprint, 110)
-    assert told(outbox, 109) == []
-    assert told(outbox, 110) == [(RESOLVED, "P")]
-    assert told(outbox, 999) == []
+    assert delivered(outbox, 109) == []
+    assert delivered(outbox, 110) == [(RESOLVED, "P")]
+    assert delivered(outbox, 999) == []
     assert not outbox.firing
 
 
@@ -59,15 +59,15 @@ def test_an_event_that_goes_on_is_extended(every: bool) -> None:
     """Kills that do not stop: the incident began when it began and ends later each time it is judged."""
     outbox = Outbox(every)
     assert outbox.fire(event(at=100, hold=330))
-    assert told(outbox, 101) == [(FIRING, "E")]
+    assert delivered(outbox, 101) == [(FIRING, "E")]
     for more in range(10, 1000, 10):
         assert not outbox.fire(event(at=100, hold=330 + more))
-        assert told(outbox, 100 + more) == []
+        assert delivered(outbox, 100 + more) == []
     assert not outbox.fire(event(at=100, hold=400))  # what was known earlier and comes late
     for one in (outbox, restarted(outbox)):
         assert one.active()[0].ends_at == 100 + 330 + 990
-        assert told(one, 1419) == []
-        assert told(one, 1422) == [(RESOLVED, "E")]
+        assert delivered(one, 1419) == []
+        assert delivered(one, 1422) == [(RESOLVED, "E")]
 
 
 def test_an_event_is_not_extended_for_a_few_seconds() -> None:
@@ -82,10 +82,10 @@ def test_an_event_is_not_extended_for_a_few_seconds() -> None:
 def test_an_end_is_taken_back(every: bool) -> None:
     outbox = Outbox(every)
     outbox.fire(lasting())
-    told(outbox, 100)
+    delivered(outbox, 100)
     outbox.end(lasting().fingerprint, 110)
     outbox.fire(lasting(at=105))
-    assert told(outbox, 200) == []
+    assert delivered(outbox, 200) == []
     assert outbox.active()[0].ends_at is None
 
 
@@ -93,11 +93,11 @@ def test_an_end_is_taken_back(every: bool) -> None:
 def test_an_end_nobody_looked_at_is_not_taken_back(every: bool) -> None:
     outbox = Outbox(every)
     outbox.fire(lasting())
-    told(outbox, 100)
+    delivered(outbox, 100)
     outbox.end(lasting().fingerprint, 110)
     outbox.fire(lasting(at=120))
     # A webhook hears of both changes; to Alertmanager only the last one matters.
-    assert told(outbox, 120) == ([(RESOLVED, "P"), (FIRING, "P")] if every else [(FIRING, "P")])
+    assert delivered(outbox, 120) == ([(RESOLVED, "P"), (FIRING, "P")] if every else [(FIRING, "P")])
 
 
 def test_a_clock_set_back_makes_no_end_before_the_start() -> None:
@@ -111,14 +111,14 @@ def test_a_clock_set_back_makes_no_end_before_the_start() -> None:
 def test_a_second_event_counts_and_prolongs() -> None:
     outbox = Outbox(every=False)
     assert outbox.fire(event(at=100))
-    assert told(outbox, 100) == [(FIRING, "E")]
+    assert delivered(outbox, 100) == [(FIRING, "E")]
     assert not outbox.fire(event(at=100))
     assert outbox.fire(event(at=130))
     (change,) = outbox.batch(64)
     assert change.alert.annotations["occurrences"] == "2"
-    assert told(outbox, 130) == [(FIRING, "E")]
-    assert told(outbox, 179) == []
-    assert told(outbox, 180) == [(RESOLVED, "E")]
+    assert delivered(outbox, 130) == [(FIRING, "E")]
+    assert delivered(outbox, 179) == []
+    assert delivered(outbox, 180) == [(RESOLVED, "E")]
 
 
 def test_alertmanager_hears_late_events_for_the_whole_hold_time() -> None:
@@ -127,10 +127,10 @@ def test_alertmanager_hears_late_events_for_the_whole_hold_time() -> None:
     outbox.fire(event(at=100, hold=50))
     outbox.fire(lasting(at=100))
     outbox.end(lasting().fingerprint, 120)
-    assert told(outbox, 1000) == [(FIRING, "E"), (FIRING, "P")]
-    assert told(outbox, 1049) == []
-    assert told(outbox, 1050) == [(RESOLVED, "E")]
-    assert told(outbox, 1000 + HOLD_S) == [(RESOLVED, "P")]
+    assert delivered(outbox, 1000) == [(FIRING, "E"), (FIRING, "P")]
+    assert delivered(outbox, 1049) == []
+    assert delivered(outbox, 1050) == [(RESOLVED, "E")]
+    assert delivered(outbox, 1000 + HOLD_S) == [(RESOLVED, "P")]
 
 
 def test_a_webhook_hears_late_what_happened_when() -> None:
@@ -138,7 +138,7 @@ def test_a_webhook_hears_late_what_happened_when() -> None:
     outbox.fire(event(at=100, hold=50))
     outbox.tick(1000)
     assert [change.alert.ends_at for change in outbox._pending.values()] == [150, 150]
-    assert told(outbox, 1000) == [(FIRING, "E"), (RESOLVED, "E")]
+    assert delivered(outbox, 1000) == [(FIRING, "E"), (RESOLVED, "E")]
 
 
 @pytest.mark.parametrize("every", [True, False])
@@ -147,7 +147,7 @@ def test_the_oldest_resolved_is_dropped_first(every: bool, monkeypatch: pytest.M
     outbox = Outbox(every)
     for name in "AB":
         outbox.fire(lasting(name))
-        told(outbox, 100)
+        delivered(outbox, 100)
     for name in "AB":
         outbox.end(lasting(name).fingerprint, 110)
     outbox.tick(110)
@@ -156,7 +156,7 @@ def test_the_oldest_resolved_is_dropped_first(every: bool, monkeypatch: pytest.M
     assert outbox.dropped == 1
     outbox.fire(lasting("E"))
     assert outbox.dropped == 2
-    assert told(outbox, 120) == [(FIRING, "C"), (FIRING, "D"), (FIRING, "E")]
+    assert delivered(outbox, 120) == [(FIRING, "C"), (FIRING, "D"), (FIRING, "E")]
     for name in "FGHI":
         outbox.fire(lasting(name))
     assert outbox.dropped == 3  # nothing but firing ones: the oldest of them
@@ -169,7 +169,7 @@ def test_what_is_firing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox = Outbox(every=False)
     for n in range(25):
         outbox.fire(lasting(f"A{n}"))
-        told(outbox, 100)
+        delivered(outbox, 100)
     assert [alert.name for alert in outbox.active()] == [f"A{n}" for n in range(15, 25)]
     assert outbox.dropped == 15
 
@@ -231,7 +231,7 @@ def test_every_change_is_announced(every: bool, steps: list[tuple[str, str, int]
     restored = Outbox(every)
     restored.load(seen[-1])
     later = 10_000.0
-    assert told(restored, later) == told(outbox, later)
+    assert delivered(restored, later) == delivered(outbox, later)
 
 
 @given(st.booleans(), _STEPS)
@@ -239,10 +239,10 @@ def test_a_receiver_that_comes_back_knows_what_is_firing(every: bool, steps: lis
     """Whatever happened: after it took all that waits, the last it heard of each alert is how things stand."""
     outbox = Outbox(every)
     now = played(outbox, [step for step in steps if step[0] not in ("ack", "refuse")])
-    heard = {name: status for status, name in told(outbox, now)}
+    heard = {name: status for status, name in delivered(outbox, now)}
     firing = {alert.name for alert in outbox.active()}
     assert {name for name, status in heard.items() if status == FIRING} == firing
-    told(outbox, now + 2 * HOLD_S + 1000)
+    delivered(outbox, now + 2 * HOLD_S + 1000)
     assert {alert.name for alert in outbox.active()} == {a.name for a in outbox.active() if a.ends_at is None}
 
 
@@ -251,6 +251,6 @@ def test_a_webhook_hears_no_resolved_without_its_firing(steps: list[tuple[str, s
     outbox = Outbox(every=True)
     now = played(outbox, [step for step in steps if step[0] not in ("ack", "refuse")])
     state: dict[str, str] = {}
-    for status, name in told(outbox, now + 10_000):
+    for status, name in delivered(outbox, now + 10_000):
         assert status == FIRING or state.get(name) == FIRING
         state[name] = status

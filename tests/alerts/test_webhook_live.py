@@ -36,7 +36,7 @@ def test_one_object_for_each_change(tmp_path: Path) -> None:
     (alert,) = alerts_for(EVICTION_WON, "node1")
     with hook.running(), sender(tmp_path, webhooks=[hook.url]) as sending:
         sending.fire(alert)
-        sending.fire(alert)  # the same event: no news
+        sending.fire(alert)  # the same event: no change
         until(lambda: len(hook.got()) == 2, "raised and, long past its hold time, resolved")
     fired, resolved = hook.got()
     assert fired == {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 IO_TIMEOUT_S = 5.0
 #: Seconds after which a post is cut off, however many small bytes still come.
 TOTAL_TIMEOUT_S = 15.0
-#: Bytes of an answer that are read; the rest says nothing new.
+#: Bytes of an answer that are read.
 MAX_ANSWER = 16 << 10
 
 
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
     @property
     def final(self) -> bool:
-        """Whether the receiver will say the same next time: it is the content that it does not like.
+        """Whether the answer will be the same next time: the content is refused.
 
         404 and the like are not: an operator may be correcting just that.
         """

@@ -1,11 +1,11 @@
-"""What one receiver is still to be told: a bounded queue of changes that survives a restart.
+"""The undelivered changes for one receiver: a bounded queue that survives a restart.
 
 No clock and no files here: times are Unix seconds given by the caller, and every change is announced to
 ``on_change``, so that `monitor.side.alerts.state` writes a snapshot, which a later process loads.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
-last change of an alert counts, and what is firing is said again and again, because Alertmanager forgets what it does
-not hear of for its ``resolve_timeout``. It tells nobody of an alert that was over before it heard of it, so an alert
+last change of an alert counts, and what is firing is sent again and again, because Alertmanager forgets what it does
+not get for its ``resolve_timeout``. It notifies nobody of an alert that was over when it got it, so an alert
 raised while it was down is kept firing for a while after it got through (`Outbox.due`).
 """
 
@@ -30,7 +30,7 @@ EXTEND_S = 10.0
 
 
 class Change(NamedTuple):
-    """Something the receiver is to hear. ``seq`` is unique within the outbox, and grows."""
+    """Something to be delivered. ``seq`` is unique within the outbox, and grows."""
 
     seq: int
     status: str
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The same at every try, also after a restart: a receiver can tell a repetition by it."""
+        """The same at every try, also after a restart: a receiver recognises a repetition by it."""
         return f"{self.alert.fingerprint}-{round(self.alert.starts_at * 1000)}-{self.status}"
 
 
@@ -84,13 +84,13 @@ class Outbox:
         return bool(self._active)
 
     def active(self) -> list[Alert]:
-        """The alerts that are firing, whether or not the receiver has heard of them; ``ends_at`` where it is known."""
+        """The alerts that are firing, delivered or not; ``ends_at`` where it is known."""
         return [replace(entry.alert, ends_at=entry.ends_at) for entry in self._active.values()]
 
     # what happens
 
     def fire(self, alert: Alert) -> bool:
-        """Raise an alert; False if the receiver need not hear of it again.
+        """Raise an alert; False if it need not be delivered again.
 
         One that is firing already and lasts is only brought up to date (annotations, and an end announced by `end` is
         taken back). One that is over by itself goes on where it now ends later (by `EXTEND_S` at least), and fires
@@ -147,7 +147,7 @@ class Outbox:
             return None
         if entry.hold_s is not None:
             return entry.acked_at + entry.hold_s
-        # It was over before the receiver heard of it: it has to be firing there for a while to be told to anybody.
+        # It was over before it was delivered: Alertmanager notifies only of what is firing for a while.
         return entry.ends_at if entry.acked_at <= entry.ends_at else entry.acked_at + HOLD_S
 
     def tick(self, now: float) -> float | None:
@@ -175,7 +175,7 @@ class Outbox:
         return list(latest.values())
 
     def repeats(self) -> list[Change]:
-        """All that is firing, to say it again (``seq`` 0). Also what never got through because it was dropped."""
+        """All that is firing, to be sent again (``seq`` 0). Also what never got through because it was dropped."""
         return [Change(0, FIRING, entry.shown()) for entry in self._active.values()]
 
     def ack(self, changes: Iterable[Change], now: float) -> None:
@@ -187,10 +187,10 @@ class Outbox:
                 for seq in [n for n, each in self._pending.items() if n < change.seq and each.alert.fingerprint == key]:
                     del self._pending[seq]
             entry = self._active.get(key) if change.status == FIRING else None
-            heard = entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at
-            if entry is not None and heard:
+            first = entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at
+            if entry is not None and first:
                 entry.acked_at = now
-            if waited or heard:
+            if waited or first:
                 self._on_change()
 
     def refuse(self, change: Change) -> None:
@@ -204,7 +204,7 @@ class Outbox:
     def _settle(self, key: str, due: float) -> None:
         """The alert is over and reported as such, with ``due`` as its end where it was not known before."""
         entry = self._active.pop(key)
-        # The true end, where the receiver was told of the alert while it lasted; the end it was shown, where not.
+        # The true end, where the alert was delivered while it lasted; the end that was delivered, where not.
         ends_at = entry.ends_at if entry.ends_at is not None and entry.hold_s is None else due
         self._push(RESOLVED, replace(entry.shown(), ends_at=ends_at))
 

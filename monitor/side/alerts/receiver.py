@@ -47,7 +47,7 @@ def alertmanager_body(changes: Sequence[Change]) -> bytes:
     for change in changes:
         alert = change.alert
         item: dict[str, Any] = {
-            # The rule file says `source="rule"`: with both, one can inhibit the other.
+            # The rule file sets `source="rule"`: with both, one can inhibit the other.
             "labels": {"alertname": alert.name, "source": "push", **alert.labels},
             "annotations": dict(alert.annotations),
             "startsAt": rfc3339(alert.starts_at),

@@ -42,7 +42,7 @@ NAMES = (
     NOT_READY,
 )
 
-#: How long an event that is a point in time counts as firing, in seconds. Alertmanager tells nobody of an alert that is
+#: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies nobody of one that is
 #: resolved before its group is looked at, which by default happens every 5 min (group_interval): a little longer.
 HOLD_S = 330.0
 #: A forecast of an OOM kill within fewer seconds than this is an alert.
@@ -64,7 +64,7 @@ _YEAR_10000 = 253402300800
 class Alert:
     """One alert. ``starts_at`` and ``ends_at`` are Unix seconds.
 
-    ``ends_at`` None: it lasts until somebody says that it is over. Set: it is over then, by itself. Labels with an
+    ``ends_at`` None: it lasts until it is resolved. Set: it is over then, by itself. Labels with an
     empty value are dropped, because Alertmanager takes them for absent. Raises ValueError for a time that is none.
     """
 
@@ -143,7 +143,7 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
 
     def alert(name: str, severity: str, pod: str, **labels: str) -> Alert:
         namespace, _, short = pod.rpartition("/")
-        # The directory of a container is another one after every restart: only what is in no pod is told apart by it.
+        # The directory of a container is another one after every restart: only what is in no pod is named by it.
         where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
         identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
         return Alert(name, identity, _annotations(name, incident), starts_at, ends_at)

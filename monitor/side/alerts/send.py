@@ -19,7 +19,7 @@ from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.state import FILE_NAME, StateFile
 from monitor.side.export.log import Log
 
-#: Seconds after which Alertmanager is told again what is firing; it forgets after its resolve_timeout (5 min).
+#: Seconds after which Alertmanager gets again what is firing; it forgets after its resolve_timeout (5 min).
 RESEND_S = 60.0
 #: An alert that is in no `AlertSender.update` any more is over after this many seconds, if it does not come back.
 SETTLE_S = 5.0
@@ -66,7 +66,7 @@ class AlertSender:
                     self._state.changed,
                 )
         if saved:
-            log.warning("receivers are configured no more: what they were to be told is dropped", receivers=len(saved))
+            log.warning("alerts for receivers that are configured no more are dropped", receivers=len(saved))
             self._state.changed()
 
     def fire(self, alert: Alert) -> None:

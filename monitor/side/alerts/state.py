@@ -1,4 +1,4 @@
-"""What every receiver is still to be told, in one file of the state dir, so that it survives this process.
+"""The undelivered alerts of all receivers, in one file of the state dir, so that they survive this process.
 
 A thread of its own writes the whole of it to a new file, flushes that and renames it over the old one: a kill or a
 power cut at any moment leaves the one or the other. Changes are gathered for `BATCH_S`, so a storm of alerts costs two

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from monitor.errors import MonitorError
 
-#: "outr", at offset 68 of the file (https://sqlite.org/fileformat.html#application_id): tells our file from others.
+#: "outr", at offset 68 of the file (https://sqlite.org/fileformat.html#application_id): this is our file.
 APPLICATION_ID = 0x6F757472
 SCHEMA_VERSION = 2
 _SCHEMA = (
