@@ -69,7 +69,7 @@ def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
     took = ""
     if basis.done_ns is not None and f.crossed_ns is not None:
         took = f" within {span(basis.done_ns - f.crossed_ns)} of the crossing"
-    return f"RecordedEviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
+    return f"Eviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
 
 
 def _unseen(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:

@@ -64,7 +64,7 @@ def test_under_pressure_it_is_an_eviction_by_the_kubelet() -> None:
     found = judged(*START, *grown, crossing(), stop(400), stop(401, pid=11), left(430), clear(440), END)
     assert (found.verdict, found.by, found.observed, found.flags) == ("eviction_won", "kubelet", False, ())
     assert [(e.pod, e.rank) for e in found.evicted] == [("shop/hog", 1)]
-    assert found.summary.startswith("RecordedEviction won: the kubelet evicted shop/hog within 430 ms of the crossing")
+    assert found.summary.startswith("Eviction won: the kubelet evicted shop/hog within 430 ms of the crossing")
 
 
 def test_also_for_a_soft_threshold_and_of_a_pod_that_is_not_the_first() -> None:
