@@ -14,15 +14,16 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_of
-from monitor.policy import acting, eviction_facts
+from monitor.policy import decisions
+from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import judge as judge_brake
-from monitor.policy.eviction_facts import Repeats
 from monitor.policy.eviction_order import EvictionOrder
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, run_pass
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.synchronize import EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.policy.synchronize import Observation
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.snapshot import state_from_json
@@ -87,14 +88,13 @@ class Passes:
 
     def __init__(self, config: RunConfig, found: Replayed, compare: bool) -> None:
         self._enforce = config.enforce
-        self._config: EvictionConfig = config.eviction_config()
+        self._config = config.pass_config(kill_at_once=True)
         self._key = era(config.policy).memory_key
         self._found = found
         self._compare = compare
         self._eviction_order = EvictionOrder(self._key)
-        self._state = State.initial()
-        self._repeats = Repeats()
-        self._id = 0
+        self._state = KNOWN_LAYOUT
+        self._decisions = Decisions(config.enforce)
         self._number = 0  # of the hot process's last message
         self._known = False  # a snapshot came, and nothing is missing since
         self._complete = False  # the ranking is all of it: it began with a whole one, and nothing is missing since
@@ -129,17 +129,18 @@ class Passes:
         """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
         if not self._complete:
             return
-        state, repeats, last_id = state_of(value["state"]), Repeats(value["told"]), int(value["last_id"])
+        state, last_id = state_of(value["state"]), int(value["last_id"])
         if not self._compare:
             # The state belongs to the recorded thresholds. The new ones begin anew, and from then on keep their own.
             if not self._known:
-                self._state, self._repeats, self._id = State.initial(), Repeats(), 0
+                self._state, self._decisions = KNOWN_LAYOUT, Decisions(self._enforce)
             self._known = True
             return
-        if self._known and (state, last_id) != (self._state, self._id):
-            ours, theirs = [state_json(self._state), self._id], [state_json(state), last_id]
+        if self._known and (state, last_id) != (self._state.core, self._decisions.last_id):
+            ours, theirs = [state_json(self._state.core), self._decisions.last_id], [state_json(state), last_id]
             self._found.differs("state", number, theirs, ours)
-        self._state, self._repeats, self._id = state, repeats, last_id
+        self._state = self._state._replace(core=state)
+        self._decisions.last_id, self._decisions.reported = last_id, dict(value["told"])
         self._known = True
 
     def _pass(self, value: Mapping[str, Any], number: int) -> None:
@@ -149,71 +150,47 @@ class Passes:
         def rank(signal: str) -> Sequence[Candidate]:
             return self._eviction_order.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
 
-        self._state, outcome = synchronize(self._config, self._state, observations, value["now_ns"], rank)
+        result = run_pass(self._config, self._state, observations, value["now_ns"], rank)
+        self._state, outcome = result.state, result.outcome
         self._found.passes += 1
         decision = None
         # Recordings of earlier versions, which waited for nothing and held nobody, have none of these.
         coming = {signal: Coming(*seen) for signal, seen in value.get("coming", {}).items()}
-        waits = (
-            outcome.victim is not None
-            and not value.get("forced")
-            and eviction_facts.waits(outcome, observations, coming)
-        )
+        waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
         brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
         acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
         if outcome.victim is not None and acts and (brake.go or value["forced"]):
-            crossed_ns = value["crossed_ns"] if acting.of_memory(outcome) else 0
-            facts = eviction_facts.facts(outcome, observations, brake.reason)
-            facts["given_s"] = acting.grace_s(outcome)
-            decision = self._act(value, facts, outcome.victim, eviction_facts.subject(outcome), crossed_ns)
+            victim = outcome.victim
+            name = f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
+            crossed_ns = value["crossed_ns"] if is_of_memory(outcome) else 0
+            about = decisions.for_threshold(result, observations, brake.reason)
+            decision = self._decide(value, about, (victim.uid, name), crossed_ns)
         if self._compare:
             self._check("decision", number, value["decision"], decision)
             self._check("outcome", number, value["outcome"], outcome_json(outcome))
             self._check("waits", number, value.get("waits", False), waits)
-            self._check("hurried", number, value["hurried"], self._hurries(value, outcome))
+            hurried = bool(value["busy"] and value["may_act"]) and hurries(outcome)
+            self._check("hurried", number, value["hurried"], hurried)
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:
         """A pod over a limit of its own."""
-        namespace, _, name = value["name"].rpartition("/")
-        victim = Candidate(value["pod"], namespace, name, 0, 0, None, False)
-        facts = eviction_facts.limit_facts(value["message"])
-        facts["given_s"] = facts["grace_s"]
-        decision = self._act(value, facts, victim, value["pod"], 0)
+        about = decisions.for_limit(self._config, value["message"])
+        decision = self._decide(value, about, (value["pod"], value["name"]), 0)
         if self._compare:
             self._check("decision", number, value["decision"], decision)
 
-    def _act(
-        self, value: Mapping[str, Any], facts: dict[str, Any], victim: Candidate, subject: str, crossed_ns: int
+    def _decide(
+        self, value: Mapping[str, Any], about: Mapping[str, Any], pod: tuple[str, str], crossed_ns: int
     ) -> dict[str, Any] | None:
-        """The decision that is made, or None if it was told too short a time ago. As `Decider._act`."""
+        """The decision that is made, or None if it was reported too short a time ago."""
         decided_ns = value["decided_ns"]
         if decided_ns is None:  # nobody was decided on then: only with another configuration
             decided_ns = value["now_ns"]
-        if not self._enforce and not self._repeats.allow(subject, bool(crossed_ns), decided_ns):
-            return None
-        self._id += 1
-        uid, name = victim.uid, f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
         fired = value["fired"] if self._enforce else None
-        if fired is not None:
-            uid, name = fired
-            facts["given_s"] = 0  # the kernel's trigger sends SIGKILL
-        made = eviction_facts.recorded(
-            {
-                "id": self._id,
-                **facts,
-                "pod": uid,
-                "name": name,
-                "observed": not self._enforce,
-                "trigger": "user" if fired is None else "kernel",
-                "crossed_ns": crossed_ns or None,
-                "decided_ns": decided_ns,
-            }
-        )
-        self._found.decisions.append(made)
+        made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=fired)
+        if made is not None:
+            self._found.decisions.append(made)
         return made
-
-    def _hurries(self, value: Mapping[str, Any], outcome: Outcome) -> bool:
-        return bool(value["busy"] and value["may_act"]) and acting.hurries(outcome)
 
     def _check(self, what: str, number: int, recorded: object, replayed: object) -> None:
         """Byte for byte: what reads the same and is not (True, 1, 1.0) is a difference too."""
@@ -225,7 +202,7 @@ class Races:
     """The events of races: episodes, and the incidents they are judged to be."""
 
     def __init__(self, config: RunConfig, head: Mapping[str, Any], found: Replayed) -> None:
-        self._config = config.eviction_config()
+        self._config = config.pass_config()
         self._version = int(head["cgroup_version"])
         self._realtime_ns = int(head["realtime_ns"])
         found.clocks = [(0, self._realtime_ns)]

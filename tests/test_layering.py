@@ -121,6 +121,16 @@ def test_the_check_of_parts_can_fail(part: str, source: str) -> None:
     assert upwards(part, source)
 
 
+def test_only_the_pass_of_the_policy_calls_synchronize() -> None:
+    callers = {
+        str(path.relative_to(MONITOR))
+        for path in MONITOR.glob("**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and "synchronize" in (getattr(node.func, name, "") for name in ("id", "attr"))
+    }
+    assert callers == {"policy/eviction_pass.py"}
+
+
 def complaints(source: str) -> list[str]:
     """What a policy module may not import or call."""
     found = []

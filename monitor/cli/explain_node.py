@@ -17,12 +17,12 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod, PodSource
 from monitor.pods.storage import Roots, limited, measure, process_stats
-from monitor.policy.eviction_pass import ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
+from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.layout import DiskLayout
-from monitor.policy.releases import Era, era
+from monitor.policy.releases import Era
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, SIGNALS
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import State, synchronize
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
 
@@ -40,17 +40,24 @@ class Situation:
     """
 
     config: RunConfig
-    era: Era
-    layout: DiskLayout
+    rules: PassConfig
     node: Node
     origin: str
     found: Mapping[str, FoundPod]
     summary: Summary
-    result: PassResult
+    result: KubeletResult
     signal: str
     held: tuple[str, ...] | None
     braked: Mapping[str, Any] | None
     problems: Sequence[str]
+
+    @property
+    def era(self) -> Era:
+        return self.rules.era
+
+    @property
+    def layout(self) -> DiskLayout:
+        return self.rules.layout
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -80,8 +87,8 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
     frame = node.frame(source)
     found = _present(frame, source.pods)
     raw = _summary(frame, found, found_disks, node.hierarchy)
-    rules = config.eviction_config()
-    _, outcome = synchronize(rules, State.initial(), Summary(raw).observations, 0, lambda _: ())
+    rules = config.pass_config()
+    outcome = run_pass(rules, KNOWN_LAYOUT, Summary(raw).observations, 0, lambda _: ()).outcome
     if signal is None:
         wanted = outcome.starved or next(iter(outcome.observed), None)
         signal = MEMORY if wanted is None else wanted.signal
@@ -91,24 +98,13 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
         *_measure(config, raw, found, signal, Roots.of(found_disks)),
     )
     summary = Summary(raw)
-    layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
-    settings = ManagerConfig(
-        config.thresholds(),
-        config.eviction_pressure_transition_period_ns,
-        config.eviction_max_pod_grace_period_s,
-        layout,
-        config.local_storage,
-        compat=config.compat,
-        era=era(config.policy),
-    )
     pods = [one.pod for one in found.values()]
     # What cleaning up would free is not known before it is done: as if it were not enough.
-    result = manage(settings, ManagerState(laid_out=True), pods, lambda: summary, 0, lambda _: None)
+    result = kubelet_pass(rules, KNOWN_LAYOUT, pods, lambda: summary, 0, lambda _: None)
     held = _held(config) if frame["source"].startswith("daemon ") else None
     return Situation(
         config=config,
-        era=settings.era,
-        layout=layout,
+        rules=rules,
         node=node,
         origin=frame["source"],
         found=found,

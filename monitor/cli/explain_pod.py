@@ -14,13 +14,14 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total_pages
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
-from monitor.policy.eviction_pass import container_usage
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
 from monitor.policy.explain import changes, contrast, why_class, why_critical, why_request
+from monitor.policy.kubelet_pass import container_usage
+from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import eviction_message
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation
-from monitor.policy.synchronize import State, synchronize
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked
 from monitor.race.badness import Victim, likely_victim, mismatch
@@ -205,10 +206,7 @@ def _threshold(seen: Situation) -> Threshold | None:
 
 def _grace_s(seen: Situation, threshold: Threshold, one: Ranked) -> int:
     """The grace of an eviction for ``threshold``, asked of a pass in which it is met and past its own grace."""
-    if threshold.hard:
-        return seen.era.hard_grace_s
-    rules = dataclasses.replace(seen.config.eviction_config(), thresholds=(threshold,))
+    rules = dataclasses.replace(seen.rules, thresholds=(threshold,), layout=NO_OVERLAY)
     starved = {threshold.signal: Observation(-(2**62), 1, 0)}
-    state, _ = synchronize(rules, State.initial(), starved, 0, lambda _: ())
-    _, outcome = synchronize(rules, state, starved, threshold.grace_ns, lambda _: [one.candidate])
-    return outcome.grace_s
+    before = run_pass(rules, KNOWN_LAYOUT, starved, 0, lambda _: ())
+    return run_pass(rules, before.state, starved, threshold.grace_ns, lambda _: [one.candidate]).grace_s

@@ -20,12 +20,22 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
-from monitor.policy import acting, eviction_facts, patience
+from monitor.policy import decisions, patience
 from monitor.policy.compat import SANE
+from monitor.policy.decisions import Decisions
+from monitor.policy.eviction_pass import (
+    KNOWN_LAYOUT,
+    PassConfig,
+    PassResult,
+    hurries,
+    is_of_memory,
+    run_pass,
+    takes_first_at_once,
+)
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.synchronize import HARD_GRACE_S, EvictionConfig, Observation, Outcome, State, synchronize
+from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
@@ -53,7 +63,7 @@ class Decider:
     def __init__(
         self,
         config: RunConfig,
-        eviction_config: EvictionConfig,
+        pass_config: PassConfig,
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
@@ -66,7 +76,7 @@ class Decider:
     ) -> None:
         self._journal = journal
         self._enforce = config.enforce
-        self._config = eviction_config
+        self._config = pass_config
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
@@ -77,7 +87,7 @@ class Decider:
         self._stats = stats
         self._tell = tell
         self._brake = Brake(gauge, registry, trigger, stats, tell, active=config.compat == SANE)
-        self._state = State.initial()
+        self._state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
         self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
@@ -90,8 +100,7 @@ class Decider:
         self._recheck_after = 0
         self.reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
-        self._repeats = eviction_facts.Repeats()
-        self._id = 0
+        self._decisions = Decisions(config.enforce)
 
     @property
     def deadline_ns(self) -> int | None:
@@ -211,7 +220,7 @@ class Decider:
         now = self._passed_ns = time.monotonic_ns()
         journal, acted, braked = self._journal, None, False
         if journal is not None:
-            journal.begin(now, self._state, self._repeats, self._id)
+            journal.begin(now, self._state.core, self._decisions)
         for w in self._gauge.watches:
             if w.thresholds and self._gauge.known(w):  # unknown is not nothing
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
@@ -222,12 +231,15 @@ class Decider:
         def rank(signal: str) -> Sequence[Candidate]:
             if signal in MEMORY_SIGNALS:
                 return self._registry.order()
-            found = self._registry.candidates(self._slow.order(signal, now))
+            found = self._registry.candidates(self._slow.order(signal))
             if journal is not None:
                 journal.ranked(signal, found)
             return found
 
-        self._state, outcome = synchronize(self._config, self._state, observations, now, rank)
+        result = run_pass(
+            self._config, self._state, observations, now, rank, clean=lambda signal: self._slow.clean(signal, now)
+        )
+        self._state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
         was_pressed, self.pressed = self.pressed, any(t.signal in MEMORY_SIGNALS for t in outcome.observed)
         if not crossed_ns and self._recheck_after in (0, RECHECK_NS):
@@ -236,7 +248,7 @@ class Decider:
         busy = self._evictor.current is not None
         # What was signalled already cannot be waited for.
         forced = sent is not None or self._trigger.is_pulled
-        waits = outcome.victim is not None and not forced and eviction_facts.waits(outcome, observations, coming)
+        waits = decisions.waits(outcome, observations, coming, forced=forced)
         self._note_wait(waits, outcome, coming)
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             self._evictor.begin(sent.entry, 0, sent)
@@ -248,9 +260,9 @@ class Decider:
                     asked = self._brake.ask(outcome, observations, readings, coming, settled=not self._patience.active)
                 braked = not self._brake.lets(asked, outcome, observations, entry, now) and not forced
                 if not braked:
-                    reason = asked.answer.reason
-                    acted = self._decide(outcome, entry, observations, readings, crossed_ns, sent, reason)
-            elif acting.hurries(outcome):
+                    about = decisions.for_threshold(result, observations, asked.answer.reason)
+                    acted = self._decide(result, entry, about, readings, crossed_ns, sent)
+            elif hurries(outcome):
                 self._evictor.hurry()
         self._brake.look_after(outcome, now)
         self.changed |= self._brake.take_news()
@@ -322,7 +334,7 @@ class Decider:
         """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.
 
         All that the pass could answer is known before: a hard threshold for memory is acted on before every other, at
-        once, and takes the first of the order (`acting.takes_first_at_once`; a test holds it against `synchronize`).
+        once, and takes the first of the order (`takes_first_at_once`; a test holds it against `run_pass`).
         Sending after the pass and its report cost 90 us of 270 with 110 pods.
         """
         nothing = None, UNASKED
@@ -333,7 +345,7 @@ class Decider:
             return nothing
         reading = self._gauge.reading(watch)
         available = watch.capacity - reading.working_set
-        if not acting.takes_first_at_once(available, watch.hard_line):
+        if not takes_first_at_once(available, watch.hard_line):
             return nothing
         if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
             return nothing
@@ -404,80 +416,68 @@ class Decider:
 
     def _decide(
         self,
-        outcome: Outcome,
+        result: PassResult,
         entry: PodEntry,
-        observations: dict[str, Observation],
+        about: dict[str, Any],
         readings: dict[str, Reading],
         crossed_ns: int,
         sent: SentKill | None,
-        braked: str,
     ) -> Acted | None:
-        """Evict the pod the policy chose (enforce), or say that it would be evicted (observe).
-
-        ``braked``: why evictions are held, where growth demands this one all the same.
-        """
-        facts = eviction_facts.facts(outcome, observations, braked)
-        signal, of_memory = facts["signal"], acting.of_memory(outcome)
-        if of_memory:
-            facts["usage"] = readings[facts["domain"]].usage
-            facts["coming"] = self._patience.left_in(signal)
+        """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
+        signal = about["signal"]
+        if is_of_memory(result.outcome):
+            usage = readings[about["domain"]].usage
+            figures: dict[str, Any] = {"usage": usage, "coming": self._patience.left_in(signal)}
         else:
             crossed_ns = 0  # the crossing was of memory, and over when it was looked at
-            facts["usage"] = facts["capacity"] - facts["available"]
-            facts["cleanup"] = list(self._slow.cleanup(signal))
+            figures = {"usage": about["capacity"] - about["available"], "cleanup": list(self._slow.cleanup(signal))}
             if self._trigger.is_pulled:
                 return None  # somebody is dying in the kernel already: its record comes next
             if self._enforce:
                 self._slow.evicted(signal, time.monotonic_ns())
-        return self._act(entry, acting.grace_s(outcome), facts, eviction_facts.subject(outcome), crossed_ns, sent)
+        return self._act(entry, about, figures, crossed_ns, sent)
 
     def _act(
         self,
         entry: PodEntry,
-        grace_s: int,
-        facts: dict[str, Any],
-        subject: str,
+        about: dict[str, Any],
+        figures: dict[str, Any],
         crossed_ns: int = 0,
         sent: SentKill | None = None,
     ) -> Acted | None:
-        """Signal the pod, then tell of it; or only tell, and that of one ``subject`` not too often.
+        """Signal the pod, then tell of it; or only tell, and that of one subject not too often (`Decisions`).
 
-        ``facts``: what led to it. ``sent``: it was signalled already. Gives what was done, for the journal if there is
-        one.
+        ``about`` and ``figures``: what led to it. ``sent``: it was signalled already. Gives what was done, for the
+        journal if there is one.
         """
+        pod, grace_s = (entry.uid, entry.title), about["given_s"]
         decided_ns = time.monotonic_ns() if sent is None else sent.decided_ns
         if crossed_ns:
             self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
-        pulled_by, signalled_ns, fired = "user", None, None
+        signalled_ns, fired = None, None
         if self._enforce:
             fired = self._trigger.disarm()
             if fired is not None:
-                pulled_by, entry = "kernel", fired
+                entry = fired
             eviction = self._evictor.begin(entry, grace_s, sent)
             self._brake.began(entry)
             # What the kernel pulled was pulled at the crossing.
             signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
             if crossed_ns and eviction.killed_ns is not None:
                 self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
-        elif not self._repeats.allow(subject, bool(crossed_ns), decided_ns):
+        taken = None if fired is None else (fired.uid, fired.title)
+        made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
+        if made is None:
             return self._acted(decided_ns, None, None)
-        self._id += 1
         self._stats.add("decisions")
         table = self._gauge.table
         message: dict[str, Any] = {
             "t": "decision",
-            "id": self._id,
-            **facts,
-            "pod": entry.uid,
-            "name": entry.title,
+            **made,
+            **figures,
             "rank": 1,
-            "observed": not self._enforce,
-            "trigger": pulled_by,
             "prepared": self._trigger.was_prepared,
-            "crossed_ns": crossed_ns or None,
-            "decided_ns": decided_ns,
             "signalled_ns": signalled_ns,
-            "given_s": 0 if fired is not None else grace_s,
             "working_set": table.working_set(entry.index),
             "request": entry.request,
             "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
@@ -490,19 +490,19 @@ class Decider:
         if self._enforce:
             self._evictor.note.told()
         self.changed = True
-        return self._acted(decided_ns, fired, message)
+        return self._acted(decided_ns, taken, made)
 
-    def _acted(self, decided_ns: int, fired: PodEntry | None, message: dict[str, Any] | None) -> Acted | None:
+    def _acted(self, decided_ns: int, fired: tuple[str, str] | None, decision: dict[str, Any] | None) -> Acted | None:
         if self._journal is None:
             return None
         from monitor.hot.pass_record import Acted
 
-        return Acted(decided_ns, None if fired is None else (fired.uid, fired.title), message)
+        return Acted(decided_ns, fired, decision)
 
     def take_slow(self, message: dict[str, Any]) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
         self._slow.take(message)
-        self._repeats.forget(time.monotonic_ns())
+        self._decisions.forget(time.monotonic_ns())
         if not self.evict_over_limit():
             self.run_pass()
 
@@ -514,7 +514,7 @@ class Decider:
                 break
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
-                acted = self._act(entry, HARD_GRACE_S, eviction_facts.limit_facts(violation.message), entry.uid)
+                acted = self._act(entry, decisions.for_limit(self._config, violation.message), {})
                 if self._journal is not None and acted is not None:
                     self._journal.over_limit(entry.uid, entry.title, violation.message, acted)
                 if self._enforce:

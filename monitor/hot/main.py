@@ -69,8 +69,8 @@ class Hot:
         self.epoll = select.epoll()
         self.sleep = Sleep(self.epoll)
         self.source = open_memory_source(config)
-        eviction_config = config.eviction_config()
-        self.gauge = Gauge(self.source, config, eviction_config.thresholds, self.stats, self.tell)
+        pass_config = config.pass_config(kill_at_once=True)
+        self.gauge = Gauge(self.source, config, pass_config.thresholds, self.stats, self.tell)
         policy = era(config.policy)
         eviction_order, self.journal = self._eviction_order(policy)
         self.registry = Registry(self.gauge.table, config.step, eviction_order)
@@ -90,7 +90,7 @@ class Hot:
         self.slow = SlowSignals(config, policy, self.tell)
         self.decider = Decider(
             config,
-            eviction_config,
+            pass_config,
             self.gauge,
             self.registry,
             self.trigger,

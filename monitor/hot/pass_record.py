@@ -13,10 +13,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from monitor.policy import acting, eviction_facts
+from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
-from monitor.policy.eviction_facts import Repeats
 from monitor.policy.eviction_order import EvictionOrder
+from monitor.policy.eviction_pass import hurries
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, Key
 from monitor.policy.synchronize import Observation, Outcome, State
@@ -34,12 +34,12 @@ Send = Callable[[dict[str, Any]], bool]
 
 class Acted(NamedTuple):
     """What was done about a pass: when, the pod that the kernel's trigger had taken already (uid, name), and the
-    `decision` message; no message where an observed decision was told too short a time ago.
+    decision (`Decisions.make`); None where an observed one was reported too short a time ago.
     """
 
     decided_ns: int
     fired: tuple[str, str] | None
-    message: Mapping[str, Any] | None
+    decision: Mapping[str, Any] | None
 
 
 class RecordedEvictionOrder(EvictionOrder):
@@ -67,7 +67,7 @@ class _Before(NamedTuple):
     """The state a pass began with."""
 
     state: State
-    told: dict[str, int]
+    reported: dict[str, int]
     last_id: int
 
 
@@ -88,11 +88,11 @@ class Journal:
         """The side begins a new recording, or lost a part of it."""
         self._broken = True
 
-    def begin(self, now_ns: int, state: State, repeats: Repeats, last_id: int) -> None:
+    def begin(self, now_ns: int, state: State, decisions: Decisions) -> None:
         """A pass begins. Only remembers: nothing may be sent before it was acted on."""
         self._slow = {}
         due = self._broken or now_ns - self._snapshot_ns >= SNAPSHOT_NS
-        self._before = _Before(state, dict(repeats.told), last_id) if due else None
+        self._before = _Before(state, dict(decisions.reported), decisions.last_id) if due else None
 
     def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
         """The order for a slow signal, as far as the policy looks at it: to the first that is not critical."""
@@ -139,7 +139,7 @@ class Journal:
                 "brake": figures_json(brake),
                 "crossed_ns": crossed_ns,
                 **_acted(acted),
-                "hurried": busy and may_act and acting.hurries(outcome),
+                "hurried": busy and may_act and hurries(outcome),
                 "outcome": outcome_json(outcome),
             }
         )
@@ -160,7 +160,7 @@ class Journal:
             {
                 "t": "snapshot",
                 "state": state_json(before.state),
-                "told": before.told,
+                "told": before.reported,
                 "last_id": before.last_id,
                 "missed": self._missed,
             }
@@ -195,8 +195,7 @@ class Journal:
 def _acted(acted: Acted | None) -> dict[str, Any]:
     if acted is None:
         return {"decided_ns": None, "fired": None, "decision": None}
-    made = None if acted.message is None else eviction_facts.recorded(acted.message)
-    return {"decided_ns": acted.decided_ns, "fired": acted.fired, "decision": made}
+    return {"decided_ns": acted.decided_ns, "fired": acted.fired, "decision": acted.decision}
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:

@@ -101,12 +101,16 @@ class SlowSignals:
         if signal != PID:
             self._settling[disk(signal, self._layout)] = (now_ns + SETTLE_NS, self._observations)
 
-    def order(self, signal: str, now_ns: int) -> Sequence[str]:
-        """Uids in the order of eviction for ``signal``; nobody yet if the node is to be cleaned up first."""
+    def clean(self, signal: str, now_ns: int) -> bool:
+        """Have the node cleaned up before a pod is evicted for ``signal``; False if that is done, or not to be."""
         actions = self.cleanup(signal) if self._enforce else ()
-        if actions and not self._cleaned:
-            if now_ns >= self._cleaning_until_ns:
-                self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
-                self._tell({"t": "reclaim", "signal": signal, "actions": list(actions)})
-            return ()
+        if not actions or self._cleaned:
+            return False
+        if now_ns >= self._cleaning_until_ns:
+            self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
+            self._tell({"t": "reclaim", "signal": signal, "actions": list(actions)})
+        return True
+
+    def order(self, signal: str) -> Sequence[str]:
+        """Uids in the order of eviction for ``signal``."""
         return self._orders.get(signal, ())

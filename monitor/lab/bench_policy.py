@@ -105,7 +105,8 @@ def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_passes(kind: str, pods: int, repeats: int) -> dict[str, Any]:
     """One row: passes for a hard threshold of one signal, which is met, over that many pods."""
-    from monitor.policy.eviction_pass import ManagerConfig, ManagerState, manage
+    from monitor.policy.eviction_pass import PassConfig, PassState
+    from monitor.policy.kubelet_pass import kubelet_pass
     from monitor.policy.pods import pod_from_object
     from monitor.policy.stats import Summary
     from monitor.policy.thresholds import parse_thresholds
@@ -113,13 +114,13 @@ def time_passes(kind: str, pods: int, repeats: int) -> dict[str, Any]:
     objects, stats = crowd(pods, limited=kind == "limited")
     seen = answer(stats)
     del stats
-    config = ManagerConfig(parse_thresholds({SIGNALS[kind]: "10%"}), 300 * SECOND)
+    config = PassConfig(parse_thresholds({SIGNALS[kind]: "10%"}), 300 * SECOND)
     known = [pod_from_object(one) for one in objects]
-    state = ManagerState()
+    state = PassState()
     spent, cpu = [], []
     for i in range(repeats + 2):
         cpu_before, began = time.thread_time_ns(), time.perf_counter_ns()
-        result = manage(config, state, known, lambda: Summary(seen), i * SECOND, lambda _: None)
+        result = kubelet_pass(config, state, known, lambda: Summary(seen), i * SECOND, lambda _: None)
         took, cpu_took = time.perf_counter_ns() - began, time.thread_time_ns() - cpu_before
         state = result.state
         assert result.evictions, "a threshold is met, so there must be a victim"

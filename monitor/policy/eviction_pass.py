@@ -1,8 +1,14 @@
-"""A whole pass of the eviction manager, on an answer of the Summary API: local storage, thresholds, clean-up of the
-node, one pod.
+"""The pass of the eviction manager: the daemon, conformance, replay, explain and the counterfactual all run this one.
 
-`synchronize` decides about thresholds; this puts around it what memory alone does not need. Pure as that is: the
-clean-up in the middle of a pass, and the look at the stats after it, are a function the caller passes in.
+Only this module calls `synchronize`, which decides about thresholds. What differs where a pass is run is a parameter:
+
+* `PassConfig.kill_at_once`: with the daemon a hard threshold for memory waits for nobody (docs/differences.md).
+* ``rank``: a kubelet ranks its pods within the pass; the daemon keeps them in order and gives that.
+* ``over_limit``: a kubelet evicts pods over a limit of local storage first, and then none for a threshold. In the
+  daemon the side process finds them, and they are evicted one by one between passes.
+* ``clean``: a kubelet cleans up the node within the pass and looks again; the daemon has that done and passes again.
+
+Pure: times are given, and what cleans up is a function the caller passes in.
 """
 
 from __future__ import annotations
@@ -13,25 +19,20 @@ from typing import NamedTuple
 
 from monitor.policy.compat import SANE
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
-from monitor.policy.local_storage import storage_violation
-from monitor.policy.messages import NODE_MESSAGE, eviction_message
-from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.signals import RESOURCE, Observation
-from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import EvictionConfig, Outcome, State, carried, synchronize
+from monitor.policy.signals import MEMORY_SIGNALS, Observation
+from monitor.policy.synchronize import EvictionConfig, Outcome, Rank, State, carried, synchronize
 from monitor.policy.thresholds import Threshold
-from monitor.policy.victims import first_victims
 
-#: Cleans up (the actions by name, in order) and answers with the stats after it; None if they cannot be had.
-Reclaim = Callable[[tuple[str, ...]], Summary | None]
+#: The least grace a pod worker of the kubelet takes, in seconds.
+LEAST_GRACE_S = 1
 
 
 @dataclass(frozen=True)
-class ManagerConfig:
-    """What the passes of one kubelet have in common. `thresholds` are those of the configuration, without the overlay
-    for the container file system; times are in nanoseconds, graces in seconds (see `EvictionConfig`).
+class PassConfig:
+    """What all passes of a daemon or a kubelet have in common. `thresholds` are those of the configuration, with or
+    without the overlay for the container file system; times are in nanoseconds, graces in seconds (`EvictionConfig`).
     """
 
     thresholds: tuple[Threshold, ...]
@@ -42,7 +43,10 @@ class ManagerConfig:
     pod_level: bool = True
     compat: str = SANE
     era: Era = CURRENT
-    #: What the first pass looks at, which learns the layout only while it runs, and what all later ones do.
+    #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
+    #: at least. False: the graces a kubelet passes on.
+    kill_at_once: bool = False
+    #: What a kubelet's first pass looks at, which learns the layout only while it runs, and what all later ones do.
     first: EvictionConfig = field(init=False, repr=False, compare=False)
     later: EvictionConfig = field(init=False, repr=False, compare=False)
     conflicts: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -57,131 +61,106 @@ class ManagerConfig:
         object.__setattr__(self, "later", later)
         object.__setattr__(self, "conflicts", conflicts)
 
+    @property
+    def limit_grace_s(self) -> int:
+        """The grace of a pod over a limit of local storage."""
+        return max(LEAST_GRACE_S, self.era.hard_grace_s) if self.kill_at_once else self.era.hard_grace_s
 
-class ManagerState(NamedTuple):
-    """What a pass leaves for the next; begin with `ManagerState()`."""
+
+class PassState(NamedTuple):
+    """What a pass leaves for the next; a kubelet begins with `PassState()`, the daemon, which knows the layout of the
+    disks, with `KNOWN_LAYOUT`.
+    """
 
     core: State = State.initial()
     laid_out: bool = False  # the layout is known: a pass has been made
 
 
-class Eviction(NamedTuple):
-    """A pod to evict now. `annotations` are those of its event; `disrupted`: its status gets the condition
-    DisruptionTarget (not for local storage).
-    """
-
-    pod: Pod
-    grace_s: int
-    message: str
-    annotations: Mapping[str, str]
-    disrupted: bool
+KNOWN_LAYOUT = PassState(laid_out=True)
 
 
 class PassResult(NamedTuple):
-    """What a pass decided. `warning` is the event on the node; `reclaimed` the clean-up that was run; `outcome` None if
-    no thresholds were looked at, because there are none or the stats could not be had.
-    """
+    """What a pass decided: `grace_s` are the seconds `outcome.victim` gets between SIGTERM and SIGKILL; 0: SIGKILL."""
 
-    state: ManagerState
-    evictions: tuple[Eviction, ...] = ()
-    warning: str | None = None
-    reclaimed: tuple[str, ...] = ()
-    summary_reads: int = 0
-    outcome: Outcome | None = None
+    state: PassState
+    outcome: Outcome
+    grace_s: int
 
 
-def manage(
-    config: ManagerConfig,
-    state: ManagerState,
-    pods: Sequence[Pod],
-    read: Callable[[], Summary | None],
+def run_pass(
+    config: PassConfig,
+    state: PassState,
+    observations: Mapping[str, Observation],
     now_ns: int,
-    reclaim: Reclaim,
+    rank: Rank,
+    *,
+    clean: Callable[[str], bool] | None = None,
+    over_limit: bool = False,
 ) -> PassResult:
-    """One pass at ``now_ns`` over the active ``pods``. ``read`` answers with the stats, None if they cannot be had; it
-    is not asked when there is nothing to look for.
+    """One pass at ``now_ns`` (nanoseconds). ``rank(signal)`` gives the candidates, first victim first, at least as far
+    as the first that is not critical; asked only when one is to be picked.
+
+    ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and nobody is.
+    ``over_limit``: pods are evicted in this pass for their own use of local storage, so nobody is for a threshold.
+    Raises ValueError for the state of another configuration.
     """
-    if not config.thresholds and not config.local_storage:
-        return PassResult(state)
-    summary = read()
     rules = config.later if state.laid_out else config.first
-    if summary is None:
-        core = state.core if state.laid_out else carried(rules, state.core, config.later, None)
-        return PassResult(ManagerState(core, True), summary_reads=1)
-
-    evictions = _local_storage(config, pods, summary.pods) if config.local_storage else []
-    actions: tuple[str, ...] = ()
-    reads = 1
-    warning: str | None = None
-
-    def rank(signal: str) -> Sequence[Candidate]:
-        nonlocal actions, reads, warning
-        if evictions:
-            return ()  # enough for one pass
-        warning = NODE_MESSAGE % RESOURCE[signal]
-        actions = config.era.reclaim_actions(signal, config.layout)
-        if actions:
-            reads += 1
-            after = reclaim(actions)
-            if after is not None and _all_clear(config.later.thresholds, after.observations):
-                return ()
-        return first_victims(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
-
-    core, outcome = synchronize(rules, state.core, summary.observations, now_ns, rank)
-    if outcome.victim is not None:
-        evictions.append(_evicted(config, outcome, pods, summary))
+    if over_limit:
+        rank = _nobody
+    elif clean is not None:
+        rank = _after(clean, rank)
+    core, outcome = synchronize(rules, state.core, observations, now_ns, rank)
     if not state.laid_out:
-        core = carried(rules, core, config.later, summary.observations)
-    return PassResult(ManagerState(core, True), tuple(evictions), warning, actions, reads, outcome)
+        core = carried(rules, core, config.later, observations)
+    return PassResult(PassState(core, True), outcome, 0 if outcome.victim is None else grace_s(config, outcome))
 
 
-def _local_storage(config: ManagerConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
-    """All pods over a limit of their own; critical ones are spared."""
-    found = []
-    for pod in pods:
-        own = stats.get(pod.uid)
-        message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
-        if message is not None and not config.era.is_critical(pod):
-            found.append(Eviction(pod, config.era.hard_grace_s, message, {}, False))
-    return found
+def skip_pass(config: PassConfig, state: PassState) -> PassState:
+    """The state after a pass for which nothing could be observed: a first one learns the layout all the same."""
+    core = state.core if state.laid_out else carried(config.first, state.core, config.later, None)
+    return PassState(core, True)
 
 
-def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
-    """Whether no threshold at all is met, min reclaim included and grace ignored.
+def _nobody(_signal: str) -> Sequence[Candidate]:
+    return ()
 
-    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
+
+def _after(clean: Callable[[str], bool], rank: Rank) -> Rank:
+    """Ranks where cleaning up is not enough; there is nothing to clean up for memory."""
+    return lambda signal: () if signal not in MEMORY_SIGNALS and clean(signal) else rank(signal)
+
+
+def grace_s(config: PassConfig, outcome: Outcome) -> int:
+    """Seconds between SIGTERM and SIGKILL for the threshold that is acted on; 0: SIGKILL at once."""
+    if config.kill_at_once:
+        return 0 if is_of_memory(outcome) and is_urgent(outcome) else max(LEAST_GRACE_S, outcome.grace_s)
+    assert outcome.starved is not None
+    return config.era.hard_grace_s if outcome.starved.hard else outcome.grace_s
+
+
+def is_of_memory(outcome: Outcome) -> bool:
+    """Whether the threshold acted on is one for memory."""
+    return outcome.starved is not None and outcome.starved.signal in MEMORY_SIGNALS
+
+
+def is_urgent(outcome: Outcome) -> bool:
+    """Whether a hard threshold for memory is met, whichever threshold was picked to act."""
+    return any(t.hard and t.signal in MEMORY_SIGNALS for t in outcome.met)
+
+
+def takes_first_at_once(available: int, hard_line: int) -> bool:
+    """Whether a pass of the daemon on these numbers (bytes) is sure to evict the first of the order, without a grace.
+
+    ``hard_line``: the highest hard threshold for memory of this domain, 0 without any. It is met in the first pass that
+    sees it, preferred to every other signal, and waits for nobody: so a prepared victim may be signalled before that
+    pass is made.
     """
-    for threshold in thresholds:
-        seen = observations.get(threshold.signal)
-        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
-            return False
-    return True
+    return hard_line > 0 and available < hard_line
 
 
-def _evicted(config: ManagerConfig, outcome: Outcome, pods: Sequence[Pod], summary: Summary) -> Eviction:
-    victim, starved = outcome.victim, outcome.starved
-    assert victim is not None
-    assert starved is not None
-    pod = next(p for p in pods if p.uid == victim.uid)
-    own = summary.pods.get(pod.uid)
-    resource = RESOURCE[starved.signal]
-    seen = summary.observations[starved.signal]
-    containers = None if own is None else container_usage(own, resource)
-    message, annotations = eviction_message(
-        pod,
-        resource,
-        starved.value.shown(seen.capacity),
-        seen.available,
-        containers,
-        None if own is None else own.memory(),
-        config.pod_level,
-    )
-    grace_s = config.era.hard_grace_s if starved.hard else outcome.grace_s
-    return Eviction(pod, grace_s, message, annotations, True)
+def hurries(outcome: Outcome) -> bool:
+    """Whether the pod that the daemon is evicting may not go on with its grace.
 
-
-def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
-    """What the message of an eviction says of the containers: none are named for inodes and process ids."""
-    if resource == "memory":
-        return stats.container_memory()
-    return stats.container_storage() if resource == "ephemeral-storage" else []
+    In the kubelet it may, and a hard threshold waits for it.
+    """
+    return outcome.victim is not None and outcome.starved is not None and (outcome.starved.hard or is_urgent(outcome))

@@ -45,6 +45,8 @@ class DiskLayout(NamedTuple):
 
 
 SINGLE_DISK = DiskLayout()
+#: `overlay_containerfs` leaves thresholds alone for this one.
+NO_OVERLAY = DiskLayout(container_fs=True)
 
 
 def disk(signal: str, layout: DiskLayout) -> str:

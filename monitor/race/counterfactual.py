@@ -16,9 +16,9 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, PassState, run_pass
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation, notification_level
-from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
 from monitor.race.codec import Record
 from monitor.race.series import TimeSeries
 from monitor.race.staleness import first_victim
@@ -94,7 +94,7 @@ class _Piece(NamedTuple):
     grace_s: int
 
 
-def counterfactual(world: World, config: EvictionConfig, mode: str = POLL) -> Counterfactual:
+def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counterfactual:
     """What a kubelet with these thresholds would have done. ``mode`` "memcg" only makes sense on cgroup v1."""
     pieces = _pieces(world, config, mode)
     oom = inf if world.oom_ns is None else world.oom_ns
@@ -141,7 +141,7 @@ def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
     return None
 
 
-def _pieces(world: World, config: EvictionConfig, mode: str) -> list[_Piece]:
+def _pieces(world: World, config: PassConfig, mode: str) -> list[_Piece]:
     """Every decision the phases lead to."""
     order = memory_order(world.pods)
     # The first pass of every phase sees what was before.
@@ -154,10 +154,10 @@ def _pieces(world: World, config: EvictionConfig, mode: str) -> list[_Piece]:
     return found
 
 
-def _corners(world: World, config: EvictionConfig) -> list[float]:
+def _corners(world: World, config: PassConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
-    for rule in config.rules:
+    for rule in config.later.rules:
         series = world.working_set.get(rule.signal)
         if series:
             capacity = world.capacity[rule.signal]
@@ -168,7 +168,7 @@ def _corners(world: World, config: EvictionConfig) -> list[float]:
     return found
 
 
-def _edges(world: World, config: EvictionConfig, first: int, fine: bool) -> list[float]:
+def _edges(world: World, config: PassConfig, first: int, fine: bool) -> list[float]:
     """The borders between phases (0 to the period) that see different things."""
     edges = {0.0, float(PERIOD_NS), *((t - first) % PERIOD_NS for t in _corners(world, config))}
     if fine:
@@ -177,18 +177,19 @@ def _edges(world: World, config: EvictionConfig, first: int, fine: bool) -> list
 
 
 def _cell(
-    world: World, config: EvictionConfig, order: Sequence[Candidate], first: int, low: float, high: float, mode: str
+    world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float, mode: str
 ) -> list[_Piece]:
     """The decisions of one cell of phases, by the passes of the phase in its middle."""
-    state = State.initial()
+    state = KNOWN_LAYOUT
     weight = (high - low) / PERIOD_NS
     found: list[_Piece] = []
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS
         middle = first + (low + high) / 2 + k * PERIOD_NS
-        state, outcome = _pass(world, config, state, order, middle)
-        if outcome.victim is not None:
-            return [*found, _Piece(start, start + high - low, weight, outcome.grace_s)]
+        result = _pass(world, config, state, order, middle)
+        state = result.state
+        if result.outcome.victim is not None:
+            return [*found, _Piece(start, start + high - low, weight, result.grace_s)]
         for fired in _fires(world, config, middle) if mode == MEMCG else ():
             state, notified, rest = _notified(world, config, state, order, fired)
             found += [piece._replace(weight=piece.weight * weight) for piece in notified]
@@ -198,22 +199,20 @@ def _cell(
     return found
 
 
-def _pass(
-    world: World, config: EvictionConfig, state: State, order: Sequence[Candidate], ts: float
-) -> tuple[State, Outcome]:
+def _pass(world: World, config: PassConfig, state: PassState, order: Sequence[Candidate], ts: float) -> PassResult:
     """The policy's own pass on the numbers of this moment."""
     now = round(ts)
     seen = {}
     for signal, series in world.working_set.items():
         capacity = world.capacity[signal]
         seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
-    return synchronize(config, state, seen, now, lambda _signal: order)
+    return run_pass(config, state, seen, now, lambda _signal: order)
 
 
-def _fires(world: World, config: EvictionConfig, armed_ns: float) -> list[float]:
+def _fires(world: World, config: PassConfig, armed_ns: float) -> list[float]:
     """When the notifications armed by the pass at ``armed_ns`` fire, before the next pass arms them anew."""
     times: list[float] = []
-    for rule in config.rules:
+    for rule in config.later.rules:
         usage, ws = world.usage.get(rule.signal), world.working_set.get(rule.signal)
         if not usage or not ws:
             continue
@@ -227,8 +226,8 @@ def _fires(world: World, config: EvictionConfig, armed_ns: float) -> list[float]
 
 
 def _notified(
-    world: World, config: EvictionConfig, state: State, order: Sequence[Candidate], fired: float
-) -> tuple[State, list[_Piece], float]:
+    world: World, config: PassConfig, state: PassState, order: Sequence[Candidate], fired: float
+) -> tuple[PassState, list[_Piece], float]:
     """The pass a notification leads to, over its delay: pieces (of weight 1 in all) and the part that saw nothing."""
     begin, end = fired + NOTIFIED_NS[0], fired + NOTIFIED_NS[1]
     edges = [begin, *sorted(t for t in _corners(world, config) if begin < t < end), end]
@@ -236,13 +235,13 @@ def _notified(
     rest = 1.0
     after = state
     for low, high in pairwise(edges):
-        later, outcome = _pass(world, config, state, order, (low + high) / 2)
-        if outcome.victim is not None:
+        result = _pass(world, config, state, order, (low + high) / 2)
+        if result.outcome.victim is not None:
             part = (high - low) / (end - begin)
-            found.append(_Piece(low, high, part, outcome.grace_s))
+            found.append(_Piece(low, high, part, result.grace_s))
             rest -= part
         else:
-            after = later
+            after = result.state
     return after, found, max(0.0, rest)
 
 

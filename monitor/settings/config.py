@@ -24,7 +24,7 @@ from monitor.policy.thresholds import (
 )
 
 if TYPE_CHECKING:
-    from monitor.policy.synchronize import EvictionConfig
+    from monitor.policy.eviction_pass import PassConfig
 
 #: Environment variable with the number of the inherited descriptor that holds the JSON.
 CONFIG_FD = "OUTRACE_CONFIG_FD"
@@ -184,15 +184,21 @@ class RunConfig:
         commands = {DELETE_CONTAINERS: self.reclaim_containers, DELETE_IMAGES: self.reclaim_images}
         return frozenset(action for action, command in commands.items() if command)
 
-    def eviction_config(self) -> EvictionConfig:
-        """What `monitor.policy.synchronize` needs. Raises PolicyError."""
-        from monitor.policy.synchronize import EvictionConfig  # only the hot process makes passes
+    def pass_config(self, *, kill_at_once: bool = False) -> PassConfig:
+        """What the passes of the policy have in common; ``kill_at_once``: those of the daemon. Raises PolicyError."""
+        from monitor.policy.eviction_pass import PassConfig  # few processes make passes
+        from monitor.policy.layout import DiskLayout
+        from monitor.policy.releases import era
 
-        return EvictionConfig(
+        return PassConfig(
             thresholds=self.thresholds(),
             transition_period_ns=self.eviction_pressure_transition_period_ns,
             max_pod_grace_s=self.eviction_max_pod_grace_period_s,
+            layout=DiskLayout(self.layout_image_fs, self.layout_container_fs),
+            local_storage=self.local_storage,
             compat=self.compat,
+            era=era(self.policy),
+            kill_at_once=kill_at_once,
         )
 
     def to_json(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.link.clock import wall_offset_ns
-from monitor.policy.synchronize import EvictionConfig
+from monitor.policy.eviction_pass import PassConfig
 from monitor.race.episode import Episode
 from monitor.race.incident import LOST_RACES, OWN_LIMIT, Incident
 from monitor.race.verdict import verdict
@@ -39,7 +39,7 @@ _RETRY_S = 5.0
 AT_ONCE = LOST_RACES | {OWN_LIMIT}
 
 
-def judge(found: Episode, config: EvictionConfig, cgroup_version: int, realtime_ns: int) -> Incident:
+def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: int) -> Incident:
     """The incident of an episode. Pure: the same episode gives the same incident, live and in a replay.
 
     ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
@@ -49,7 +49,7 @@ def judge(found: Episode, config: EvictionConfig, cgroup_version: int, realtime_
     )
 
 
-def kubelets_answer(found: Episode, config: EvictionConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
+def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
     """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
     # Imported by the first incident that needs them.
     from monitor.race.counterfactual import MEMCG, POLL, counterfactual
@@ -122,7 +122,7 @@ class Judge:
         tally: Tally,
         on_incident: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._config = config.eviction_config()
+        self._config = config.pass_config()
         self._version = cgroup_version
         self._log = log
         self._tally = tally

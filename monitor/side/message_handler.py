@@ -19,7 +19,7 @@ from monitor.kernel.wire import SI_KERNEL
 from monitor.link import channel
 from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
-from monitor.policy.eviction_pass import container_usage
+from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.messages import eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity

@@ -168,8 +168,8 @@ def test_thresholds_follow_the_layout_of_the_disks() -> None:
 
 
 def test_compat_reaches_the_pass() -> None:
-    assert build({}).eviction_config().compat == "sane"
-    assert build({"compat": "kubelet-1.36"}).eviction_config().compat == "kubelet-1.36"
+    assert build({}).pass_config().compat == "sane"
+    assert build({"compat": "kubelet-1.36"}).pass_config().compat == "kubelet-1.36"
 
 
 def test_commands_and_paths(tmp_path: Path) -> None:

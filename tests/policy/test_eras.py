@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eviction_pass import ManagerConfig, ManagerState, manage
+from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.kubelet_pass import kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
@@ -18,7 +19,7 @@ from monitor.policy.signals import CONDITION, SIGNALS
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.victims import DECIDING, rank_pods
 from tests.policy.builders import GI, MI, container, pod, stats, summary
-from tests.policy.test_manager import crowds
+from tests.policy.test_kubelet_pass import crowds
 
 IMAGEFS = DiskLayout(True)
 OLD, BLOG = era("kubelet-1.8"), era("kubelet-1.17")
@@ -182,9 +183,9 @@ def test_defaults_and_signals_of_each_era() -> None:
 
 
 def one_pass(policy: Era, hard: dict[str, str], layout: DiskLayout, **figures: int) -> Any:
-    settings = ManagerConfig(policy.parse_thresholds(hard), 300 * S, layout=layout, local_storage=False, era=policy)
+    settings = PassConfig(policy.parse_thresholds(hard), 300 * S, layout=layout, local_storage=False, era=policy)
     answer = Summary(summary(stats("a", MI), second=1, **figures))
-    return manage(settings, ManagerState(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
+    return kubelet_pass(settings, PassState(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +212,9 @@ def test_grace_of_a_hard_eviction(policy: Era, grace: int) -> None:
 
 def test_old_eras_guard_no_container_file_system() -> None:
     assert all(
-        "containerfs" not in t.signal for t in ManagerConfig(OLD.parse_thresholds(None), 0, era=OLD).later.thresholds
+        "containerfs" not in t.signal for t in PassConfig(OLD.parse_thresholds(None), 0, era=OLD).later.thresholds
     )
-    assert len(ManagerConfig(CURRENT.parse_thresholds(None), 0).later.thresholds) == 9
+    assert len(PassConfig(CURRENT.parse_thresholds(None), 0).later.thresholds) == 9
 
 
 def test_the_disk_condition_stands_for_four_signals() -> None:

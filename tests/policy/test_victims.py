@@ -17,7 +17,7 @@ from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE, SIGNALS
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import DECIDING, disk_usage, first_victims, rank_pods, tie_groups
 from tests.policy.builders import container, pod, stats
-from tests.policy.test_manager import IMAGEFS, SPLIT, crowds
+from tests.policy.test_kubelet_pass import IMAGEFS, SPLIT, crowds
 
 LAYOUTS = (SINGLE_DISK, IMAGEFS, SPLIT, DiskLayout(False, True))
 

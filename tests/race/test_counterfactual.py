@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY
-from monitor.policy.synchronize import EvictionConfig
 from monitor.policy.thresholds import parse_in_order
 from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
 from monitor.race.facts import facts
@@ -39,7 +39,7 @@ from tests.race.builders import (
     watched,
 )
 
-HARD = EvictionConfig(parse_in_order({MEMORY: "100Mi"}, None, None, None), 300 * S)
+HARD = PassConfig(parse_in_order({MEMORY: "100Mi"}, None, None, None), 300 * S)
 CAPACITY = 1000 * MI
 
 
@@ -134,7 +134,7 @@ def test_the_armed_level_drifts_with_the_cache() -> None:
 
 
 def test_a_soft_threshold_waits_for_its_grace_in_whole_periods() -> None:
-    soft = EvictionConfig(parse_in_order(None, {MEMORY: "100Mi"}, {MEMORY: "15s"}, None), 300 * S)
+    soft = PassConfig(parse_in_order(None, {MEMORY: "100Mi"}, {MEMORY: "15s"}, None), 300 * S)
     found = counterfactual(growth(1), soft)
     # Seen first after 0-10 s, then the first pass 15 s later is the second one after it.
     assert (found.p10_ms, found.p50_ms, found.p90_ms) == pytest.approx((21_000, 25_000, 29_000), abs=1)

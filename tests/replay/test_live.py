@@ -18,10 +18,10 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
-from monitor.policy import eviction_facts
 from tests import live
 from tests.daemon.test_slow_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
+from tests.replay.decided import recorded
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -53,7 +53,7 @@ def decided(daemon: LabDaemon) -> list[str]:
     records = [r for r in daemon.log if r.get("msg") in ("evicting", "would evict")]
 
     def told(record: Record) -> dict[str, Any]:
-        return eviction_facts.recorded(record | {"name": record["pod"], "pod": record["uid"]})
+        return recorded(record | {"name": record["pod"], "pod": record["uid"]})
 
     return [json.dumps(told(record), sort_keys=True) for record in records]
 

@@ -22,13 +22,13 @@ from monitor.hot.registry import Registry
 from monitor.hot.slow_signals import SlowSignals
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
-from monitor.policy import eviction_facts
 from monitor.policy.patience import Coming
 from monitor.policy.releases import ERAS, era
 from monitor.replay import Replayed, replay, with_changes
 from monitor.settings.config import RunConfig
 from monitor.side.recorder import header
 from monitor.side.recording import Reader, Writer
+from tests.replay.decided import recorded
 
 MIB, SECOND = 1 << 20, 10**9
 CAPACITY = 1000 * MIB
@@ -74,7 +74,7 @@ class World:
         self.lines: list[dict[str, Any]] = []
         self.told: list[dict[str, Any]] = []  # decisions
         self.deaf = False
-        policy, rules = era(config.policy), config.eviction_config()
+        policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
         self.table = Table()
         eviction_order = RecordedEvictionOrder(policy.memory_key)
         self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
@@ -302,7 +302,8 @@ def test_a_replay_decides_as_the_daemon_did(
     assert found.damage is None
     # Nothing is told of a pod over its own limit before the first pass: the recording begins with that.
     late = [m for m in world.told if m["id"] > world.lines[1]["last_id"]]
-    assert json.dumps(found.decisions) == json.dumps([eviction_facts.recorded(message) for message in late])
+    told = [recorded(message) for message in late]
+    assert json.dumps(found.decisions, sort_keys=True) == json.dumps(told, sort_keys=True)
     assert found.passes == sum(1 for message in world.lines if message["t"] == "pass")
     assert replayed(data).to_json() == found.to_json()
 
@@ -321,8 +322,8 @@ def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
     assert found.differences == []
     assert found.damage is None
     assert found.passes >= 1  # the last at least
-    told = [json.dumps(eviction_facts.recorded(message)) for message in world.told]
-    assert {json.dumps(one) for one in found.decisions} <= set(told)
+    told = [json.dumps(recorded(message), sort_keys=True) for message in world.told]
+    assert {json.dumps(one, sort_keys=True) for one in found.decisions} <= set(told)
 
 
 def _go_on(world: World) -> None:

@@ -44,7 +44,7 @@ def live(events: list[Event], path: Path, states: set[int], file_bytes: int = 1 
             recorder.state(state)
     recorder.close(TIMEOUT_S)
     assert recorder.dropped == 0
-    return [json.dumps(judge(one, CONFIG.eviction_config(), 1, REALTIME_NS).to_json()) for one in found]
+    return [json.dumps(judge(one, CONFIG.pass_config(), 1, REALTIME_NS).to_json()) for one in found]
 
 
 def replayed(*paths: Path) -> Replayed:
@@ -104,7 +104,7 @@ def test_a_rotated_file_stands_alone(
         state, over = episode.feed(state, event)
         if number == split:
             recorder.state(state)
-        made = [judge(one, CONFIG.eviction_config(), 1, REALTIME_NS).to_json() for one in over]
+        made = [judge(one, CONFIG.pass_config(), 1, REALTIME_NS).to_json() for one in over]
         incidents += [(number, json.dumps(one)) for one in made]
     recorder.close(TIMEOUT_S)
     alone = replayed(path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from monitor.policy.conformance.reading import SECOND, Case, comparable, observation_answer, recorded, threshold
+from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
+from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.notification import notification
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import CONDITION, Observation
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import EvictionConfig, State, synchronize
+from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue
 
 Pair = tuple[Any, Any]
@@ -54,10 +56,9 @@ def grace_period(given: Case, answer: Any) -> Pair:
     found: list[Threshold] = []
     # One by one, so that thresholds which look alike keep their own times.
     for t, ago in zip(thresholds, agos, strict=True):
-        config = EvictionConfig((t,), SECOND)
-        state = State((_NOW - ago,), (), (None,), (None,), frozenset())
-        _, outcome = synchronize(config, state, {t.signal: Observation(-(2**63), 0, 0)}, _NOW, lambda _: ())
-        found += outcome.met
+        state = PassState(State((_NOW - ago,), (), (None,), (None,), frozenset()), True)
+        starved = {t.signal: Observation(-(2**63), 0, 0)}
+        found += run_pass(PassConfig((t,), SECOND, layout=NO_OVERLAY), state, starved, _NOW, lambda _: ()).outcome.met
     return sorted(map(_text, map(comparable, found))), sorted(_text(recorded(t)) for t in answer["satisfied"] or ())
 
 
@@ -71,11 +72,11 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
     one = ThresholdValue(Quantity.of_count(1))
     signal_of = {condition: signal for signal, condition in CONDITION.items()}
     ago = given["lastObservedSecondsAgo"]
-    config = EvictionConfig(tuple(Threshold(signal_of[c], one) for c in ago), period)
-    last = tuple(_NOW - round(ago[c] * SECOND) for c in config.conditions)
-    nothing = (None,) * len(config.rules)
-    state = State(nothing, (), (None,) * len(config.signals), last, frozenset(ago))
-    _, outcome = synchronize(config, state, {}, _NOW, lambda _: ())
+    config = PassConfig(tuple(Threshold(signal_of[c], one) for c in ago), period, layout=NO_OVERLAY)
+    rules = config.later
+    last = tuple(_NOW - round(ago[c] * SECOND) for c in rules.conditions)
+    state = State((None,) * len(rules.rules), (), (None,) * len(rules.signals), last, frozenset(ago))
+    outcome = run_pass(config, PassState(state, True), {}, _NOW, lambda _: ()).outcome
     return sorted(outcome.conditions), sorted(answer["nodeConditions"] or [])
 
 

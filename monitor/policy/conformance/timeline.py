@@ -10,7 +10,8 @@ from monitor.policy.admission import admit
 from monitor.policy.compat import KUBELET
 from monitor.policy.conformance.reading import SECOND, Case, by_text, comparable, config_maps, layout, recorded
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import Eviction, ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.kubelet_pass import Eviction, KubeletResult, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
@@ -31,7 +32,7 @@ def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
         thresholds = parse_in_order(*config_maps(given))
     except PolicyError as error:
         return [{"configError": str(error)}]
-    config = ManagerConfig(
+    config = PassConfig(
         thresholds=thresholds,
         transition_period_ns=round(given["pressureTransitionPeriodSeconds"] * SECOND),
         max_pod_grace_s=given["evictionMaxPodGracePeriod"],
@@ -40,13 +41,13 @@ def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
         pod_level=given.get("podLevelResources", True),
         compat=compat,
     )
-    state, now = ManagerState(), 0
+    state, now = PassState(), 0
     gone: set[str] = set()
     answers = []
     for step in given["steps"]:
         now += round(step["advanceSeconds"] * SECOND)
         pods = [p for p in map(pod_from_object, step.get("pods") or ()) if p.uid not in gone]
-        result = manage(config, state, pods, partial(_read, step), now, partial(_after, step))
+        result = kubelet_pass(config, state, pods, partial(_read, step), now, partial(_after, step))
         state = result.state
         if given.get("removeEvictedPods"):
             gone |= {eviction.pod.uid for eviction in result.evictions}
@@ -67,7 +68,7 @@ def _after(step: Case, actions: tuple[str, ...]) -> Summary | None:
     return Summary(after)
 
 
-def _answer(config: ManagerConfig, result: PassResult, step: Case, now: int) -> dict[str, Any]:
+def _answer(config: PassConfig, result: KubeletResult, step: Case, now: int) -> dict[str, Any]:
     rules, core = config.later, result.state.core
     events = [_event("node/node", NODE_REASON, result.warning, None)] if result.warning else []
     events += [_event(f"pod/{e.pod.name}", REASON, e.message, e.annotations) for e in result.evictions]
@@ -116,7 +117,7 @@ def _kill(eviction: Eviction) -> dict[str, Any]:
     }
 
 
-def _admitted(pod: Pod, conditions: frozenset[str], config: ManagerConfig) -> dict[str, Any]:
+def _admitted(pod: Pod, conditions: frozenset[str], config: PassConfig) -> dict[str, Any]:
     answer = admit(pod, conditions, config.pod_level)
     return {"admit": answer.admitted, "message": answer.message, "pod": pod.name, "reason": answer.reason}
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.compat import KUBELET
-from monitor.policy.eviction_pass import ManagerConfig, ManagerState, PassResult, manage
+from monitor.policy.eviction_pass import PassConfig, PassState
+from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical
@@ -24,25 +25,25 @@ S = 10**9
 IMAGEFS, SPLIT = DiskLayout(True), DiskLayout(True, True)
 
 
-def config(hard: dict[str, str], layout: DiskLayout = SINGLE_DISK, **more: Any) -> ManagerConfig:
+def config(hard: dict[str, str], layout: DiskLayout = SINGLE_DISK, **more: Any) -> PassConfig:
     maps = {key: more.pop(key, None) for key in ("soft", "grace", "reclaim")}
     thresholds = parse_thresholds(hard, maps["soft"], maps["grace"], maps["reclaim"])
     more.setdefault("local_storage", False)
-    return ManagerConfig(thresholds, 300 * S, layout=layout, **more)
+    return PassConfig(thresholds, 300 * S, layout=layout, **more)
 
 
 def run(
-    policy: ManagerConfig,
+    policy: PassConfig,
     pods: Sequence[Pod],
     *answers: dict[str, Any] | None,
-    state: ManagerState | None = None,
+    state: PassState | None = None,
     after: dict[str, Any] | None = None,
-) -> list[PassResult]:
+) -> list[KubeletResult]:
     """A pass for each answer (None: the stats cannot be had), one second apart; ``after`` is what a clean-up leaves."""
     results = []
-    state = state or ManagerState()
+    state = state or PassState()
     for second, answer in enumerate(answers):
-        result = manage(
+        result = kubelet_pass(
             policy,
             state,
             pods,
@@ -63,7 +64,7 @@ def low(second: int, **figures: int) -> dict[str, Any]:
     return summary(*STATS, second=second, **figures)
 
 
-def names(result: PassResult) -> list[str]:
+def names(result: KubeletResult) -> list[str]:
     return [eviction.pod.name for eviction in result.evictions]
 
 
@@ -71,8 +72,8 @@ def test_nothing_to_look_for_asks_for_no_stats() -> None:
     def never() -> Summary:
         raise AssertionError("asked")
 
-    result = manage(config({}), ManagerState(), PODS, never, 0, lambda _: None)
-    assert result == PassResult(ManagerState())
+    result = kubelet_pass(config({}), PassState(), PODS, never, 0, lambda _: None)
+    assert result == KubeletResult(PassState())
 
 
 def test_without_stats_everything_stays() -> None:
@@ -163,7 +164,7 @@ def test_a_clean_up_must_clear_every_threshold_min_reclaim_and_soft_ones_include
 
 def test_a_clean_up_whose_effect_cannot_be_seen_costs_a_pod() -> None:
     policy = config({"nodefs.available": "10%"})
-    result = manage(policy, ManagerState(), PODS, lambda: Summary(low(1, nodefs=0)), 0, lambda _: None)
+    result = kubelet_pass(policy, PassState(), PODS, lambda: Summary(low(1, nodefs=0)), 0, lambda _: None)
     assert len(result.evictions) == 1
 
 
@@ -255,7 +256,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[Pod], list[dict[str, Any]]]:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[ManagerConfig, list[Pod], list[dict[str, Any] | None]]:
+def worlds(draw: st.DrawFn) -> tuple[PassConfig, list[Pod], list[dict[str, Any] | None]]:
     signals = st.sampled_from(SIGNALS)
     values = st.sampled_from(["100", "10%", "12Gi"])
     hard, soft, reclaim = (draw(st.dictionaries(signals, values, max_size=3)) for _ in range(3))
@@ -280,7 +281,7 @@ def worlds(draw: st.DrawFn) -> tuple[ManagerConfig, list[Pod], list[dict[str, An
 
 @given(worlds())
 def test_at_most_one_pod_for_thresholds_and_none_that_is_critical(
-    world: tuple[ManagerConfig, list[Pod], list[dict[str, Any] | None]],
+    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
 ) -> None:
     policy, pods, answers = world
     for result in run(policy, pods, *answers):
@@ -298,7 +299,7 @@ def test_at_most_one_pod_for_thresholds_and_none_that_is_critical(
 
 @given(worlds())
 def test_the_same_inputs_give_the_same_passes(
-    world: tuple[ManagerConfig, list[Pod], list[dict[str, Any] | None]],
+    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
 ) -> None:
     policy, pods, answers = world
     once = run(policy, pods, *answers)
@@ -311,7 +312,7 @@ def test_the_same_inputs_give_the_same_passes(
 
 @given(worlds())
 def test_soft_never_before_its_grace_in_a_whole_pass(
-    world: tuple[ManagerConfig, list[Pod], list[dict[str, Any] | None]],
+    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
 ) -> None:
     policy, pods, answers = world
     since: dict[Any, int] = {}

@@ -1,0 +1,118 @@
+"""What follows from a pass: whether its victim waits, and the decision on it. The daemon and `outrace replay` use this.
+
+Pure: times are given, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monitor.policy import patience
+from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
+from monitor.policy.patience import Coming
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, RESOURCE
+from monitor.policy.synchronize import Observation, Outcome
+
+#: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
+REPEAT_NS = 10_000_000_000
+#: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
+#: log.
+QUIET_NS = 20_000_000
+_DOMAINS = {MEMORY: "node", ALLOCATABLE_MEMORY: "kubepods"}
+
+
+def waits(
+    outcome: Outcome, observations: Mapping[str, Observation], coming: Mapping[str, Coming], *, forced: bool
+) -> bool:
+    """Whether the victim of a pass is not evicted yet, because memory of the dead is coming back.
+
+    ``coming``: by signal; empty where nothing is. ``forced``: it was signalled already, which cannot wait.
+    """
+    threshold = outcome.starved
+    if threshold is None or outcome.victim is None or forced or not is_of_memory(outcome):
+        return False
+    seen = observations[threshold.signal]
+    quantity = threshold.quantity(seen.capacity)
+    return patience.waits(coming.get(threshold.signal, patience.NOTHING), seen.available, quantity)
+
+
+def for_threshold(result: PassResult, observations: Mapping[str, Observation], held: str = "") -> dict[str, Any]:
+    """What a `decision` says of the threshold that is acted on and its numbers (bytes, inodes, processes; seconds).
+
+    ``held``: why evictions are held, where growth demands this one (`monitor.policy.eviction_brake`).
+    """
+    threshold = result.outcome.starved
+    assert threshold is not None
+    seen = observations[threshold.signal]
+    return {
+        "signal": threshold.signal,
+        "kind": "hard" if threshold.hard else "soft",
+        "domain": _DOMAINS.get(threshold.signal) or threshold.signal.partition(".")[0],
+        "quantity": threshold.quantity(seen.capacity),
+        "available": seen.available,
+        "capacity": seen.capacity,
+        "grace_s": result.outcome.grace_s,
+        "given_s": result.grace_s,
+        **({"braked": held} if held else {}),
+    }
+
+
+def for_limit(config: PassConfig, message: str) -> dict[str, Any]:
+    """The same for a pod over a limit of its own; ``message`` says which."""
+    grace_s = config.limit_grace_s
+    return {"signal": None, "kind": "limit", "message": message, "grace_s": grace_s, "given_s": grace_s}
+
+
+class Decisions:
+    """Numbers decisions. In observe mode one and the same is not reported too often: `reported` is when it last was,
+    by its subject (a resource, or the uid of a pod over a limit of its own).
+    """
+
+    def __init__(self, enforce: bool) -> None:
+        self._enforce = enforce
+        self.last_id = 0
+        self.reported: dict[str, int] = {}
+
+    def make(
+        self,
+        about: Mapping[str, Any],
+        pod: tuple[str, str],
+        *,
+        decided_ns: int,
+        crossed_ns: int = 0,
+        fired: tuple[str, str] | None = None,
+    ) -> dict[str, Any] | None:
+        """The decision to evict ``pod`` (uid, name), or that it would be evicted; None where that was reported too
+        short a time ago. Has all that follows from the inputs of a pass, so it is what a recording keeps.
+
+        ``about``: `for_threshold` or `for_limit`. ``crossed_ns``: the crossing of memory that led to it, 0: none did.
+        ``fired``: the pod that the kernel's trigger took instead, by SIGKILL.
+        """
+        subject = RESOURCE[about["signal"]] if about["signal"] is not None else pod[0]
+        if not self._enforce and not self._is_due(subject, bool(crossed_ns), decided_ns):
+            return None
+        self.last_id += 1
+        uid, name = pod if fired is None else fired
+        return {
+            "id": self.last_id,
+            **about,
+            **({} if fired is None else {"given_s": 0}),
+            "pod": uid,
+            "name": name,
+            "observed": not self._enforce,
+            "trigger": "user" if fired is None else "kernel",
+            "crossed_ns": crossed_ns or None,
+            "decided_ns": decided_ns,
+        }
+
+    def _is_due(self, subject: str, crossed: bool, now_ns: int) -> bool:
+        """Whether it is reported now, and note that it is. After a crossing it is due sooner."""
+        if now_ns - self.reported.get(subject, 0) < (QUIET_NS if crossed else REPEAT_NS):
+            return False
+        self.reported[subject] = now_ns
+        return True
+
+    def forget(self, now_ns: int) -> None:
+        """Drop what is too old to matter, so that pods of the past take no room."""
+        self.reported = {about: ns for about, ns in self.reported.items() if now_ns - ns < REPEAT_NS}

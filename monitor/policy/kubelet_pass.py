@@ -1,0 +1,139 @@
+"""A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
+the clean-up of the node, one pod, and what is said of it. Conformance and `outrace explain` run it.
+
+The decision is `eviction_pass.run_pass`, as in the daemon. Pure as that is: the clean-up, and the look at the stats
+after it, are a function the caller passes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass, skip_pass
+from monitor.policy.local_storage import storage_violation
+from monitor.policy.messages import NODE_MESSAGE, eviction_message
+from monitor.policy.pods import Pod
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import RESOURCE, Observation
+from monitor.policy.stats import PodStats, Summary
+from monitor.policy.synchronize import Outcome
+from monitor.policy.thresholds import Threshold
+from monitor.policy.victims import first_victims
+
+#: Cleans up (the actions by name, in order) and answers with the stats after it; None if they cannot be had.
+Reclaim = Callable[[tuple[str, ...]], Summary | None]
+
+
+class Eviction(NamedTuple):
+    """A pod to evict now. `annotations` are those of its event; `disrupted`: its status gets the condition
+    DisruptionTarget (not for local storage).
+    """
+
+    pod: Pod
+    grace_s: int
+    message: str
+    annotations: Mapping[str, str]
+    disrupted: bool
+
+
+class KubeletResult(NamedTuple):
+    """What a pass decided. `warning` is the event on the node; `reclaimed` the clean-up that was run; `outcome` None if
+    no thresholds were looked at, because there are none or the stats could not be had.
+    """
+
+    state: PassState
+    evictions: tuple[Eviction, ...] = ()
+    warning: str | None = None
+    reclaimed: tuple[str, ...] = ()
+    summary_reads: int = 0
+    outcome: Outcome | None = None
+
+
+def kubelet_pass(
+    config: PassConfig,
+    state: PassState,
+    pods: Sequence[Pod],
+    read: Callable[[], Summary | None],
+    now_ns: int,
+    reclaim: Reclaim,
+) -> KubeletResult:
+    """One pass at ``now_ns`` over the active ``pods``. ``read`` answers with the stats, None if they cannot be had; it
+    is not asked when there is nothing to look for.
+    """
+    if not config.thresholds and not config.local_storage:
+        return KubeletResult(state)
+    summary = read()
+    if summary is None:
+        return KubeletResult(skip_pass(config, state), summary_reads=1)
+    evictions = _local_storage(config, pods, summary.pods) if config.local_storage else []
+    actions: tuple[str, ...] = ()
+
+    def clean(signal: str) -> bool:
+        nonlocal actions
+        actions = config.era.reclaim_actions(signal, config.layout)
+        after = reclaim(actions) if actions else None
+        return after is not None and _all_clear(config.later.thresholds, after.observations)
+
+    def rank(signal: str) -> Sequence[Candidate]:
+        return first_victims(signal, pods, summary.pods, config.layout, config.pod_level, config.era.ranker)
+
+    over_limit = bool(evictions)
+    result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean, over_limit=over_limit)
+    starved = result.outcome.starved
+    warning = None if starved is None or over_limit else NODE_MESSAGE % RESOURCE[starved.signal]
+    if result.outcome.victim is not None:
+        evictions.append(_evicted(config, result, pods, summary))
+    reads = 2 if actions else 1
+    return KubeletResult(result.state, tuple(evictions), warning, actions, reads, result.outcome)
+
+
+def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
+    """All pods over a limit of their own; critical ones are spared."""
+    found = []
+    for pod in pods:
+        own = stats.get(pod.uid)
+        message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
+        if message is not None and not config.era.is_critical(pod):
+            found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
+    return found
+
+
+def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:
+    """Whether no threshold at all is met, min reclaim included and grace ignored.
+
+    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
+    """
+    for threshold in thresholds:
+        seen = observations.get(threshold.signal)
+        if seen is not None and threshold.met(seen.available, seen.capacity, with_reclaim=True):
+            return False
+    return True
+
+
+def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summary: Summary) -> Eviction:
+    victim, starved = result.outcome.victim, result.outcome.starved
+    assert victim is not None
+    assert starved is not None
+    pod = next(p for p in pods if p.uid == victim.uid)
+    own = summary.pods.get(pod.uid)
+    resource = RESOURCE[starved.signal]
+    seen = summary.observations[starved.signal]
+    containers = None if own is None else container_usage(own, resource)
+    message, annotations = eviction_message(
+        pod,
+        resource,
+        starved.value.shown(seen.capacity),
+        seen.available,
+        containers,
+        None if own is None else own.memory(),
+        config.pod_level,
+    )
+    return Eviction(pod, result.grace_s, message, annotations, True)
+
+
+def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
+    """What the message of an eviction says of the containers: none are named for inodes and process ids."""
+    if resource == "memory":
+        return stats.container_memory()
+    return stats.container_storage() if resource == "ephemeral-storage" else []
