@@ -264,7 +264,7 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"monitor.policy.{module}", parse)
     there = RunConfig.from_json(config.to_json())
     assert there == config
-    assert there.eviction_config() == config.eviction_config()
+    assert there.pass_config() == config.pass_config()
     shown = [f"{t} {t.min_reclaim}" for t in there.thresholds()]
     assert shown == [f"{t} {t.min_reclaim}" for t in config.thresholds()]
     assert shown[0] == "memory.available<1500000Ki 5%"

@@ -61,6 +61,9 @@ class Table:
     def working_set(self, index: int) -> int:
         return self.sets.get(index, 0)
 
+    def working_sets(self, indexes: list[int]) -> list[int]:
+        return [self.working_set(index) for index in indexes]
+
     def crossed(self, index: int) -> int:
         return 0
 
