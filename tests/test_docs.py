@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from monitor.kernel.rungs import NAMES as RUNGS
+from monitor.policy.releases import ERAS
+from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
+from monitor.race.incident import FLAGS, VERDICTS
+from monitor.side.alerts.rules import NAMES as ALERTS
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Files with comments that name others. (Those in tests/vm make up names; CHANGELOG.md has yesterday's.)
@@ -91,6 +97,21 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         target = path.parent / file if file else path
         assert target.exists(), file
         assert not anchor or anchor in headings(target), f"{file}#{anchor}"
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        ("verdicts", (*VERDICTS, *FLAGS)),
+        ("alerts", ALERTS),
+        ("hooks", RUNGS),
+        ("policy", ERAS),
+        ("disks", tuple(signal for signal in SIGNALS if signal not in MEMORY_SIGNALS)),
+    ],
+)
+def test_every_name_has_its_place_in_a_document(document: str, names: tuple[str, ...]) -> None:
+    text = (ROOT / f"docs/{document}.md").read_text()
+    assert [name for name in names if name not in text] == []
 
 
 def test_the_checks_can_fail() -> None:
