@@ -120,8 +120,8 @@ class Passes:
     def _rank(self, value: Mapping[str, Any]) -> None:
         if value["whole"]:
             self._eviction_order, self._complete = EvictionOrder(self._key), True
-        for *fields, qos in value["put"]:
-            self._eviction_order.put(Candidate(*fields), qos)
+        for fields in value["put"]:
+            self._eviction_order.put(Candidate(*fields))
         for uid in value["removed"]:
             self._eviction_order.remove(uid)
 

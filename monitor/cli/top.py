@@ -16,6 +16,7 @@ from monitor.cli.output import format_bytes, output_option, print_json, table_li
 from monitor.cli.top_frame import Node
 from monitor.cli.top_limits import cells, columns, container_lines
 from monitor.pods.source import open_source
+from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 
 _REFRESH_S = 1.0
@@ -28,6 +29,7 @@ _MEMORY = ("usage", "active_file", "inactive_file", "working_set")
 @click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR.")
 @click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
 @click.option("--eviction-soft", metavar="MAP", help="... and to soft thresholds.")
+@click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
 @click.option("--listen", metavar="HOST:PORT", help="Where a daemon answers, for exact figures. [127.0.0.1:9469]")
 @click.option("--state-dir", metavar="DIR", help="That daemon's, for the pods it evicted. [/var/lib/outrace]")
 @output_option

@@ -16,6 +16,7 @@ from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource, pod_message
 from monitor.policy.ranking import Candidate, memory_order
+from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 
@@ -32,6 +33,7 @@ class Node:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self._era = era(config.policy)
         self.hierarchy = cgroupfs.detect()
         self.mem_total = meminfo.mem_total()
         self.path = self.hierarchy.root
@@ -52,7 +54,7 @@ class Node:
         self._braked = None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
-        order = _ordered(pods)
+        order = _ordered(pods, self._era)
         for pod in order:
             known = source.pods.get(pod["uid"])
             pod |= pod_fields(self.hierarchy, pod["cgroup"], known.containers if known is not None else {})
@@ -85,7 +87,7 @@ class Node:
         try:
             summary = fetch_summary(self.config.listen_host, self.config.listen_port)
             if summary is not None:
-                domains, pods = from_summary(summary, found)
+                domains, pods = from_summary(summary, found, self._era)
                 if domains["node"].capacity == self.capacity:
                     self._braked = summary.get("outrace", {}).get("braked")
                     return domains, pods, f"daemon at {at}"
@@ -109,7 +111,7 @@ class Node:
         pods = []
         for pod in found.values():
             try:
-                pods.append({**_identity(pod), **asdict(cgroupfs.read_cgroup(self.hierarchy, pod.cgroup))})
+                pods.append({**_identity(pod, self._era), **asdict(cgroupfs.read_cgroup(self.hierarchy, pod.cgroup))})
             except cgroupfs.CgroupGone:
                 continue  # it ended since the poll; the next one knows
         return domains, pods
@@ -136,7 +138,9 @@ def fetch_summary(host: str, port: int) -> dict[str, Any] | None:
     return summary
 
 
-def from_summary(summary: Mapping[str, Any], found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
+def from_summary(
+    summary: Mapping[str, Any], found: Mapping[str, FoundPod], rules: Era = CURRENT
+) -> tuple[Readings, list[dict[str, Any]]]:
     """The domains and pods of a Summary; a pod not in ``found`` has no request. KeyError and the like if it is none."""
     domains = {"node": _reading(summary["node"]["memory"])}
     for container in summary["node"].get("systemContainers", ()):
@@ -148,7 +152,7 @@ def from_summary(summary: Mapping[str, Any], found: Mapping[str, FoundPod]) -> t
             continue
         ref = entry["podRef"]
         who = {"namespace": ref["namespace"], "name": ref["name"], "uid": ref["uid"]}
-        known = _identity(found[ref["uid"]]) if ref["uid"] in found else _unknown()
+        known = _identity(found[ref["uid"]], rules) if ref["uid"] in found else _unknown()
         pods.append({**who, **known, **asdict(_reading(entry["memory"]))})
     return domains, pods
 
@@ -166,8 +170,8 @@ def _reading(memory: Mapping[str, Any]) -> MemoryReading:
     )
 
 
-def _identity(found: FoundPod) -> dict[str, Any]:
-    message = pod_message(found)
+def _identity(found: FoundPod, rules: Era) -> dict[str, Any]:
+    message = pod_message(found, rules)
     return {k: message[k] for k in ("namespace", "name", "uid", *_OF_SPEC)}
 
 
@@ -175,7 +179,7 @@ def _unknown() -> dict[str, Any]:
     return {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 
 
-def _ordered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
     """The pods, the first victim first, each with how far it is above its request."""
     by_uid = {pod["uid"]: pod for pod in pods}
     candidates = [
@@ -187,10 +191,11 @@ def _ordered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
             request=pod["request"] or 0,
             usage=pod["working_set"],
             critical=bool(pod["critical"]),
+            qos=pod["qos"] or "",
         )
         for pod in by_uid.values()
     ]
-    order = [by_uid[c.uid] for c in memory_order(candidates)]
+    order = [by_uid[c.uid] for c in memory_order(candidates, rules.memory_key)]
     for pod in order:
         pod["over_request"] = None if pod["request"] is None else pod["working_set"] - pod["request"]
     return order

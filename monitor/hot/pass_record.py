@@ -47,14 +47,14 @@ class RecordedEvictionOrder(EvictionOrder):
     counts.
     """
 
-    def __init__(self, key: Callable[[Candidate, str], Key]) -> None:
+    def __init__(self, key: Callable[[Candidate], Key]) -> None:
         super().__init__(key)
-        self.members: dict[str, tuple[Candidate, str]] = {}  # uid -> candidate, QoS class
+        self.members: dict[str, Candidate] = {}  # by uid
         self.changed: dict[str, None] = {}  # uids, in order
 
-    def put(self, candidate: Candidate, qos: str) -> None:
-        super().put(candidate, qos)
-        self.members[candidate.uid] = (candidate, qos)
+    def put(self, candidate: Candidate) -> None:
+        super().put(candidate)
+        self.members[candidate.uid] = candidate
         self.changed[candidate.uid] = None
 
     def remove(self, uid: str) -> None:
@@ -174,7 +174,7 @@ class Journal:
         while True:
             part, left = left[:_CHUNK], left[_CHUNK:]
             found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
-            put = [(*_row(member[0]), member[1]) for _, member in found if member is not None]
+            put = [_row(member) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
             if not self._tell({"t": "ranking", "whole": whole, "put": put, "removed": removed}):
                 return False

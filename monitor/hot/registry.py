@@ -66,6 +66,7 @@ class PodEntry:
             usage=self.usage,
             critical=self.critical,
             grace_period_s=self.grace_s,
+            qos=self.qos,
         )
 
 
@@ -287,4 +288,4 @@ class Registry:
         if entry.evicted or not entry.counted:
             self._eviction_order.remove(entry.uid)
         else:
-            self._eviction_order.put(entry.candidate(), entry.qos)
+            self._eviction_order.put(entry.candidate())

@@ -11,14 +11,10 @@ from collections.abc import Callable, Sequence
 from monitor.policy.ranking import Candidate, Key, memory_key
 
 
-def _today(candidate: Candidate, _qos: str) -> Key:
-    return memory_key(candidate)
-
-
 class EvictionOrder:
-    """Candidates by uid, always sorted by ``key(candidate, QoS class)``: that of an era (`monitor.policy.releases`)."""
+    """Candidates by uid, always sorted by ``key``: that of an era (`monitor.policy.releases`)."""
 
-    def __init__(self, key: Callable[[Candidate, str], Key] = _today) -> None:
+    def __init__(self, key: Callable[[Candidate], Key] = memory_key) -> None:
         self._key = key
         self._at: dict[str, Key] = {}
         self._keys: list[Key] = []
@@ -27,10 +23,10 @@ class EvictionOrder:
     def __contains__(self, uid: object) -> bool:
         return uid in self._at
 
-    def put(self, candidate: Candidate, qos: str) -> None:
+    def put(self, candidate: Candidate) -> None:
         """Give a candidate its place, a new one if it has one already."""
         self.remove(candidate.uid)
-        key = self._at[candidate.uid] = self._key(candidate, qos)
+        key = self._at[candidate.uid] = self._key(candidate)
         at = bisect_left(self._keys, key)
         self._keys.insert(at, key)
         self._order.insert(at, candidate)

@@ -49,7 +49,6 @@ def rank_one(
     """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
-    quality = class_by_containers(pod)
     request = plain_request(pod, "memory") if signal in MEMORY_SIGNALS else ZERO
     used: int | None = None
     if stats is not None:
@@ -57,13 +56,13 @@ def rank_one(
             used = stats.memory() or 0
         else:
             used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
-    victim = replace(candidate(pod, request, used), critical=is_critical(pod))
-    return usage_key(replace(victim, usage=None) if RESOURCE[signal] == "inodes" else victim, quality), victim
+    victim = replace(candidate(pod, request, used), critical=is_critical(pod), qos=class_by_containers(pod))
+    return usage_key(replace(victim, usage=None) if RESOURCE[signal] == "inodes" else victim), victim
 
 
-def usage_key(victim: Candidate, quality: str) -> Key:
-    """Sort key of a pod of this QoS class, by its numbers."""
-    place, used = _CLASS_ORDER[quality], victim.usage
+def usage_key(victim: Candidate) -> Key:
+    """Sort key of a pod by its QoS class and its numbers; one of an unknown class counts as Burstable."""
+    place, used = _CLASS_ORDER.get(victim.qos, _CLASS_ORDER[BURSTABLE]), victim.usage
     if used is None:
         order = (place, 0, 0, 0)
     elif used > victim.request:

@@ -7,7 +7,7 @@ to chance, ours is namespace, name, uid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from monitor.policy.pods import Pod
@@ -29,7 +29,8 @@ class Candidate:
     ``priority`` is None where it is not known.
 
     ``request_nanos`` is the part of a byte above ``request``, for requests such as `1500m` of memory (1 byte and a
-    half), which exist in the wild. ``grace_period_s`` is the pod's terminationGracePeriodSeconds.
+    half), which exist in the wild. ``grace_period_s`` is the pod's terminationGracePeriodSeconds. ``qos`` is its QoS
+    class, which kubelet-1.8 ranks by; "" where it was not looked at.
     """
 
     uid: str
@@ -41,6 +42,7 @@ class Candidate:
     critical: bool
     grace_period_s: int | None = None
     request_nanos: int = 0
+    qos: str = ""
 
 
 def memory_candidate(pod: Pod, usage: int | None, pod_level: bool = True) -> Candidate:
@@ -80,9 +82,11 @@ def usage_key(
     return (group, priority, request - usage, request_nanos, namespace, name, uid)
 
 
-def memory_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """All candidates, first victim first. Critical pods are ranked too; a pass refuses them when their turn comes."""
-    return sorted(candidates, key=memory_key)
+def memory_order(candidates: Iterable[Candidate], key: Callable[[Candidate], Key] = memory_key) -> list[Candidate]:
+    """All candidates, first victim first, by the key of a release. Critical pods are ranked too; a pass refuses them
+    when their turn comes.
+    """
+    return sorted(candidates, key=key)
 
 
 def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:

@@ -43,7 +43,7 @@ class Era:
     containerfs: bool
     request: Callable[[Pod, str], Quantity] = pod_request
     qos_class: Callable[[Pod], str] = qos_class
-    memory_key: Callable[[Candidate, str], Key] = lambda candidate, _qos: memory_key(candidate)
+    memory_key: Callable[[Candidate], Key] = memory_key
 
     def parse_thresholds(
         self,

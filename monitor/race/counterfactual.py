@@ -113,7 +113,7 @@ def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counte
         p90,
         oom_ms,
         world.assumed,
-        _victims(world, pieces, oom) if all(pod.priority is not None for pod in world.pods) else (),
+        _victims(world, config, pieces, oom) if all(pod.priority is not None for pod in world.pods) else (),
     )
 
 
@@ -143,7 +143,7 @@ def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
 
 def _pieces(world: World, config: PassConfig, mode: str) -> list[_Piece]:
     """Every decision the phases lead to."""
-    order = memory_order(world.pods)
+    order = memory_order(world.pods, config.era.memory_key)
     # The first pass of every phase sees what was before.
     first = min([world.crossed_ns, *map(int, _corners(world, config))]) - PERIOD_NS
     edges = _edges(world, config, first, fine=mode == MEMCG)
@@ -245,7 +245,7 @@ def _notified(
     return after, found, max(0.0, rest)
 
 
-def _victims(world: World, pieces: Sequence[_Piece], oom: float) -> tuple[Chance, ...]:
+def _victims(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> tuple[Chance, ...]:
     """Whom it decides on, over all phases in which it decides before ``oom``; the probabilities sum to `detected`."""
     names = {c.uid: f"{c.namespace}/{c.name}" for c in world.pods}
     found: dict[str, float] = {}
@@ -259,7 +259,7 @@ def _victims(world: World, pieces: Sequence[_Piece], oom: float) -> tuple[Chance
         for i in range(nodes):
             step = round((piece.begin + width * (i + 0.5) / nodes) / _VICTIM_NS)
             if step not in known:
-                known[step] = first_victim(world.pods, world.pod_series, step * _VICTIM_NS)
+                known[step] = first_victim(world.pods, world.pod_series, step * _VICTIM_NS, config.era.memory_key)
             for uid, chance in known[step].items():
                 found[uid] = found.get(uid, 0.0) + chance * piece.weight * part / nodes
     ranked = sorted(found.items(), key=lambda item: (-item[1], names[item[0]]))

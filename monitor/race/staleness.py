@@ -9,7 +9,7 @@ values recorded at moments: no dice.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -59,8 +59,13 @@ def stale_usage(series: TimeSeries, at_ns: float) -> list[tuple[int, float]]:
     return list(found.items())
 
 
-def first_victim(pods: Sequence[Candidate], series_by_uid: Mapping[str, TimeSeries], at_ns: float) -> dict[str, float]:
-    """The probability of each pod (uid) to be the first of the policy's order, by figures of random age.
+def first_victim(
+    pods: Sequence[Candidate],
+    series_by_uid: Mapping[str, TimeSeries],
+    at_ns: float,
+    key: Callable[[Candidate], Key] = memory_key,
+) -> dict[str, float]:
+    """The probability of each pod (uid) to be the first of the order by ``key``, by figures of random age.
 
     Pods without a series are ranked by the usage they have as candidates. Critical pods are never taken.
     """
@@ -72,7 +77,7 @@ def first_victim(pods: Sequence[Candidate], series_by_uid: Mapping[str, TimeSeri
         values: list[tuple[int | None, float]] = [(pod.usage, 1.0)]
         if series:
             values = [(value, chance) for value, chance in stale_usage(series, at_ns)]
-        atoms += [(memory_key(replace(pod, usage=value)), pod.uid, p) for value, p in values if p > 0]
+        atoms += [(key(replace(pod, usage=value)), pod.uid, p) for value, p in values if p > 0]
     atoms.sort()
     left = dict.fromkeys((uid for _, uid, _ in atoms), 1.0)  # of each pod, the probability of a later place than here
     product = 1.0

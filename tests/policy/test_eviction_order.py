@@ -24,17 +24,17 @@ moves = st.lists(
 def test_the_order_is_that_of_sorting(steps: list[tuple], name: str) -> None:  # type: ignore[type-arg]
     key = era(name).memory_key
     eviction_order = EvictionOrder(key)
-    known: dict[str, tuple[Candidate, str]] = {}
+    known: dict[str, Candidate] = {}
     for step in steps:
         uid = f"u{step[1]}"
         if step[0] == "put":
             qos = (BEST_EFFORT, BURSTABLE, GUARANTEED)[step[1] % 3]
-            candidate = Candidate(uid, "ns", uid, step[3], 2, step[2], critical=step[4])
-            known[uid] = (candidate, qos)
-            eviction_order.put(candidate, qos)
+            candidate = Candidate(uid, "ns", uid, step[3], 2, step[2], critical=step[4], qos=qos)
+            known[uid] = candidate
+            eviction_order.put(candidate)
         else:
             known.pop(uid, None)
             eviction_order.remove(uid)
-        expected = sorted(known.values(), key=lambda one: key(*one))
-        assert list(eviction_order.order()) == [candidate for candidate, _ in expected]
-        assert eviction_order.first() == next((c for c, _ in expected if not c.critical), None)
+        expected = sorted(known.values(), key=key)
+        assert list(eviction_order.order()) == expected
+        assert eviction_order.first() == next((c for c in expected if not c.critical), None)

@@ -21,7 +21,7 @@ from monitor.policy.eviction_pass import (
     run_pass,
     takes_first_at_once,
 )
-from monitor.policy.ranking import Candidate, memory_key
+from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.synchronize import Observation, Outcome
@@ -153,9 +153,9 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
     """A prepared victim is signalled before the pass that says so: whatever came before, the pass has to say so."""
     thresholds = parse_thresholds(hard, soft, dict.fromkeys(soft, "30s"), reclaim)
     config = PassConfig(thresholds, 5, max_pod_grace_s=7, compat=compat, kill_at_once=True)
-    eviction_order = EvictionOrder(lambda candidate, _qos: memory_key(candidate))
+    eviction_order = EvictionOrder()
     for candidate in candidates:
-        eviction_order.put(candidate, "Burstable")
+        eviction_order.put(candidate)
     state, result = KNOWN_LAYOUT, None
     for stamp, seen in enumerate((*before, now), 1):
         observations = {signal: Observation(free, CAPACITY, stamp) for signal, free in seen.items()}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import Candidate
+from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_in_order
 from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
@@ -216,6 +217,21 @@ def test_somebody_is_the_first(usages: list[list[int]]) -> None:
         for i, values in enumerate(usages)
     }
     assert math.fsum(first_victim(pods, series_by_uid, ms(0)).values()) == pytest.approx(1.0)
+
+
+def test_every_release_takes_its_own_victim() -> None:
+    """1.8 takes the class that promises least first; later ones take the pod furthest above its request."""
+    seen = growth(20)
+    guaranteed, best_effort = (
+        dataclasses.replace(pod(name, mib * MI), qos=qos)
+        for name, mib, qos in (("big", 900, "Guaranteed"), ("small", 30, "BestEffort"))
+    )
+    seen = dataclasses.replace(seen, pods=(guaranteed, best_effort), pod_series={})
+    taken = {}
+    for name in ERAS:
+        found = counterfactual(seen, dataclasses.replace(HARD, era=era(name)))
+        (taken[name],) = {chance.pod.rpartition("/")[2] for chance in found.victims}
+    assert taken == {"kubelet-1.36": "big", "kubelet-1.17": "big", "kubelet-1.8": "small"}
 
 
 def test_critical_pods_are_never_the_victim() -> None:
