@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -163,72 +164,64 @@ def test_a_silent_receiver_delays_nobody(tmp_path: Path) -> None:
         assert not sending.close(0.2)  # it is not waited for
 
 
-def test_an_answer_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def answering(answer: Callable[[socket.socket], None], connections: int = 1) -> Iterator[int]:
+    """A receiver that does this with each of its connections; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(connections):
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):  # the client has ended it
+                    answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_an_answer_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps every single read in time, so the whole post has a limit too."""
     monkeypatch.setattr(http_post, "TOTAL_TIMEOUT_S", 0.3)
-    stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def drip() -> None:
-            connection, _ = server.accept()
-            with connection:
-                while not stop.wait(0.02):
-                    try:
-                        connection.sendall(b"a")
-                    except OSError:
-                        return
+    def drip(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(b"a")
+            time.sleep(0.02)
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        with pytest.raises(http_post.PostError):
-            http_post.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
-        stop.set()
-        thread.join()
+    with answering(drip) as port, pytest.raises(http_post.PostError):
+        http_post.post(f"http://127.0.0.1:{port}/", b"{}", "test")
 
 
-def test_a_huge_answer_is_not_read(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def test_a_huge_answer_is_not_read() -> None:
+    def flood(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * (64 << 20))
 
-        def flood() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                try:
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * (64 << 20))
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=flood)
-        thread.start()
-        answer = http_post.post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", "test")
-        thread.join()
+    with answering(flood) as port:
+        answer = http_post.post(f"http://127.0.0.1:{port}/", b"{}", "test")
     assert answer.ok
     assert len(answer.text) == http_post.MAX_ANSWER
 
 
-def test_login_in_the_url_becomes_basic_authentication(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        heard = []
+def test_login_in_the_url_becomes_basic_authentication() -> None:
+    requests = []
 
-        def listen() -> None:
-            connection, _ = server.accept()
-            with connection:
-                heard.append(connection.recv(65536))
-                connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    def listen(connection: socket.socket) -> None:
+        requests.append(connection.recv(65536).decode())
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
 
-        thread = threading.Thread(target=listen)
-        thread.start()
-        port = server.getsockname()[1]
+    with answering(listen) as port:
         assert http_post.post(f"http://me:s%20cret@127.0.0.1:{port}/a?b=c", b"{}", "outrace/1").ok
-        thread.join()
-    head = heard[0].decode()
+    (head,) = requests
     assert head.startswith("POST /a?b=c HTTP/1.1\r\n")
     assert "Authorization: Basic bWU6cyBjcmV0\r\n" in head
     assert f"Host: 127.0.0.1:{port}\r\n" in head
     assert "Content-Type: application/json\r\n" in head
 
 
-def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
+def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         [
@@ -240,24 +233,15 @@ def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve() -> None:
-            for _ in range(2):
-                connection, _ = server.accept()
-                try:
-                    with context.wrap_socket(connection, server_side=True) as secure:
-                        secure.recv(65536)
-                        secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                except OSError:
-                    connection.close()  # the client did not like the certificate
+    def encrypted(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(65536)
+            secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        url = f"https://localhost:{server.getsockname()[1]}/"
+    with answering(encrypted, connections=2) as port:
+        url = f"https://localhost:{port}/"
         with pytest.raises(http_post.PostError, match=r"(?i)certificate"):
             http_post.post(url, b"{}", "test")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SSL_CERT_FILE", str(certificate))
-            assert http_post.post(url, b"{}", "test").ok
-        thread.join()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert http_post.post(url, b"{}", "test").ok
