@@ -1,1 +1,1 @@
-"""What is done about a decision: evict, oom_score_adj; observe first, enforce when told."""
+"""What is done about a decision: evict, oom_score_adj; observing is the default, enforcing an option."""

@@ -31,7 +31,7 @@ REAP_AFTER_NS = 20_000_000
 
 
 class Eviction:
-    """One pod being evicted, from the first signal until nobody is left in its cgroups."""
+    """One pod being evicted, from the first signal until its cgroups have no process left."""
 
     def __init__(self, victim: Victim, grace_s: int, usage_before: int, sent: tuple[int, int] | None = None) -> None:
         """``sent``: its processes have had their SIGKILL already, between these two times (ns)."""
@@ -42,7 +42,7 @@ class Eviction:
         self.last_usage = usage_before
         self._least: int | None = None  # since it was killed: in its grace it may have grown
         self._freed_ns = self._asked_ns = 0
-        self._forked = False  # whether the last look found processes that nobody knew
+        self._forked = False  # whether the last look found processes that were not known
         if grace_s > 0:
             # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
             # may be what cleans up.
@@ -84,7 +84,7 @@ class Eviction:
             self._kill()
 
     def step(self, now_ns: int) -> bool:
-        """Go on with it; True when nobody is left, in the pod's cgroups or of those who were there."""
+        """Go on with it; True when the pod's cgroups are empty and all processes it had have ended."""
         if self.kill_at_ns is not None and now_ns >= self.kill_at_ns:
             self._kill()
         self._forked = False
@@ -93,7 +93,7 @@ class Eviction:
             return True
         self.victim.refresh(forget=False)
         if runs is None and self.victim.nobody and not self.victim.alive():
-            return True  # cgroup v1 does not tell; pidfds do (`cgroup_procs.empty`)
+            return True  # cgroup v1 does not say; pidfds do (`cgroup_procs.empty`)
         self._forked = self.victim.found > 0
         self.pids.update(self.victim.pidfds)
         if self.killed_ns is not None:

@@ -1,9 +1,9 @@
 """Take back what an evicted pod left in its cgroup: memory.reclaim (cgroup v2, Linux 5.19), memory.force_empty (v1).
 
-Nobody is left in the pod, but what its files have active in the page cache still counts as working set, until somebody
-reads other files or the cgroup is removed; and even then it moves to the parent. So with dentries and other slab that
-can be reclaimed. The next pod would be evicted for it. Of memory.force_empty the kernel says once in its log that it is
-deprecated (Linux 6.12); v1 has nothing else.
+The pod has no process left, but the active page cache of its files still counts as working set until other files are
+read or the cgroup is removed; even then it moves to the parent. The same holds for dentries and other reclaimable slab.
+The next pod would be evicted for it. The kernel logs once that memory.force_empty is deprecated (Linux 6.12); v1 has
+nothing else.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The kubelet's value reaches a container only when it starts (runc issue 4669), and a process can change its own.
 Processes of a pod are looked at when the pod is found and whenever one forks, executes or is moved in. A value is only
-compared and written while the process is in the pod's cgroups: one that left is nobody's business here.
+compared and written while the process is in the pod's cgroups: one that left is ignored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SETTLE_NS = 1_000_000_000
 _MAX_WAITING = 4096
 _EVERY_PROCESS = 0
 _EVERY_POD = ""
-#: Processes looked at in one turn of the main loop (some 60 us each), and of a pod that makes more than are told.
+#: Processes looked at in one turn of the main loop (some 60 us each), and of a pod that makes more than are reported.
 _TURN, _SAMPLE = 128, 256
-#: Mismatches remembered per pod so as to tell each once.
+#: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
 _REMEDY = "give outrace CAP_SYS_RESOURCE (systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
@@ -49,7 +49,7 @@ class _PodScores:
     scores: dict[str, int]  # container -> value; without those that cannot be known
     default: int | None  # for processes in no container's own cgroup
     reported: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
-    looked_at: int = 0  # the last pid of a pod that makes more than are told
+    looked_at: int = 0  # the last pid of a pod that makes more than are reported
 
 
 class OomScores:
@@ -114,13 +114,13 @@ class OomScores:
             self._audit(pod)
 
     def audit_soon(self) -> None:
-        """News of processes was lost: look at every process of every pod, in a second, because there will be more."""
+        """Records of processes were lost: look at every process of every pod in a second, as more will be lost."""
         if not self._all_waits:
             self._all_waits = True
             self._wait(_EVERY_PROCESS, _EVERY_POD)
 
     def look_around(self, uid: str) -> None:
-        """A pod has processes that nobody was told of: look at some of them, at others the next time."""
+        """A pod has processes without a record: look at some of them now, at others the next time."""
         pod = self._pods.get(uid)
         if pod is None:
             return
@@ -184,7 +184,7 @@ class OomScores:
             self._check(pod, pid)
 
     def _check(self, pod: _PodScores, pid: int) -> None:
-        """Compare one process with what it should have; tell a difference once; write under enforce."""
+        """Compare one process with what it should have; log a difference once; write under enforce."""
         with Process(pid) as process:
             path = process.memory_cgroup(self.hierarchy)
             if path is None or not path.is_relative_to(pod.found.cgroup):
@@ -201,7 +201,7 @@ class OomScores:
         if should is None or is_now is None or is_now == should:
             return
         if is_now == _GUARANTEED and not pod.found.pod.spec_known:
-            return  # found by its cgroup alone: it may be system-node-critical, which only its spec would tell
+            return  # found by its cgroup alone: it may be system-node-critical, which only its spec says
         if (pid, is_now) not in pod.reported:
             if len(pod.reported) >= _MAX_REPORTED:
                 pod.reported.clear()
@@ -252,7 +252,7 @@ class OomScores:
         try:
             return process.set_oom_score_adj(value)
         except PermissionError:
-            return False  # what could not be lowered is counted and told by `_write`
+            return False  # `_write` counts and logs what could not be lowered
 
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
@@ -264,7 +264,7 @@ def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, 
     pod = found.pod
     unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
     if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
-        return {}  # whether it has the score of its class or of a critical pod only its spec would tell
+        return {}  # only its spec says whether it has the score of its class or of a critical pod
     scores: dict[str, int] = {}
     for container in (*pod.containers, *pod.init_containers):
         if unknown and "memory" not in container.requests:

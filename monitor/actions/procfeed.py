@@ -1,7 +1,7 @@
-"""News of processes that appear in pods: the ring of the BPF programs, or the kernel's process connector without BPF.
+"""Processes that appear in pods: from the ring of the BPF programs, or from the kernel's process connector without BPF.
 
-The BPF programs filter in the kernel and say which pod; the connector tells every fork and exec of the machine, and
-where it happened has to be looked up. Both only feed `monitor.actions.oomadj`.
+The BPF programs filter in the kernel and name the pod; the connector reports every fork and exec of the machine, and
+the reader looks up where it happened. Both only feed `monitor.actions.oomadj`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _BATCH = 256
 
 
 class ProcessFeed(Protocol):
-    """Readable when there is news; `consume` hands it on."""
+    """Readable when there are records; `consume` hands them on."""
 
     def fileno(self) -> int: ...
 

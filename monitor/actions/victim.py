@@ -27,7 +27,7 @@ MAX_PIDFDS = 4096
 #: A look at a pod of thousands of cgroups is made in parts.
 _PART_NS = 5_000_000
 #: But no part is smaller than this, however long it takes: a look at a pod of ordinary size is whole, and none ends
-#: before anybody was found. (One cgroup takes 15 us, and 5 ms where the CPU is emulated or somebody else has it.)
+#: before it found a process. (One cgroup takes 15 us, and 5 ms where the CPU is emulated or busy.)
 _PART_CGROUPS = 8
 #: Descriptors opened in one look (6 ms, and as much for their signals); the next goes on where more are needed.
 _OPEN = 512
@@ -60,7 +60,7 @@ class Victim:
         self._seen: set[int] = set()  # by it
         self._left = False  # it found some that there was no descriptor for
         self.spared: set[int] = set()  # in the pod, but never signalled
-        self._signalled: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent: nobody is signalled twice
+        self._signalled: dict[int, signal.Signals] = {}  # pid -> the last signal it was sent, so that it is sent once
         self._let_go: set[int] = set()  # had their SIGKILL, and their descriptor was needed for another
         self._limit = MAX_PIDFDS  # lower where the process may not have so many
         self._kill_fd = -1
@@ -142,7 +142,7 @@ class Victim:
                     TROUBLES.note("pidfd", error, self.uid)
         if fresh:
             # The pid may have been used again between reading and opening: only who is still listed is who was meant.
-            # Where that cannot be read, nobody is known to be.
+            # Where that cannot be read, none counts as listed.
             for pid in fresh - self._still_in(directory):
                 self._forget(pid)
         self.found += len(fresh & unsignalled)
@@ -203,7 +203,7 @@ class Victim:
             try:
                 os.write(self._kill_fd, b"1")
             except OSError:
-                pass  # the cgroup was removed (ENODEV): whoever was in it got the signal by pidfd
+                pass  # the cgroup was removed (ENODEV): its processes got the signal by pidfd
 
     def send(self, number: signal.Signals) -> None:
         """Signal every prepared process that was not sent this already; `unfinished` where that takes too long.

@@ -28,7 +28,7 @@ REAIM_BYTES = 64 << 10
 
 
 class Bound(NamedTuple):
-    """``unseen_bytes`` can move, for ``unseen_ns``, before outrace looks or is told."""
+    """``unseen_bytes`` can move, for ``unseen_ns``, before outrace looks or is notified."""
 
     unseen_bytes: int
     unseen_ns: int

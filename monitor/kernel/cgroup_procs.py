@@ -9,8 +9,8 @@ from pathlib import Path
 
 from monitor.kernel.cgroupfs import GONE, failure
 
-#: A path longer than 4,095 bytes is refused (ENAMETOOLONG), but whoever may make cgroups can make them deeper than
-#: that: from here on they are reached by a descriptor. (A name has 255 bytes at most.)
+#: The kernel refuses a path longer than 4,095 bytes (ENAMETOOLONG), but cgroups can be nested deeper than that: beyond
+#: this length they are reached by a descriptor. (A name has 255 bytes at most.)
 _LONG = 3000
 
 
@@ -26,8 +26,8 @@ def pids_below(path: Path) -> set[int]:
 def walk(path: Path) -> Generator[tuple[str, set[int]]]:
     """A cgroup and every cgroup below it, one at a time: a path that is good until the next one, and its processes.
 
-    As `pids_below`, for whoever may have to stop: each takes 15 us, and a pod may have thousands. Written for the
-    moment of a kill: no objects, one descriptor at a time. Raises OSError.
+    As `pids_below`, for a caller that may have to stop: each cgroup takes 15 us, and a pod may have thousands. Written
+    for the moment of a kill: no objects, one descriptor at a time. Raises OSError.
     """
     stack = [os.fspath(path)]
     anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
@@ -65,7 +65,7 @@ def pids_in(directory: str) -> set[int]:
 
 
 def anybody(path: Path, most: int = 1000) -> bool | None:
-    """Whether a process runs in the cgroup or below; None where ``most`` cgroups do not tell. Raises OSError."""
+    """Whether a process runs in the cgroup or below; None if the first ``most`` cgroups have none. Raises OSError."""
     for number, (_, pids) in enumerate(walk(path)):
         if pids:
             return True
@@ -97,9 +97,9 @@ def processes(path: Path, recursive: bool = True) -> list[int]:
 
 
 def populated(path: Path) -> bool | None:
-    """Whether there are processes in it or below, as cgroup.events tells, for which the kernel takes no lock.
+    """Whether there are processes in it or below, from cgroup.events, which the kernel prints without a lock.
 
-    None where it does not tell (cgroup v1); False for a cgroup that is gone.
+    None where there is no such file (cgroup v1); False for a cgroup that is gone.
     """
     try:
         events = (path / "cgroup.events").read_text()
@@ -109,10 +109,10 @@ def populated(path: Path) -> bool | None:
 
 
 def empty(path: Path) -> bool:
-    """Whether nobody is left in it and below; on v2 nor anybody whose memory is being freed. Raises OSError.
+    """Whether no process is left in it and below; on v2 also none whose memory is being freed. Raises OSError.
 
-    cgroup.procs does not tell: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), with all
-    that it holds still charged. So cgroup v2 is asked whether it is populated; on v1 a killer keeps pidfds.
+    cgroup.procs is not enough: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), while all
+    that it holds is still charged. So `populated` decides on cgroup v2; on v1 the killer keeps pidfds.
     """
     runs = populated(path)
     return not (pids_below(path) if runs is None else runs)

@@ -1,4 +1,4 @@
-"""Which hook tells that memory was charged: what this kernel offers, best first.
+"""The hooks that report charges of memory: what this kernel offers, best first.
 
 | hook | since | sees |
 |---|---|---|
@@ -53,7 +53,7 @@ class Offer:
 def offered(trying: bool = True) -> list[Offer]:
     """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too.
 
-    ``trying``: load a program that does nothing where only that can tell; needs the privileges to load programs.
+    ``trying``: load a program that does nothing where only that shows it; needs the privileges to load programs.
     """
     try:
         btf = Btf()
@@ -86,7 +86,7 @@ def _layout(btf: Btf) -> tuple[str, str]:
 def obstacle() -> tuple[str, str]:
     """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way.
 
-    A lockdown that cannot be read (AppArmor's profile for containers forbids it) is not known: loading tells.
+    A lockdown that cannot be read (AppArmor's profile for containers forbids it) is found by loading.
     """
     missing = missing_tracepoints()
     if missing:
@@ -112,7 +112,7 @@ def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
 
 
 def missing_tracepoints() -> list[str]:
-    """Tracepoints the programs need whichever hook tells of charges, and this kernel does not offer."""
+    """Tracepoints that the programs need with every hook, and that this kernel does not offer."""
     where = {"mark_victim": "oom", "signal_generate": "signal"}
     return [f"{group}:{name}" for name, group in where.items() if not _is_there(group, name)]
 
@@ -186,7 +186,7 @@ def _has_symbol(*names: str) -> bool:
 
 
 def _untraceable() -> str:
-    """Which of the functions ftrace cannot patch; "" also when its list cannot be read: then trying tells."""
+    """Which of the functions ftrace cannot patch; "" also when its list cannot be read: then loading shows it."""
     try:
         with (_TRACEFS / "available_filter_functions").open() as file:
             left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}

@@ -120,7 +120,7 @@ class DomainTable:
         return self._words[index * WORDS + _CROSSED]
 
     def over(self, cgroup_id: int) -> dict[str, int]:
-        """Records by kind (`OVER`) that were not told of a cgroup's processes since it is watched; {} if it is not."""
+        """Records by kind (`OVER`) withheld for a cgroup's processes since it is watched; {} if it is not."""
         at = self.index(cgroup_id)
         return {} if at is None else {name: self._words[at * WORDS + word] for name, word in OVER.items()}
 

@@ -1,14 +1,14 @@
-"""Whose the pinned BPF objects are. One *instance* for each state dir: a directory of pins under `pins.ROOT`.
+"""The owners of pinned BPF objects. Each state dir has one *instance*: a directory of pins under `pins.ROOT`.
 
 Pins outlive the daemon, so that the OOM programs are attached while it restarts; they must not outlive the state dir,
-without which nobody starts again. Both facts are kept in bpffs itself, where everybody sees them who sees the pins,
-whatever else differs (mount and pid namespaces, /run):
+without which no daemon starts again. bpffs itself records both facts, so that every process that sees the pins sees
+them too, whatever else differs (mount and pid namespaces, /run):
 
-* who uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
-* a symbolic link ``owner`` says of which state dir it is, on which device, and in whose view of the file systems.
+* a process that uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
+* a symbolic link ``owner`` names the state dir, its device, and the mount namespace that sees it.
 
-An instance is removed by others only when nobody holds it and its state dir is *gone* for certain (`is_gone`): what
-cannot be known from here, as in another mount namespace, is not gone.
+Another process removes an instance only when no process holds it and its state dir is *gone* for certain (`is_gone`):
+what cannot be known from here, as in another mount namespace, is not gone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Instance:
 
     @property
     def is_stray(self) -> bool:
-        """Whether nobody uses it and nobody can again."""
+        """Whether no process uses it and none can again."""
         return not self.in_use and self.owner is not None and is_gone(self.owner)
 
 
@@ -162,7 +162,7 @@ def release(fd: int, instance: Path) -> None:
 
 
 def tidy(instance: Path) -> None:
-    """Remove the directory if nothing is pinned in it and nobody holds it."""
+    """Remove the directory if nothing is pinned in it and no process holds it."""
     with suppress(OSError):
         fd = _try_hold(instance)
         if fd is not None:
@@ -222,17 +222,17 @@ def remove(instance: Path) -> int:
 
 
 def remove_strays() -> list[Instance]:
-    """Remove the instances that nobody uses and whose state dir is gone; which those were."""
+    """Remove the instances that no process uses and whose state dir is gone; returns them."""
     removed = []
     for found in survey():
         if not found.is_stray:
             continue
-        with suppress(OSError):  # somebody else does the same
+        with suppress(OSError):  # another process does the same
             fd = _try_hold(found.path)
             if fd is None:
                 continue
             try:
-                # Again, now that nobody can begin to use it.
+                # Again, now that no process can begin to use it.
                 if found.owner == owner(found.path) and found.owner is not None and is_gone(found.owner):
                     remove(found.path)
                     removed.append(found)

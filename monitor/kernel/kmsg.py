@@ -1,7 +1,7 @@
-"""What the kernel's log says about OOM kills: a second witness, never the first.
+"""The lines of the kernel's log about OOM kills: they confirm a kill and never decide anything.
 
-Its words have changed before and parts of them are rate limited (10 in 5 s), so nothing is decided by them. Reading
-begins at the end of the log: what was written before belongs to nobody's present.
+Their wording has changed before, and parts of them are rate limited (10 in 5 s). Reading begins at the end of the log:
+older lines are of earlier kills.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse(record: bytes) -> Killed | Constraint | None:
     if not is_kernels(record):
         return None
     text, ts_ns = rest.split("\n", 1)[0], int(fields[2]) * 1000
-    # A cgroup is called as whoever made it likes, too: ",task_memcg=/another" within a name makes the line say two.
+    # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
     found = _KILLED.match(text)

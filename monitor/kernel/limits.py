@@ -3,15 +3,15 @@
 | v2 | v1 | here |
 |---|---|---|
 | memory.min, memory.low | - | `min`, `low`: memory up to there is not reclaimed (never; while there is other) |
-| memory.high | - | `high`: above it the cgroup is reclaimed and throttled, nobody is killed |
+| memory.high | - | `high`: above it the cgroup is reclaimed and throttled; nothing is killed |
 | memory.max | memory.limit_in_bytes | `max`: what the OOM killer keeps |
 | memory.swap.max | memory.memsw.limit_in_bytes - limit | `swap_max` |
 | - | memory.soft_limit_in_bytes | `soft` |
 | memory.swap.current | memory.memsw.usage_in_bytes - usage | `swap`: in use |
 
-The soft limit is not `low`: it protects nothing. When the machine is short, whoever is furthest above its own is
-reclaimed first, as far as that works (Documentation/admin-guide/cgroup-v1/memory.rst, 7); below `low` the kernel stays
-out as long as anything else can be reclaimed (cgroup-v2.rst, memory.low).
+The soft limit is not `low`: it protects nothing. When the machine is short, the kernel first reclaims the cgroup that
+is furthest above its own, as far as that works (Documentation/admin-guide/cgroup-v1/memory.rst, 7); below `low` it
+reclaims nothing as long as anything else can be reclaimed (cgroup-v2.rst, memory.low).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _number(directory: int, name: str, unlimited: int | None = None) -> int | No
 
 
 class LimitCache:
-    """The same for whoever asks often: every cgroup is read once a second at most. Not for two threads at a time.
+    """The same for frequent callers: every cgroup is read once a second at most. Not for two threads at a time.
 
     Swap is looked for only while the machine has any; without it ``swap`` is None everywhere.
     """

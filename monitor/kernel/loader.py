@@ -130,7 +130,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
     marks = stamps()
-    for name, mark in marks.items():  # what is pinned was chosen on this very kernel: nobody has to look again
+    for name, mark in marks.items():  # what is pinned was chosen on this very kernel: no need to look again
         if hook in (AUTO, name) and (instance / mark).is_dir():
             return instance / mark, _load_if_missing(state_dir, instance / mark, name)
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
@@ -173,7 +173,7 @@ def pinned(state_dir: Path) -> frozenset[str]:
         marks = stamps() if instance.is_dir() else {}
         return frozenset(hook for hook, mark in marks.items() if (instance / mark).is_dir())
     except (OSError, MonitorError):
-        return frozenset()  # not to be seen by this user; or no memory cgroups, which is said elsewhere
+        return frozenset()  # this user may not see them; or there are no memory cgroups, which `detect` reports
 
 
 class HookRefusedError(CannotError):
@@ -185,7 +185,7 @@ def refused(state_dir: Path) -> dict[str, str]:
     known = refused_hooks.refused_stamps(state_dir)
     if not known:
         return {}
-    with suppress(MonitorError):  # no memory cgroups, which is said elsewhere
+    with suppress(MonitorError):  # no memory cgroups, which `detect` reports
         return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
     return {}
 
@@ -282,7 +282,7 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
         raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
 
     parent = directory.parent
-    claim(parent, state_dir)  # before there is a pin that others could take for nobody's
+    claim(parent, state_dir)  # before there is a pin that others could take for a stray
     fresh = parent / f"new{os.getpid()}"
     fresh.mkdir()
     links = []
@@ -326,7 +326,7 @@ def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM when `outrace run` is killed while it waits for this: nobody would remove what is pinned then."""
+    """SIGTERM when `outrace run` is killed while it waits for this: nothing else would remove the pins."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # past what undoes half a load
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):

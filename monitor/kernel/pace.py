@@ -1,4 +1,4 @@
-"""How often to look at memory where nothing tells of it: pure arithmetic, and what it can promise.
+"""How often to poll memory where the kernel does not notify: pure arithmetic, and what it can promise.
 
 The wait before the next look is what the headroom lasts at the fastest rate the machine can fault memory in, never
 shorter than a look may cost in CPU, never longer than the ranking of the pods may be old.

@@ -253,10 +253,10 @@ class Ring:
     def consume(self, most: int = ALL) -> int:
         """Hand at most ``most`` waiting records to the callback; how many there were. If that was the budget, `more`.
 
-        ring_buffer__consume() alone ends when the ring is empty, so never for whoever reads slower than others write.
+        ring_buffer__consume() alone ends when the ring is empty, so never for a reader slower than the writers.
         A callback that returns an error ends it after its record on every libbpf (ring_buffer__consume_n came with
-        1.5). An epoll goes on to report the ring as readable; but where it was read without having been reported,
-        nobody promises that it will be: ask `more`. From inside the callback nothing is read.
+        1.5). An epoll goes on to report the ring as readable, unless it was read without having been reported: ask
+        `more`. From inside the callback nothing is read.
         """
         if self._left > 0 or most <= 0:
             return 0
@@ -295,6 +295,6 @@ def counts(pins: Pins) -> dict[str, int]:
 
 
 def counted(table: Map) -> dict[str, int]:
-    """The same from the map ``counts``, for whoever keeps it open (values of 8 bytes x `possible_cpus`)."""
+    """The same from the map ``counts``, for a caller that keeps it open (values of 8 bytes x `possible_cpus`)."""
     raw = {name: table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
     return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}

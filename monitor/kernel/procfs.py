@@ -198,7 +198,7 @@ def born_ns(pid: int) -> int | None:
 
 
 def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:
-    """Whether a thread of these processes runs or waits for a CPU (state R), as far as the first ``most`` threads tell.
+    """Whether a thread of these processes runs or waits for a CPU (state R), judged by the first ``most`` threads.
 
     A frozen thread and one that waits for a device or a lock are in state D, one whose ending is done in Z. A thread
     costs 23 us to look at.

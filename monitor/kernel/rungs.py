@@ -33,7 +33,7 @@ _PRESSURE = Path("/proc/pressure/memory")
 class Rung:
     """A rung as it is here. ``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold.
 
-    Of the machine, which is what `outrace run` watches unless told otherwise.
+    Of the machine, which is what `outrace run` watches by default.
     """
 
     name: str

@@ -20,7 +20,7 @@ _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 OOM_SCORE_ADJ = -999
 #: The nice value of threads between a kill and its alert: ten times the weight of an ordinary one.
 HURRIED = -10
-#: Of a daemon that starts: nobody watches until it has.
+#: Of a daemon that starts: nothing is watched until it has.
 STARTING = -20
 
 

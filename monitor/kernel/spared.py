@@ -11,7 +11,7 @@ from monitor.kernel.procfs import ancestors
 
 
 class Spared:
-    """Processes held by pidfd: a number alone is somebody else's as soon as its process has ended, and a pod that
+    """Processes held by pidfd: a number alone may be another process's as soon as its own has ended, and a pod that
     forked until it got that number would be spared.
     """
 

@@ -1,8 +1,8 @@
-"""System calls that failed in the hot process: noted where they failed, counted and told by its loop.
+"""System calls that failed in the hot process: noted where they failed, counted and logged by its loop.
 
 A failed call costs what it was for, a descriptor or a look at one pod, and never the process that all pods need. So
-whoever can go on without the call notes it here and goes on. Noting takes no memory to speak of: a call, an errno and a
-pod are told once, with how often.
+code that can go on without the call notes it here and goes on. Notes take little memory: each call, errno and pod is
+logged once, with a count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monitor.errors import remedy_of
 #: descriptor; ``channel``: the socket to the side; ``side``: starting or ending it; ``pod``: beginning to watch one;
 #: ``loop``: anything else in a turn of the loop.
 CALLS = ("cgroup", "pidfd", "signal", "poll", "channel", "side", "pod", "loop")
-#: Different troubles kept until they are told; those of more pods than this count without a name.
+#: Different troubles kept until they are logged; those of more pods than this are counted without a name.
 _MOST = 64
 
 

@@ -59,13 +59,13 @@ COUNTS = (
 @dataclass(frozen=True, slots=True)
 class OomEvent:
     """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left);
-    or ``reclaim`` (the invoker has to free memory of ``oom_cgroup`` before there is any), told once in a while.
+    or ``reclaim`` (the invoker has to free memory of ``oom_cgroup`` before there is any), sampled.
 
     Sizes in bytes, times CLOCK_MONOTONIC ns. RSS parts come from the kernel's approximate per-process counters.
     ``oom_cgroup`` is the id of the memory cgroup whose limit was hit, 0 for the machine ("global"); its file cache is
     known where it is a watched domain.
-    A process that nobody killed has ``left``: only what it was and ``pgtables`` are told.
-    ``exiting``: the task was marked while already dying; the kernel killed nobody.
+    A process that was not killed has ``left``: only its identity and ``pgtables`` are known.
+    ``exiting``: the task was marked while already dying; the kernel killed nothing.
     """
 
     kind: str

@@ -121,7 +121,7 @@ def alerts(pods: int, seconds: float, alertmanager_binary: str | None, output: s
     """From an OOM kill to the first alert about its pod, while pods are OOM-killed as fast as the machine can.
 
     p50, p99 and max are milliseconds from the mark in the kernel to Alertmanager's own time of the alert. Without an
-    Alertmanager a stand-in with the same API is told, and named in the answer.
+    Alertmanager a stand-in with the same API receives them, and the answer names it.
     """
     program = receivers.find_program(alertmanager_binary)
     if program is None:

@@ -35,7 +35,7 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool, outp
     if only_list:
         _list(chosen, output)
         return 0
-    if not only:  # whoever names one is told why it cannot be
+    if not only:  # a scenario that is named fails with the reason
         for scenario in chosen:
             if problem := scenario.needs():
                 click.echo(f"{scenario.name}: left out: {problem}", err=True)

@@ -33,7 +33,7 @@ class Child:
         return self.process.pid
 
     def say(self, line: str) -> None:
-        """Send one line. A child that is dead already is noticed by whoever waits for its answer."""
+        """Send one line. That a child is dead is noticed by waiting for its answer."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{line}\n".encode())

@@ -155,7 +155,7 @@ class LabDaemon:
                 arrived = self._queue.get(timeout=left)
             except queue.Empty:
                 return None
-            if arrived is None:  # its end; for whoever asks next as well
+            if arrived is None:  # its end; for the next caller as well
                 self._queue.put(None)
                 return None
             self.log.append(arrived)

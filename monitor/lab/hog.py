@@ -1,4 +1,4 @@
-"""A process that takes memory when told to. Run as a file: `python3 -S -E hog.py key=value ...`.
+"""A process that takes memory on request. Run as a file: `python3 -S -E hog.py key=value ...`.
 
 It joins a cgroup, prints `ready`, and then obeys lines on stdin: `go` takes the memory (answer `grown`), `free` gives
 it back (answer `freed`); each answer carries CLOCK_MONOTONIC nanoseconds. It dies with its parent, and when its stdin

@@ -48,7 +48,7 @@ class Tally:
     evicted: int = 0
     oom: int = 0  # races that the kernel won
     again: int = 0  # evictions that the next daemon went on with
-    unsaid: int = 0  # evictions that only the next daemon could tell of
+    unsaid: int = 0  # evictions that only the next daemon reported
     problems: list[str] = field(default_factory=list)  # one line each
 
     @property
@@ -121,7 +121,7 @@ class Kills:
         if won:  # the side may be a moment behind its own metrics
             self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
         records = self._fresh(since)
-        # What a side that took the place of another is told again may be of the run before.
+        # A restarted side receives messages again, and these may be of the run before.
         decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
         decided = {when: pod for when, pod in decided.items() if when not in self._decided}
         self._decided |= decided.keys()

@@ -132,7 +132,7 @@ def tmpfs(mib: int) -> None:
 
 
 def stops(mib: int) -> None:
-    """Services that start, take a little, and are told to stop."""
+    """Services that start, take a little, and are stopped."""
 
     def serve() -> None:
         memory = mmap.mmap(-1, MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> int:
     with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
         procs.write("0")
     print("ready", flush=True)
-    # Twice as long a pause after each turn: several of these share a machine with whoever else is on it.
+    # Twice as long a pause after each turn: several of these share a machine with other work.
     while True:
         began = time.monotonic()
         work(mib)

@@ -240,7 +240,7 @@ class LabNode:
         if self.hierarchy.version == 1:
             (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
             return
-        # What is written counts for whoever reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
+        # The reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
         self._close_peak()
         path = self.cgroup / "memory.peak"
         try:

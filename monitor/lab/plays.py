@@ -90,7 +90,7 @@ def would_have_won(stage: Stage) -> None:
 def burst(stage: Stage) -> None:
     """4 MiB at full speed are gone in a few ms; the 400 MiB that it holds take 65 ms to be freed.
 
-    Nice, because whoever else needs this CPU would otherwise be given those 65 ms.
+    Nice, because another process that needs this CPU would otherwise be given those 65 ms.
     """
     hog = stage.hog(stage.pod("hog"), 800, nice=-20)
     hog.go()
@@ -147,7 +147,7 @@ def no_threshold(stage: Stage) -> None:
 
 
 def pinned_cache(stage: Stage) -> None:
-    """Inactive page cache in pipes that nobody reads: free by the formula, and not to be had."""
+    """Inactive page cache in pipes without a reader: available by the formula, but it cannot be reclaimed."""
     stage.filled(stage.pod("server"), 100, kind="file", reread=0, sync=1, pin=1)
     hog = stage.hog(stage.pod("hog"), 400, rate=STEADY)
     hog.go()

@@ -1,4 +1,4 @@
-"""One race on the real kernel: hogs in a pod of a lab node against its limit, somebody watching or nobody.
+"""One race on the real kernel: hogs in a pod of a lab node against its limit, with or without a monitor.
 
 The winner is who killed: the OOM killer (the kernel's own counter moved) or the one who watches (the hogs are dead
 and the counter did not move).

@@ -119,7 +119,7 @@ class Alertmanager:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
         for alert in known:
-            # When it was last told: between two looks that may have been again, so the earliest counts.
+            # When it was last updated. It may be updated between two looks, so the earliest time counts.
             updated = datetime.fromisoformat(alert["updatedAt"]).timestamp()
             key = key_of(alert["labels"])
             self._first[key] = min(updated, self._first.get(key, updated))

@@ -99,7 +99,7 @@ class Stage:
         return pod
 
     def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Hog:
-        """A process in a container that takes ``mib`` when told to go."""
+        """A process in a container that takes ``mib`` on `go`."""
         hog = self.node.start_hog(pod, container, mib=mib, **options)
         self.hogs.append(hog)
         return hog

@@ -42,7 +42,7 @@ def refused(root: Path, path: Path) -> str:
 
 
 def holds(path: Path) -> str:
-    """Who in a cgroup, or below it, the machine runs on; "" if nobody."""
+    """The process in a cgroup, or below it, that the machine depends on; "" if there is none."""
     for pid in cgroup_procs.processes(path):
         if pid == 1:
             return "process 1"
@@ -62,7 +62,7 @@ def daemon(pid: int) -> str:
         if not _PROGRAMS.fullmatch(name) or process.users() != {0} or not process.shares_pids():
             return ""
         if exe is None:
-            return name  # without CAP_SYS_PTRACE its file is not told; a guess kills nobody
+            return name  # without CAP_SYS_PTRACE its file is not readable; a wrong guess kills nothing
         program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
         if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
             known = exe.endswith(_DELETED) or _is_roots_file(program)

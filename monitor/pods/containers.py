@@ -1,6 +1,6 @@
-"""What the processes of a container tell of a pod whose spec is not known, and which container is the pod's sandbox.
+"""What the processes of a container show of a pod whose spec is not known, and which container is the pod's sandbox.
 
-A pod names its processes as it likes, so a name alone is believed nothing. What it cannot give itself counts: a low
+A pod names its processes as it likes, so a name alone is no evidence. Evidence is what a pod cannot give itself: a low
 oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the pod.
 """
 
@@ -32,7 +32,7 @@ STARTING_S = 10.0
 
 class InferredSpec(NamedTuple):
     """``spared``: a process has the score of a Guaranteed or system-node-critical pod. ``request``: bytes, recovered
-    from the score of a Burstable container; None where it does not tell.
+    from the score of a Burstable container; None if it cannot be.
     """
 
     sandbox: bool
@@ -41,7 +41,7 @@ class InferredSpec(NamedTuple):
 
 
 def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> InferredSpec | None:
-    """What the processes of the container cgroup ``path`` tell; None while it is being started, or has none.
+    """What the processes of the container cgroup ``path`` show; None while it is being started, or has none.
 
     ``mem_total``: bytes of the machine. ``age_s``: for how long the container has been known.
     """
@@ -86,7 +86,7 @@ def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
         return False
     with Process(pids[0]) as process:
         adj, exe = process.oom_score_adj(), process.exe()
-        # Without CAP_SYS_PTRACE the program is not told: then the name will do, with the score.
+        # Without CAP_SYS_PTRACE the program is not readable: then the name will do, with the score.
         named = process.comm() == _PAUSE and adj == PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
         if adj not in scores or not named:
             return False

@@ -81,7 +81,7 @@ class Watcher:
                 inode = os.stat(path).st_ino
             except OSError:
                 self._forget(path)
-                continue  # it is gone: its parent, which is watched too, tells when it is back
+                continue  # it is gone: its parent, which is watched too, reports when it is back
             if path in self._watches and self._watches[path][1] == inode:
                 continue
             self._forget(path)

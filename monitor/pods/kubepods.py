@@ -142,5 +142,5 @@ def _candidates(hierarchy: Hierarchy, node: Path) -> list[Path]:
 
 
 def search_dirs(node: Path) -> list[Path]:
-    """Directories to watch while there is no kubepods: two levels tell of nearly every one (kubelet.slice/...)."""
+    """Directories to watch while there is no kubepods: two levels cover nearly every one (kubelet.slice/...)."""
     return [node, *children(node)[:_MAX_IDLE_WATCHES]]

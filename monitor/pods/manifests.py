@@ -195,7 +195,7 @@ class ManifestSource(PodSource):
     def _pod_cgroup(self, manifest: Manifest, scan: Scan) -> tuple[str, Path]:
         """The pod's directory, and the manifest's key that leads to it.
 
-        Where the kubelet has one for the pod's uid it is that: whoever wrote the pod wrote its annotations too.
+        Where the kubelet has one for the pod's uid it is that: the author of the pod wrote its annotations too.
         """
         text = manifest.pod.annotations.get(POD_CGROUP)
         kubepods = self._find_kubepods(search_all=text is None)
@@ -249,7 +249,7 @@ class ManifestSource(PodSource):
             self._single.add(ident)
 
     def _machines_own(self, path: Path) -> str:
-        """Who in an annotated cgroup the machine runs on; "" if nobody, which holds for a while."""
+        """The process in an annotated cgroup that the machine depends on; "" if there is none, cached for a while."""
         ident, now = cgroupfs.cgroup_id(path), time.monotonic()
         if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
             return ""
@@ -324,7 +324,7 @@ class ManifestSource(PodSource):
 
 
 def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
-    """A file with problems keeps those pods of its last version that it no longer tells about."""
+    """A file with problems keeps those pods of its last version that it no longer lists."""
     if before is None or not parsed.problems:
         return parsed
     listed = {m.pod.uid for m in parsed.manifests}

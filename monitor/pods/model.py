@@ -1,4 +1,4 @@
-"""What a pod source finds, what it reports, and the message that tells the hot process about a pod."""
+"""What a pod source finds, what it reports, and the message that describes a pod to the hot process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod
 from monitor.policy.releases import CURRENT, Era
 
-#: With inotify a rescan only repairs what no event told (a network file system, an overflowed queue). One scan of 110
+#: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
 RESCAN_S = 60.0
 #: The API server and the kubelet both fill in 30 s where a pod names no terminationGracePeriodSeconds.
@@ -39,9 +39,7 @@ class FoundPod:
 
 @dataclass(frozen=True)
 class Change:
-    """What changed since the last poll: new or changed pods, uids that are gone, and problems (one line each) not told
-    before.
-    """
+    """What changed since the last poll: new or changed pods, uids that are gone, and new problems (one line each)."""
 
     updated: list[FoundPod] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -77,7 +75,7 @@ class PodSource(ABC):
         self._patience_s = 0.0  # before looking again at what is unsettled
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when something changed; None without inotify (then only polls tell)."""
+        """A descriptor that is readable when something changed; None without inotify (then only polls find it)."""
         return self._watcher.fileno() if self._watcher else None
 
     def due_s(self) -> float:
@@ -91,7 +89,7 @@ class PodSource(ABC):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Every problem that stood at the last poll, also those told before."""
+        """Every problem at the last poll, also those reported before."""
         return self._problems
 
     def poll(self) -> Change:
@@ -127,7 +125,7 @@ class PodSource(ABC):
 
     @abstractmethod
     def _scan(self, events: Iterable[Event]) -> Scan:
-        """Look at everything; ``events`` say which files changed whatever their time stamps tell."""
+        """Look at everything; the files of ``events`` changed, even if their time stamps did not."""
 
     def _concerns(self, event: Event) -> bool:
         """Whether an event is worth a scan."""

@@ -13,7 +13,7 @@ _MOST_LINKS = 40
 
 def distrust(path: Path, root: Path) -> str:
     """Why a directory of the hierarchy mounted at ``root`` is not root's alone: its owner or mode, or that of one
-    above it. "" if it is (or belongs to whoever asks).
+    above it. "" if it is (or belongs to the caller).
     """
     for directory in (path, *path.parents):
         try:
@@ -27,7 +27,7 @@ def distrust(path: Path, root: Path) -> str:
 
 
 def others(path: Path, status: os.stat_result) -> str:
-    """Who else than root, or whoever asks, could have changed a file or directory; "" if nobody."""
+    """Who besides root and the caller could have changed a file or directory; "" if no one."""
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -42,11 +42,11 @@ def mend(problem: str) -> str:
 
 
 def changed_by(path: Path) -> str:
-    """Who else than root, or whoever asks, could change what this path leads to: by the file or directory itself, or by
-    any directory or symbolic link on the way. "" if nobody.
+    """Who besides root and the caller could change what this path leads to: through the file or directory itself, or
+    any directory or symbolic link on the way. "" if no one.
 
-    In a sticky directory others may make files, but not replace ours. A read-only mount is written to by nobody,
-    whatever the modes: the kubelet mounts a ConfigMap with 0777. Raises OSError.
+    In a sticky directory others may make files, but not replace ours. On a read-only mount no one can write, whatever
+    the modes: the kubelet mounts a ConfigMap with 0777. Raises OSError.
     """
     rest = [part for part in os.path.abspath(path).split("/") if part][::-1]
     at, links = "/", 0

@@ -1,9 +1,9 @@
 """What a pod takes of the node's disks and process ids, in the shape of the Summary API (`monitor.policy.stats`).
 
-On a Kubernetes node the places are the kubelet's: container logs below /var/log/pods, volumes below its root directory,
-the writable layer in the overlay a container's processes have as their root. On a plain VM annotations of the manifest
-name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``; of a pod that the kubelet runs they are
-ignored, or whoever wrote it could hide what it takes. What is named nowhere is not counted.
+On a Kubernetes node the directories are the kubelet's: container logs below /var/log/pods, volumes below its root
+directory, the writable layer in the overlay that a container's processes have as their root. On a plain VM annotations
+of the manifest name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``. They are ignored for a
+pod that the kubelet runs, because its author could hide usage with them. Other directories are not counted.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Look:
 
     @cached_property
     def is_kubelets(self) -> bool:
-        """Whether the kubelet runs the pod: then it says where its files are, not whoever wrote the pod."""
+        """Whether the kubelet runs the pod: then the kubelet's directories count, not the pod's annotations."""
         kube = parse(str(self.found.cgroup))
         return kube is not None and kube.uid in tree_uids(self.found.pod)
 

@@ -46,7 +46,7 @@ class TreeSource(PodSource):
         self._settled: dict[int, InferredSpec] = {}  # by container cgroup id: fixed once processes are in it
         self._looked_s, self._again = time.monotonic(), False
         self._met_s: dict[int, float] = {}  # container cgroup id -> when it was first seen, while it is not settled
-        #: Pod cgroup id -> whether a container of it had the score of a critical pod; absent while none has told.
+        #: Pod cgroup id -> whether a container of it had the score of a critical pod; absent while that is not known.
         self._spared_pods: dict[int, bool] = {}
 
     def _scan(self, events: Iterable[Event]) -> Scan:
@@ -122,15 +122,15 @@ class TreeSource(PodSource):
         return FoundPod(pod, pod_dir.path, containers, tuple(ids))
 
     def _look(self, qos: str, path: Path, key: int, met: dict[int, float]) -> InferredSpec | None:
-        """What a container's processes tell, if they do yet."""
+        """What a container's processes show, if anything yet."""
         now = time.monotonic()
         met[key] = self._met_s.get(key, now)
         return look(self.hierarchy, qos, path, self._mem_total, now - met[key])
 
     def _taken_critical(self, pod_dir: PodDir, cgroup_id: int) -> str:
         """Why a pod whose spec is not known may be critical, and is never evicted; "" where its score says that it is
-        not (the kubelet gives critical pods that are not system-node-critical the score of their class: for those
-        nothing tells).
+        not (the kubelet gives critical pods that are not system-node-critical the score of their class: those cannot
+        be told apart).
         """
         if not _API_UID.fullmatch(pod_dir.uid):
             return "its uid is no UUID of the API server: a static pod"

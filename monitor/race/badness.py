@@ -1,4 +1,4 @@
-"""Whom the kernel's OOM killer would take: its own arithmetic (mm/oom_kill.c) on facts given as values.
+"""The process the kernel's OOM killer would take: its arithmetic (mm/oom_kill.c) on facts given as values.
 
 points = pages of (rss + swap + page tables) + oom_score_adj * (totalpages / 1000), in whole numbers, the quotient
 truncated first. A process at -1000, or one whose memory is being reaped already, is never taken. Since Linux 5.9
@@ -41,9 +41,9 @@ class Process(Record):
 
 @dataclass(frozen=True, slots=True)
 class Victim(Record):
-    """Whom the kernel would kill. `points` in pages. `equal`: pids with as many points, of which the kernel takes the
-    last it meets. `also`: further pids that die with it (memory.oom.group). `waits`: somebody is dying already, so the
-    kernel kills nobody until that one is gone; then `process` is that one.
+    """The process the kernel would kill. `points` in pages. `equal`: pids with as many points, of which the kernel
+    takes the last it meets. `also`: further pids that die with it (memory.oom.group). `waits`: a process is dying
+    already, so the kernel kills no other until it is gone; then `process` is that one.
     """
 
     process: Process
@@ -87,7 +87,7 @@ def likely_victim(
     page: int = 4096,
     floor: bool = False,
 ) -> Victim | None:
-    """Whom the OOM killer takes at the limit of cgroup ``memcg`` (None: of the machine); None: nobody can be killed.
+    """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: no one can be killed.
 
     ``processes`` in the order the kernel meets them (by cgroup, oldest first); ``groups``: cgroups with
     memory.oom.group set.

@@ -23,7 +23,7 @@ _MOST_POINTS = 2000
 class Burst(Record):
     """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time, anywhere in
     the record. Where a kill or an eviction cut the record, it goes on growing at `rate` (bytes/s; None: it did not
-    grow, or nobody cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
+    grow, or nothing cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
     that the capacity counts and the limit does not allow.
     """
 
@@ -35,7 +35,7 @@ class Burst(Record):
     most: tuple[tuple[int, int], ...]
 
     def needed(self, ms: float) -> float:
-        """Bytes that have to be available at the crossing for somebody whose victim is gone ``ms`` later."""
+        """Bytes that have to be available at the crossing for a monitor whose victim is gone ``ms`` later."""
         at = bisect_left(self.most, (ms, 0))
         if at == len(self.most):
             return self.beyond + float(self.most[-1][1])

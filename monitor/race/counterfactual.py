@@ -1,11 +1,11 @@
-"""What a kubelet would have made of the same record: its 10 s loop, and its memcg notification on cgroup v1.
+"""What a kubelet would have done with the same record: its 10 s loop, and its memcg notification on cgroup v1.
 
-Nobody knows where in its 10 s the loop would have stood, so every phase counts alike. The record cuts the phases into
+The phase of the 10 s loop is not known, so every phase counts alike. The record cuts the phases into
 cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
 of it, so the probabilities are exact, not sampled. (Two things are: a notification is armed where the inactive cache
 was, which is looked at in steps of a 64th of the period; and the victim at a few moments of each cell.)
 
-Where somebody evicted, the record is cut and memory goes on growing as it did, up to the limit.
+At an eviction the record is cut, and memory goes on growing at the same rate up to the limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KILL_NS = 30_000_000
 _STEPS = 64
 #: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
 _MOST_PASSES = 60
-#: Whom it would take is looked at in steps of 50 ms.
+#: Its victim is computed in steps of 50 ms.
 _VICTIM_NS = 50_000_000
 
 

@@ -44,7 +44,7 @@ from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concern
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
 
 _time = attrgetter("ts_ns")
-#: Settings of the wall clock that are remembered: an episode is told of seconds after it began, and an hour at most.
+#: Settings of the wall clock that are remembered: an episode is judged seconds after it began, after an hour at most.
 _CLOCKS = 16
 
 
@@ -56,7 +56,7 @@ class Episode:
     `ended`: "quiet" (of kills in a place of their own that do not stop: cut between two of them, see
     `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim was not gone) or "open"
     (still going on). `dropped`: events beyond the bounds. `realtime_ns`: what makes its times Unix times, by the wall
-    clock at its start; None if no `Clock` event told it.
+    clock at its start; None without a `Clock` event.
     """
 
     domain: str
@@ -230,8 +230,8 @@ def _take(state: State, event: Event) -> State:
 def _with(state: State, o: Open, event: Event) -> Open:
     """The episode with one more event; with a mark comes what is known of its victim already.
 
-    A mark may be told late (its ring is another one, and a reader that was stopped reads one ring after the other), or
-    be traced after its victim left: an end that came before it is not waited for again.
+    A mark may arrive late (its ring is another one, and a reader that was stopped reads one ring after the other), or
+    be traced after its victim left: an exit that came before it is not waited for again.
     """
     ranked = state.ranked
     if ranked is not None and isinstance(event, Mark | Decided) and o.ranked_ns != ranked.ts_ns:

@@ -26,14 +26,14 @@ RUNTIMES = frozenset(
 #: It kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
-#: Witnesses of a kill: the kernel's log that it was, and where; any other is the counter of the victim's own cgroup.
+#: Confirmations of a kill: the kernel's log of it, and of its cgroup; any other is the counter of the victim's cgroup.
 KMSG, KMSG_PLACE = "kmsg", "kmsg oom-kill"
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
 #: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
 #: limited cgroup that is neither the node, nor kubepods, nor holds or is part of a pod.
 SCOPES = ("global", "node", "kubepods", "pods", "pod", "container", "outside")
-#: Those in which an eviction races with the OOM killer; in the others somebody hit a limit of their own.
+#: Those in which an eviction races with the OOM killer; in the others a pod or service hit its own limit.
 RACE_SCOPES = frozenset({"global", "node", "kubepods", "pods"})
 #: Those that belong to kubepods' part of the node.
 KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
@@ -122,7 +122,7 @@ class Crossing(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Seen(_Event):
-    """Somebody who could decide read the numbers."""
+    """A process that could decide read the numbers."""
 
     domain: str
     signal: str
@@ -152,7 +152,7 @@ class Held(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Decided(_Event):
-    """A pod is to be evicted. `observed`: it would be, if outrace were told to act.
+    """A pod is to be evicted. `observed`: outrace only observes, and does not act.
 
     `rank` is its place among the pods that may be evicted, `working_set` and `request` are the pod's; `usage` and
     `available` are the domain's. `trigger`: "user" or "kernel" (signalled inside its own charge). `coming`: what pods
@@ -268,7 +268,7 @@ class Exit(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Gone(_Event):
-    """Nobody is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
+    """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
     `settled_ns`.
 
     `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.

@@ -1,5 +1,5 @@
-"""Evictions as an episode tells them: those outrace or a kubelet was heard to decide, and those that only a runtime's
-signals tell of.
+"""Evictions in an episode: those with a recorded decision of outrace or a kubelet, and those that only a runtime's
+signals show.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecordedEviction:
 
     @property
     def done_ns(self) -> int | None:
-        """When nobody was left of it. For an observed one: when nobody would have been, by an estimate."""
+        """When its last process was gone. For an observed one: when it would have been, by an estimate."""
         if self.gone_ns is not None or not self.decision.observed:
             return self.gone_ns
         size = self.decision.working_set or 0
@@ -116,7 +116,7 @@ def _advanced(e: RecordedEviction, event: Signalled | Gone) -> RecordedEviction:
 
 
 def met_before(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, bool], Crossing | int]:
-    """The thresholds met just before ``until_ns``, each with its crossing, or its time if only a decision tells it."""
+    """The thresholds met just before ``until_ns``, each with its crossing, or its time if only a decision has it."""
     met: dict[tuple[str, str, bool], Crossing | int] = {}
     for event in events:
         if event.ts_ns >= until_ns:
@@ -132,7 +132,7 @@ def met_before(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, b
 
 def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
     """Evictions by a kubelet that is known only by what its runtime did: SIGKILL to a pod that might be evicted, while
-    a threshold of the node was met, and then nobody was left of that pod.
+    a threshold of the node was met, and then no process was left of that pod.
 
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
     the kubelet decided is not known: the first SIGKILL stands for it. ``given``: the ranking, where no event has one.

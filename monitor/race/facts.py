@@ -55,7 +55,7 @@ class Facts:
     `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
     met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes)
     of the domain. `rate`: its growth in bytes/s then, None if not known or not growing. `exiting`: marks that killed
-    nobody; `denied`: those of them that both witnesses, the victim's counter and the kernel's log, deny.
+    nobody; `denied`: those of them that both the victim's counter and the kernel's log deny.
     """
 
     episode: Episode
@@ -130,7 +130,7 @@ class Facts:
 
 
 def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
-    """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event tells it."""
+    """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event has it."""
     events = episode.events
     marks = [e for e in events if isinstance(e, Mark)]
     unproven = _denied(events)
@@ -146,7 +146,7 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     usage = tuple(_usage(events, episode.domain))
     threshold = _threshold(episode, crossing)
     if kills and crossed_ns is None and threshold is not None and kills[0].scope in RACE_SCOPES:
-        # Nobody reported a crossing, but by the formula it had happened: in one leap, or while nobody looked.
+        # No crossing was reported, but by the formula it had happened: in one leap, or between two looks.
         available = available_at(episode, kills[0], threshold)
         crossed_ns = at if available is not None and available < threshold.quantity else None
     return Facts(
@@ -177,7 +177,7 @@ def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
 
 
 def _denied(events: Iterable[Event]) -> frozenset[int]:
-    """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nobody confirms."""
+    """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
     said: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
         if isinstance(event, Checked) and event.victim_pid is not None and event.source != KMSG_PLACE:
@@ -214,7 +214,7 @@ def _usage(events: Iterable[Event], domain: str) -> Iterable[tuple[int, int]]:
 
 
 def growth(usage: Sequence[tuple[int, int]], at_ns: int, window_ns: int = 1_000_000_000) -> float | None:
-    """Bytes/s over the last ``window_ns`` before ``at_ns``; None if it cannot be told or did not grow."""
+    """Bytes/s over the last ``window_ns`` before ``at_ns``; None if it is not known or did not grow."""
     recent = [(ts, used) for ts, used in usage if at_ns - window_ns <= ts <= at_ns]
     if len(recent) < 2:
         recent = [(ts, used) for ts, used in usage if ts <= at_ns][-2:]
@@ -235,7 +235,7 @@ def _threshold(episode: Episode, crossing: Crossing | None) -> Watched | None:
 
 
 def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing | None) -> int | None:
-    """Where the kernel kills: the limit it told, else the domain's, else its capacity (the machine has no line)."""
+    """Where the kernel kills: the limit in its record, else the domain's, else its capacity (the machine has none)."""
     if kills and kills[0].oom_limit is not None and kills[0].scope != PODS:
         return kills[0].oom_limit
     if threshold is not None:
@@ -261,7 +261,7 @@ def _user_kills(events: Sequence[Event], denied: frozenset[int]) -> list[Kill]:
 
 
 def _order(events: Sequence[Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The ranking to judge by: the last told before the kill (or at all), else the one given."""
+    """The ranking to judge by: the last recorded before the kill (or at all), else the one given."""
     ranked = [e for e in events if isinstance(e, Ranked)]
     before = [e for e in ranked if at_ns is None or e.ts_ns <= at_ns]
     return (before[-1] if before else ranked[0]).order if ranked else tuple(given)

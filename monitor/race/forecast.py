@@ -2,7 +2,7 @@
 
 The growth is the median of the slopes between all pairs of points (Theil-Sen): a single jump, or a third of the points
 being wild, does not move it. Several windows are looked at, because a burst shows in the short one only and a slow leak
-in the long one only: the shortest window that holds enough points tells the growth, all of them the uncertainty.
+in the long one only: the shortest window with enough points gives the growth, all of them give the uncertainty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Point = tuple[int, int]
 
 #: Windows looked at, in ns: from a burst to a leak. The last is what the flight recorder holds.
 WINDOWS_NS = (1_000_000_000, 3_000_000_000, 10_000_000_000, 30_000_000_000)
-#: Fewer points tell nothing about their own scatter.
+#: Fewer points do not show their own scatter.
 MIN_POINTS = 4
 #: Most points of a window that are compared pair by pair: 32 make 496 slopes, a tenth of a millisecond.
 _MOST_POINTS = 32

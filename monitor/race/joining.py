@@ -48,8 +48,8 @@ class Bounds(Record):
     victim died. `slack_ns`: how far the rings may be apart. `before_ns`: how much of the flight recorder an episode
     takes along. `victim_ns`: a victim that did not die in this time (plus its grace) is not waited for: it is the 30 s
     a kubelet waits. `events`, `samples`: most kept of an episode, the first half and the latest half of what comes.
-    `longest_ns`: kills in a place of their own that do not stop are told of in episodes of this length: a container
-    that is killed again as soon as it is back would be one that never ends.
+    `longest_ns`: endless kills at one limit are cut into episodes of this length: the episode of a container that is
+    killed again as soon as it is back would never end.
     """
 
     settle_ns: int = 2_000_000_000
@@ -132,7 +132,7 @@ def concerns(o: Open, event: Event) -> bool:
 
 
 def too_long(o: Open, event: Event, bounds: Bounds) -> bool:
-    """Whether kills that do not stop are to be told of in another episode from this event on.
+    """Whether endless kills belong to another episode from this event on.
 
     It is cut where the next kill begins a story of its own, so that what follows upon a kill (an exit, what the runtime
     kills then) stays with it; where none does, once no victim could be waited for any more.
@@ -188,8 +188,8 @@ def _lasts(o: Open, event: Event) -> bool:
     if isinstance(event, Clear):  # may be said again and again
         return (event.domain, event.signal, event.hard) in o.met
     if isinstance(event, Kill) and not event.ours:
-        # Of the OOM killer's kills the mark tells where they belong; users kill at any time, pressure or not. A pod
-        # that a runtime stops under pressure may be a kubelet's eviction: then its end is waited for.
+        # The mark of an OOM kill says where it belongs; users kill at any time, pressure or not. A pod that a runtime
+        # stops under pressure may be a kubelet's eviction: then the episode waits for its end.
         return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE and bool(o.met))
     if o.key == PRESSURE and isinstance(event, Signalled | Gone):
         return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk

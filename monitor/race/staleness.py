@@ -1,4 +1,4 @@
-"""Whom a kubelet would have taken: it ranks pods by figures as old as cAdvisor's last look at each of them.
+"""The pod a kubelet would have taken: it ranks pods by figures as old as cAdvisor's last look at each of them.
 
 cAdvisor looks at a container, waits for an interval times 1 to 2 (its jitter), and looks again. The interval is 10 s in
 a kubelet, and goes up to 15 s for a container in which nothing moved. So at a moment picked at random a figure is up to
@@ -20,7 +20,7 @@ BUSY_NS = 10_000_000_000
 QUIET_NS = 15_000_000_000
 #: A working set that stayed within this many bytes did not move.
 _STILL = 2**20
-#: Most values of one pod that are told apart.
+#: Most different values of one pod.
 _MOST = 64
 
 

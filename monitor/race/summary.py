@@ -1,4 +1,4 @@
-"""The verdict in one sentence, for somebody who was woken up by it."""
+"""The verdict in one sentence, for the engineer it woke up."""
 
 from __future__ import annotations
 

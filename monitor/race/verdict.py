@@ -41,7 +41,7 @@ class Ruling:
 def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int = 0) -> Incident:
     """Judge an episode. Never raises for any episode that `feed` made.
 
-    ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event tells it. ``realtime_ns``: what
+    ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event has it. ``realtime_ns``: what
     to add to the episode's times to get the time since 1970, where the episode does not know.
     """
     if episode.realtime_ns is not None:
@@ -118,7 +118,7 @@ def _rule(f: Facts) -> Ruling:
 
 
 def _only_thought(f: Facts, before: Sequence[RecordedEviction]) -> Ruling:
-    """Somebody was killed, and outrace only thought. It won if pods that held enough would have been gone by then."""
+    """An OOM kill while outrace only observed: it won if pods that held enough would have been gone by then."""
     in_time = thought_in_time(f)
     if not in_time:
         return Ruling(i.OOM_DURING_GRACE, before[0])
@@ -175,7 +175,7 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
 
 
 def _relevant(f: Facts) -> list[RecordedEviction]:
-    """The evictions to tell of: those carried out, else those only thought of."""
+    """The evictions to report: those carried out, else those only observed."""
     done = [e for e in f.evictions if not e.decision.observed]
     return done or list(f.evictions)
 

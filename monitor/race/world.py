@@ -14,7 +14,7 @@ _POINTS = 16
 
 
 def world(f: Facts) -> World | None:
-    """The numbers of an episode, cut where somebody was evicted and grown on from there; None without a crossing."""
+    """The numbers of an episode, cut at the first eviction and extrapolated from there; None without a crossing."""
     if f.crossed_ns is None:
         return None
     acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
@@ -70,7 +70,7 @@ def _grown_on(series: TimeSeries, since_ns: int, until_ns: float | None) -> Time
         return TimeSeries([(since_ns, series.values[0])])
     rate = growth(kept, since_ns)
     last_ns, start = kept[-1]
-    # Not between the points around: the next one is of the world in which somebody was killed.
+    # Not between the points around: the next one is after the kill.
     start += round((rate or 0.0) * (since_ns - last_ns) / 1e9)
     made = [*kept, (since_ns, start)]
     if rate is not None and until_ns is not None and until_ns > since_ns:

@@ -25,7 +25,7 @@ class NamedCgroup(NamedTuple):
 
 
 class CgroupNames:
-    """The cgroups known now. Ids of cgroups that are gone stay known for a while: a kill is told after it happened."""
+    """The cgroups known now. Ids of removed cgroups stay known for a while: a kill is reported after it happened."""
 
     #: Cgroups remembered after their pod went.
     KEPT = 4096
@@ -108,7 +108,7 @@ class CgroupNames:
         return bool(cgroup_id) and self.locate(cgroup_id) and self.of_cgroup(cgroup_id).pod is not None
 
     def _within(self, path: Path) -> NamedCgroup:
-        """What a cgroup is that nobody named: part of the pod it lies in, or of none."""
+        """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside"."""
         for above in path.parents:
             try:
                 known = self._names.get(cgroupfs.cgroup_id(above))

@@ -1,4 +1,4 @@
-"""What is ahead: time to the thresholds and to an OOM kill, and whom the kernel would take where the policy would not.
+"""Forecasts: time to the thresholds and to an OOM kill, and the kernel's likely victim where it is not the policy's.
 
 Looked at once a second at most, in a thread of its own: reading the processes of 110 pods takes some milliseconds.
 """

@@ -215,7 +215,7 @@ class Judge:
             self._log.error(str(error))
 
     def _say(self, incident: Mapping[str, Any], final: bool) -> None:
-        """One line when somebody was killed, again if the verdict changes, and one when it is over."""
+        """Log one line at a kill, one when the verdict changes, and one when the episode is over."""
         if not final and self._told.get(incident["id"]) == incident["verdict"]:
             return
         if not final:

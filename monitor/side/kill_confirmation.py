@@ -1,6 +1,6 @@
-"""Second witnesses of an OOM kill: the kernel's log, and the count that the victim's own cgroup keeps.
+"""Confirmation of an OOM kill by two other sources: the kernel's log, and the count of the victim's own cgroup.
 
-Neither decides anything; where one disagrees with the record, that is shown.
+Neither decides anything; an incident shows where one disagrees with the record.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ class RecordedKill(NamedTuple):
 
 
 class KillConfirmation:
-    """Gives a `Checked` for every kill it is told of, from each source there is. ``has_log``: the log can be read."""
+    """Feeds a `Checked` for every kill, from each source there is. ``has_log``: the kernel's log can be read."""
 
     def __init__(self, hierarchy: Hierarchy, has_log: bool, feed: Callable[[Checked], None]) -> None:
         self._hierarchy = hierarchy
         self._has_log = has_log
         self._feed = feed
-        self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; the log has not told of it yet
-        self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log told of its end; no mark was heard of yet
-        self._placed: dict[int, tuple[int, Constraint]] = {}  # pid -> when the log told where; it comes before that
+        self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; not in the log yet
+        self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
+        self._placed: dict[
+            int, tuple[int, Constraint]
+        ] = {}  # pid -> when the log had its constraint, which precedes its end
         self._uncounted: dict[int, RecordedKill] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
 
     def known(self, cgroup_id: int, path: str) -> None:
-        """A cgroup is seen for the first time: what it has counted by now is none of what will be told."""
+        """A cgroup is seen for the first time: the kills it has counted by now are earlier ones."""
         counted = self._ask(cgroup_id, path)
         if counted is None:
             return

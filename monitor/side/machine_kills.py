@@ -1,6 +1,6 @@
 """OOM kills on the rest of the machine, where a cgroup is treated as the node: counted, and hardly looked at.
 
-Whoever runs a cgroup as a node shares the machine with others, and theirs may be killed dozens of times a second.
+A node that is a cgroup shares the machine with other work, which may be killed dozens of times a second.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 from monitor.side.export.log import Log
 
-#: They are told of in the log this often at most.
+#: They are logged this often at most.
 LOG_INTERVAL_NS = 1_000_000_000
 
 
 def is_outside_node(message: Mapping[str, Any], node_cgroup: str | None) -> bool:
-    """Whether an `oom` message is about a process outside the cgroup that is the node, and about nobody's limit there.
+    """Whether an `oom` message is about a process outside the cgroup that is the node, and about no limit in it.
 
-    The programs tell the nearest watched cgroup around a victim, and the node is always watched: to search the tree of
-    cgroups for it took 2.8 ms each time. Where they cannot tell (nobody was watched while no daemon ran; before 6.8 a
-    mark has no task, so no cgroup) it has to be searched for all the same. The machine running out is everybody's.
+    The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the tree
+    of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a mark has
+    no task, so no cgroup) the tree is searched all the same. A machine that runs out concerns the node too.
     """
     if node_cgroup is None or message["pod"] or message["while_away"] or message.get("domain") is not None:
         return False
@@ -29,7 +29,7 @@ def is_outside_node(message: Mapping[str, Any], node_cgroup: str | None) -> bool
 
 
 class MachineKills:
-    """Counts them in ``view.kills_elsewhere`` and tells of them once a second, with their number."""
+    """Counts them in ``view.kills_outside_node`` and logs them once a second, with their number."""
 
     def __init__(self, count: Callable[[], None], log: Log) -> None:
         self._count = count
@@ -46,7 +46,7 @@ class MachineKills:
         self.flush()
 
     def flush(self) -> None:
-        """Say how many there were since it was last said, if that is long enough ago."""
+        """Log how many there were since the last line, if that is `LOG_INTERVAL_NS` ago."""
         now = time.monotonic_ns()
         if self._unlogged and now >= self._logged_ns + LOG_INTERVAL_NS:
             names = dict(self._unlogged.most_common(3))

@@ -1,8 +1,7 @@
-"""Pods that cause more records than the programs tell of one by one (bpf/memcg.h: afford()): what is made up for, what
-is said.
+"""Pods that cause more records than the programs' budget allows (bpf/memcg.h: afford()).
 
-The programs only count what is beyond a budget, per watched cgroup. So new processes are looked for here while a pod
-has more of them than are told, and one line in ten seconds says which pod it is and how much of what was not told.
+The programs only count what is beyond the budget, per watched cgroup. While a pod has such processes, the side looks
+for them here, and one line in ten seconds names the pod and how many records of each kind were withheld.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from monitor.pods.model import FoundPod
     from monitor.side.view import View
 
-#: How often the pods are looked at once records came, and how often one of them is told of.
+#: How often the pods are looked at once records came, and how often one of them is logged.
 LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
 
 
@@ -32,7 +31,7 @@ def over(view: View, found: FoundPod) -> dict[str, int]:
 
 
 class OverBudget:
-    """``look_for(uid)``: the pod has processes that nobody was told of. ``spare``: its log lines are told here, too."""
+    """``look_for(uid)``: the pod has processes without a record. ``log_budget`` is flushed here, too."""
 
     def __init__(
         self,
@@ -51,10 +50,10 @@ class OverBudget:
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
         self._reported: dict[
             str, tuple[int, dict[str, int]]
-        ] = {}  # uid -> when it was told last, and what there was then
+        ] = {}  # uid -> when it was last logged, and the counts then
 
     def records_came(self) -> None:
-        """There was news of processes or of kills: there may be more than was told."""
+        """Records of processes or kills came: more may have been withheld."""
         if self._due_ns is None:
             self._due_ns = self._clock() + LOOK_NS
 

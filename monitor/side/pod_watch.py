@@ -77,6 +77,6 @@ class PodWatch:
         if found != Change():
             self._found.put(found)
         if not isinstance(found, MonitorError):
-            self._known.set()  # after its news: who waits for it finds them
+            self._known.set()  # after the queue has it: a waiting thread finds it there
         if found != Change():
             self._wake()

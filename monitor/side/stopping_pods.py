@@ -1,4 +1,4 @@
-"""Pods that a runtime is stopping: when nobody is left of them. Under pressure that may be a kubelet's eviction."""
+"""Pods that a runtime is stopping: when their cgroup is empty. Under pressure that may be a kubelet's eviction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StoppingPods:
     def __init__(self, view: View, feed: Callable[[Gone], None]) -> None:
         self._view = view
         self._feed = feed
-        self._until: dict[str, tuple[int, str]] = {}  # uid -> when nobody waits any more, and its name
+        self._until: dict[str, tuple[int, str]] = {}  # uid -> until when to wait, and its name
         self._looked_ns = 0
 
     def due_ns(self) -> int | None:
@@ -33,7 +33,7 @@ class StoppingPods:
         self._until[uid] = (time.monotonic_ns() + WAIT_NS, name)
 
     def turn(self, now_ns: int) -> None:
-        """Look who is left."""
+        """Look which pods are empty by now."""
         if not self._until or now_ns < self._looked_ns + LOOK_NS:
             return
         self._looked_ns = now_ns

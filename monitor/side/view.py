@@ -1,4 +1,4 @@
-"""What the side knows right now, for whoever shows it: pods, the last `state` of the hot process, exact memory figures.
+"""What the side knows right now, for all that shows it: pods, the last `state` of the hot process, memory figures.
 
 The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
 place.
@@ -82,11 +82,11 @@ class View:
     @property
     def braked(self) -> dict[str, Any] | None:
         """Why evictions are held and since when, with who takes the memory; None while they are not."""
-        told: Mapping[str, Any] | None = self.state.get("braked")
-        if told is None:
+        braked: Mapping[str, Any] | None = self.state.get("braked")
+        if braked is None:
             return None
-        held_s = max(0.0, (time.monotonic_ns() - told["since_ns"]) / 1e9)
-        return {**{k: v for k, v in told.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
+        held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
+        return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
 
     @property
     def node_path(self) -> Path:
@@ -179,7 +179,7 @@ class View:
         return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity if own is None else own)
 
     def used(self, path: Path) -> Reading | MemoryReading | None:
-        """As `memory`, for whoever wants no capacity: to look for a limit takes 19 us (measured, cgroup v1)."""
+        """As `memory`, without the capacity: looking for a limit takes 19 us (measured, cgroup v1)."""
         try:
             exact = self._exact(path)
             return cgroupfs.read_cgroup(self.hierarchy, path) if exact is None else exact

@@ -140,7 +140,7 @@ class Alarms:
             alarm.aim(target)
 
     def wait_ns(self, watch: Watch, entry: Entry, headroom: int, rate: int, cost_ns: int) -> int:
-        """How long nobody need look at a domain with ``headroom`` bytes left."""
+        """How long a domain with ``headroom`` bytes left need not be polled."""
         alarm = self._aims.get(watch.cgroup_id)
         if alarm is not None and _is_on_target(alarm) and entry.inactive < REAIM_BYTES:
             return pace.COARSEST_NS  # usage cannot pass unannounced, and there is no page cache to hide growth

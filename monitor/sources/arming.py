@@ -1,6 +1,6 @@
 """When the fine-grained programs are attached: near a threshold, and only there.
 
-Attached they cost a page fault a few percent; detached nothing. While detached, somebody has to look at headroom
+Attached they cost a page fault a few percent; detached nothing. While detached, the loop has to look at headroom
 often enough: after looking, the next look may wait as long as the machine needs, at the fastest rate it can fault
 memory in, to eat the headroom down to a reserve in which attaching (0.2 ms, measured) is safely done. If that is
 shorter than MIN_LOOK, stay attached.
@@ -49,7 +49,7 @@ class Arming:
 
     @property
     def looks(self) -> bool:
-        """Whether somebody has to look at headroom when `next_look_ns` comes."""
+        """Whether the loop has to look at headroom when `next_look_ns` comes."""
         return not self._links or self.rereads
 
     @property

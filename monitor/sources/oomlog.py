@@ -100,7 +100,7 @@ class OomLog:
                 self.date(log_ns)
 
     def forget(self) -> None:
-        """Nobody was killed in the end, or lines were lost: what was reported so far is of no kill that follows."""
+        """No process was killed in the end, or lines were lost: no later kill belongs to the lines so far."""
         self._report, self._constraint, self._group = _Report(), None, None
 
     def _killed(self, line: Killed) -> dict[str, Any] | None:

@@ -255,7 +255,7 @@ class PolledTable:
         try:
             entry.usage = int(os.pread(entry.usage_fd, 32, 0))
         except OSError:
-            pass  # ENODEV: removed; whoever watches it is told by the pod source
+            pass  # ENODEV: removed, which the pod source reports
         return entry.usage
 
     def read_stat(self, entry: Entry, deep: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Where the hot process's numbers come from: one rung of the hook ladder, behind one interface.
 
-With BPF: the pinned maps and programs. Without: files, read at a pace that the headroom allows. Whoever reads numbers
-(gauge, registry, watch) does not know which; `DomainTable` is used as it is, so nothing stands between a record of the
+With BPF: the pinned maps and programs. Without: files, read at a pace that the headroom allows. The readers
+(gauge, registry, watch) do not know which; `DomainTable` is used as it is, so nothing stands between a record of the
 kernel and the policy.
 """
 
@@ -103,7 +103,7 @@ class PolledArming:
 
     @property
     def looks(self) -> bool:
-        """Whether somebody has to look at headroom when `next_look_ns` comes."""
+        """Whether the loop has to look at headroom when `next_look_ns` comes."""
         return not self._armed
 
     @property
@@ -136,10 +136,10 @@ class PolledArming:
 
 @dataclass(frozen=True, slots=True)
 class MemorySource:
-    """The instruments of one rung. ``victim``, ``eviction``: the words of these structs, in BPF's memory or nobody's.
+    """The instruments of one rung. ``victim``, ``eviction``: these structs as 64-bit words, in BPF's maps or here.
 
-    ``is_exact``: the table is kept exact by the kernel. ``reread_lists(index)``: else, how a domain's file lists are
-    brought up to date.
+    ``is_exact``: the kernel keeps the table exact. ``reread_lists(index)``: else, brings a domain's file lists up to
+    date.
     """
 
     rung: str

@@ -1,6 +1,6 @@
 """Log lines that a pod can cause: some of each kind are written, the rest is one line with their number.
 
-One pod caused 26,151 lines in 12 s. Nobody reads those, but the disk keeps them, and they push what matters out of the
+One pod caused 26,151 lines in 12 s. They fill the disk, and they push what matters out of the
 journal, which drops everybody's lines beyond 10,000 in 30 s (RateLimitBurst= of journald.conf).
 """
 
@@ -36,7 +36,7 @@ class _Kind:
 
 
 class LogBudget:
-    """Logs what it is called with, or counts it; `flush` says from time to time how many were not written."""
+    """Logs what it is called with, or counts it; `flush` logs from time to time how many were not written."""
 
     def __init__(self, log: Logger, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.left_out: Counter[str] = Counter()  # lines by pod, since the start
