@@ -36,15 +36,6 @@ def mounts() -> Iterator[Mounts]:
         yield made
 
 
-def attempt(store: IncidentStore, incident: dict[str, Any]) -> OSError | None:
-    """The error of an add, or None."""
-    try:
-        store.add(incident)
-    except OSError as error:
-        return error
-    return None
-
-
 def fill(ballast: Path, spare: int = 0) -> None:
     """Take all that is left of the disk but ``spare`` pages."""
     with open(ballast, "wb", buffering=0) as file:
@@ -154,11 +145,12 @@ def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     number = 1
     for spare in range(40):  # pages left: none, then as many as each step of an add takes
         fill(ballast, spare)
-        error = attempt(store, variant(number))
-        if error is None:
+        try:
+            store.add(variant(number))
+        except OSError as error:
+            assert (error.errno, error.filename) == (errno.ENOSPC, str(path))
+        else:
             break
-        assert error.errno == errno.ENOSPC, error
-        assert error.filename == str(path)
         assert store.failing
         assert "no space left" in store.problem
         ballast.unlink()
