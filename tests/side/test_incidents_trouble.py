@@ -12,13 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from monitor.side.incidents import file
 from monitor.side.incidents.reader import IncidentReader, damaged_files
-from monitor.side.incidents.store import IncidentStore
 from monitor.side.worker import Worker
 from tests.filesystems import Mounts
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, variant
@@ -145,12 +143,14 @@ def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     number = 1
     for spare in range(40):  # pages left: none, then as many as each step of an add takes
         fill(ballast, spare)
+        problem = None
         try:
             store.add(variant(number))
         except OSError as error:
-            assert (error.errno, error.filename) == (errno.ENOSPC, str(path))
-        else:
+            problem = error.errno, error.filename
+        if problem is None:
             break
+        assert problem == (errno.ENOSPC, str(path))
         assert store.failing
         assert "no space left" in store.problem
         ballast.unlink()
