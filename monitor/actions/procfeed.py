@@ -7,17 +7,13 @@ the reader looks up where it happened. Both only feed `monitor.actions.oomadj`.
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.util
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monitor.actions.oomadj import Logger, OomScores
 from monitor.errors import CannotError, MonitorError
@@ -96,28 +92,6 @@ class BpfFeed:
         self._ring.close()
 
 
-def _proc_event_socket() -> Any:
-    """pyroute2's class for the process connector, without the rest of pyroute2.
-
-    Its package imports all of itself, 100 modules for every kind of netlink: 41 ms of CPU (a second where the CPU is
-    emulated) and 10 MB. An empty package in its place for the moment of the import finds the same files.
-    """
-    wanted = "pyroute2.netlink.connector.cn_proc"
-    found = None if "pyroute2" in sys.modules else importlib.util.find_spec("pyroute2")
-    if found is not None:
-        hollow = ModuleType("pyroute2")
-        hollow.__spec__, hollow.__path__ = found, list(found.submodule_search_locations or ())
-        sys.modules["pyroute2"] = hollow
-        try:
-            return importlib.import_module(wanted).ProcEventSocket
-        except (ImportError, AttributeError):  # in another release this part may need more of the package
-            for name in [name for name in sys.modules if name.startswith("pyroute2.")]:
-                del sys.modules[name]
-        finally:
-            del sys.modules["pyroute2"]
-    return importlib.import_module(wanted).ProcEventSocket
-
-
 class ConnectorFeed:
     """fork and exec of every process on the machine, through the process connector (CONFIG_PROC_EVENTS).
 
@@ -132,7 +106,9 @@ class ConnectorFeed:
         try:
             # Where this is refused, pyroute2's constructor leaves an event loop behind.
             socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR).close()
-            self._subscription = opened.enter_context(closing(_proc_event_socket()()))
+            from pyroute2.netlink.connector.cn_proc import ProcEventSocket  # 18 MiB: only where there is no BPF
+
+            self._subscription = opened.enter_context(closing(ProcEventSocket()))
             self._subscription.bind()
             # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
             self._socket = opened.enter_context(socket.socket(fileno=os.dup(self._subscription.fileno())))

@@ -179,10 +179,22 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
+        who = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
         raise MonitorError(
-            f"--listen {host}:{port}: {error.strerror}", "stop what has it, or name another with --listen HOST:PORT"
+            f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
         ) from None
     return listener
+
+
+def _listener(port: int) -> str:
+    """The process that listens on a TCP port, as far as it may be asked."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN and found.pid:
+                return f"{psutil.Process(found.pid).name()} (pid {found.pid})"
+    return "what has it"
 
 
 def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> None:

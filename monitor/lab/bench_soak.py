@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, CannotError, ConfigError
@@ -87,8 +87,8 @@ def _measure(daemon: LabDaemon) -> tuple[int, int]:
 
 def _cpu_ns(pid: int) -> int:
     """User and system time in ns, of threads that ended too; in ticks of 10 ms, which over an hour are nothing."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) * 10**9 // os.sysconf("SC_CLK_TCK")
+    spent = psutil.Process(pid).cpu_times()
+    return round((spent.user + spent.system) * 1e9)
 
 
 def _print(did: dict[str, Any], found: list[Watched]) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, loader
 from monitor.kernel.kmsg import Killed, Kmsg
@@ -224,8 +226,8 @@ def _children(pid: int) -> list[int]:
 
 def _is_ours(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("outrace")
-    except OSError:
+        return psutil.Process(pid).name().startswith("outrace")
+    except psutil.NoSuchProcess:
         return False
 
 

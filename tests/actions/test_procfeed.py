@@ -35,33 +35,18 @@ while seen.count(pid) < 2:
     assert poll.poll(30_000), f"no event for {pid} in {seen}"
     feed.consume()
 feed.close()
-whole = "pyroute2.ndb" in sys.modules
-from pyroute2 import IPRoute
-print(f"fork and exec {whole=}")
-"""
-#: A release of pyroute2 of which one part cannot be had without the others.
-INTERWOVEN = """
-import importlib, sys
-real = importlib.import_module
-def refuse(name):
-    if "pyroute2" in sys.modules and not hasattr(sys.modules["pyroute2"], "__file__"):
-        raise ImportError(name)
-    return real(name)
-importlib.import_module = refuse
+print("fork and exec")
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "whole"), [("", False), pytest.param(INTERWOVEN, True, marks=pytest.mark.once)], ids=["lean", "whole"]
-)
-def test_process_connector_tells_real_forks_and_execs(pytestconfig: pytest.Config, before: str, whole: bool) -> None:
-    done = connect(before)
+def test_process_connector_tells_real_forks_and_execs(pytestconfig: pytest.Config) -> None:
+    done = connect()
     if "refused: " in done.stderr:
         if pytestconfig.getoption("--require-kernel") and os.strerror(errno.EPROTONOSUPPORT) not in done.stderr:
             # A guest's kernel may lack it, and refuses for nothing else.
             pytest.fail(done.stderr.strip(), pytrace=False)
         pytest.skip(done.stderr.strip())
-    assert (done.stdout, done.returncode) == (f"fork and exec whole={whole}\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("fork and exec\n", 0), done.stderr
 
 
 def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]:

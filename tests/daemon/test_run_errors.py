@@ -110,7 +110,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = run("--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}")
-    refused(result, 1, f"--listen 127.0.0.1:{port}", "Address already in use")
+    refused(result, 1, f"--listen 127.0.0.1:{port}", "Address already in use", f"(pid {os.getpid()}), or name another")
 
 
 @needs_root
