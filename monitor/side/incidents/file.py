@@ -57,7 +57,7 @@ class Damaged(Exception):
     """The file is not, or no longer, a store of incidents."""
 
 
-class NeedsRollback(Exception):
+class NeedsRollback(OSError):
     """A writer was killed within a transaction: the file has to be written to before it can be read."""
 
 
@@ -238,7 +238,7 @@ def _meaning(error: sqlite3.Error, path: Path) -> Exception:
     if code is None:
         return error  # a mistake in how sqlite3 is used here, nothing about the file
     if code == sqlite3.SQLITE_READONLY_ROLLBACK:
-        return NeedsRollback()
+        return NeedsRollback(errno.EROFS, "cannot be written", str(path))
     if (code & 0xFF) in _ERRNOS:
         errno_, text = _ERRNOS[code & 0xFF]
         return OSError(errno_, f"{text} ({error})", str(path))
