@@ -44,8 +44,8 @@ class Eviction:
         self._freed_ns = self._asked_ns = 0
         self._forked = False  # whether the last look found processes that were not known
         if grace_s > 0:
-            # Nobody hurries here, and who came since the pod was prepared is to be asked too. Later ones are not: they
-            # may be what cleans up.
+            # There is time, and processes that came since the pod was prepared get the SIGTERM too. Later ones do
+            # not: they may be what cleans up.
             victim.refresh()
         self.pids: set[int] = set(victim.pidfds)
         self.started_ns = time.monotonic_ns() if sent is None else sent[0]
@@ -97,7 +97,7 @@ class Eviction:
         self._forked = self.victim.found > 0
         self.pids.update(self.victim.pidfds)
         if self.killed_ns is not None:
-            self.victim.kill()  # who was forked since
+            self.victim.kill()  # processes forked since
         return False
 
     def saw(self, usage: int | None) -> None:
@@ -125,7 +125,7 @@ class Eviction:
         if usage is not None and usage < _NOTHING + self.held // _PART:
             return "gave its memory back, but does not end"
         alive = self.victim.alive()
-        # Who is dying and cannot be named (Linux 7.0, see `cgroup_procs.empty`) may be waiting for a CPU.
+        # A dying process that is not listed (Linux 7.0, see `cgroup_procs.empty`) may be waiting for a CPU.
         if alive and not wants_cpu(([helper] if helper else []) + alive):
             return "gives nothing back (frozen, or in an endless system call)"
         return "gives nothing back (it gets no CPU)" if still_ns > STARVED_NS else ""

@@ -163,7 +163,7 @@ class OomScores:
         return max(0, self._waiting[0][0] - time.monotonic_ns()) if self._waiting else None
 
     def settle(self) -> None:
-        """Look at the processes whose time has come; of many at some of them, and at the rest in the next turn."""
+        """Look at the processes that are due: at `_TURN` of them, and at the rest in the next turn."""
         now = time.monotonic_ns()
         for _ in range(_TURN):
             if not self._waiting or self._waiting[0][0] > now:

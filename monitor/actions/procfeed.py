@@ -172,7 +172,7 @@ def _subscribe(sock: socket.socket) -> None:
 
 
 def _refusal(error: ImportError | OSError | KeyError) -> CannotError:
-    """What is said of the process connector that cannot be used."""
+    """The error for a process connector that cannot be used."""
     what = "the process connector cannot be used"
     if isinstance(error, ImportError):
         return CannotError(f"{what}: {error}", "pip install pyroute2")

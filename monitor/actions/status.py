@@ -186,7 +186,7 @@ class _Folder:
         return path
 
     def replace(self, file_name: str, content: Mapping[str, Any]) -> None:
-        """Write the file, in the place of an older one of that name."""
+        """Write the file; it replaces an older one of that name."""
         temporary = self._temporary(file_name.removesuffix(".json"), content)
         try:
             temporary.replace(self.path / file_name)

@@ -22,7 +22,7 @@ from monitor.kernel.spared import with_ancestors
 from monitor.kernel.troubles import TROUBLES
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
-#: goes. A pod may have more: descriptors of those that had their SIGKILL are given up for those that had not.
+#: goes. A pod may have more: descriptors of processes that got their SIGKILL are closed for those that did not.
 MAX_PIDFDS = 4096
 #: A look at a pod of thousands of cgroups is made in parts.
 _PART_NS = 5_000_000
@@ -38,7 +38,7 @@ _SEND_NS = 5_000_000
 _AT_ONCE = 64  # signals between two looks at the clock
 #: Never signalled, whatever a manifest says. The hot process adds the side.
 SPARED = with_ancestors()
-#: A look takes at most a fifth of the time: who looks runs ahead of everybody.
+#: A look takes at most a fifth of the time, because the hot process runs ahead of all others.
 REST = 4
 
 
@@ -55,7 +55,7 @@ class Victim:
         self.unfinished = False
         self.found = 0  # processes that the last look had not known
         self.nobody = False  # whether the last look, when it was complete, found no process at all
-        self.rest_ns = 0  # who looks at leisure waits for this long before he goes on
+        self.rest_ns = 0  # the pause before the next part of a look that is not urgent
         self._walk: Generator[tuple[str, set[int]]] | None = None  # a look that is not complete
         self._seen: set[int] = set()  # by it
         self._left = False  # it found some that there was no descriptor for
@@ -141,7 +141,7 @@ class Victim:
                 if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                     TROUBLES.note("pidfd", error, self.uid)
         if fresh:
-            # The pid may have been used again between reading and opening: only who is still listed is who was meant.
+            # The pid may have been used again between reading and opening: only one that is still listed is right.
             # Where that cannot be read, none counts as listed.
             for pid in fresh - self._still_in(directory):
                 self._forget(pid)
@@ -157,7 +157,7 @@ class Victim:
             return set()
 
     def _make_room(self, wanted: int) -> None:
-        """Give up descriptors for ``wanted`` others: of who has ended, then of who had a SIGKILL and will end."""
+        """Close descriptors for ``wanted`` others: of ended processes, then of those that got a SIGKILL."""
         if len(self.pidfds) + wanted <= self._limit:
             return
         alive = set(self.alive())

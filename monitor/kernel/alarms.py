@@ -147,7 +147,7 @@ class UsageThreshold:
     def __init__(self, cgroup: Path) -> None:
         self._usage_fd = os.open(cgroup / "memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
         self._control_fd = os.open(cgroup / "cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
-        # An epoll with the eventfd of the day in it stands in the caller's epoll for good.
+        # The caller's epoll keeps one descriptor for good: an epoll with the present eventfd in it.
         self._inner = select.epoll()
         self._current = -1
         self.wanted: int | None = None  # bytes
@@ -167,7 +167,7 @@ class UsageThreshold:
             self._orders.put(threshold)
 
     def acknowledge(self) -> bool:
-        """Whether the kernel rang: usage has passed the threshold. Else one was registered: it is to be looked at."""
+        """Whether the kernel notified: usage has passed the threshold. Else one was registered: look at usage."""
         by_kernel = False
         for fd, _ in self._inner.poll(0):
             with suppress(OSError):  # taken by now, or replaced
@@ -191,7 +191,7 @@ class UsageThreshold:
                 fresh = os.eventfd(0, _EFD)
                 os.write(self._control_fd, f"{fresh} {self._usage_fd} {order}".encode())
                 self._inner.register(fresh, select.EPOLLIN)
-            except OSError as error:  # RLIMIT_NOFILE, max_user_watches: the old threshold stands
+            except OSError as error:  # RLIMIT_NOFILE, max_user_watches: the old threshold stays
                 if fresh >= 0:
                     os.close(fresh)
                 self.remedy = alarm_remedy(error)

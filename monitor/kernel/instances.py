@@ -31,7 +31,7 @@ from monitor.kernel import pins
 OWNER = "owner"
 #: ioctl of a mount namespace (<linux/nsfs.h>, Linux 6.11): its 64-bit number, which is never used again.
 _NS_GET_MNTNS_ID = 0x8008B705
-#: Who looks whether an instance is in use holds it for microseconds; a daemon that starts waits for that.
+#: A check whether an instance is in use holds its lock for microseconds; a daemon that starts waits for that.
 _PATIENCE_S = 2.0
 
 
@@ -80,7 +80,7 @@ def view() -> str:
 
 
 def claim(instance: Path, state_dir: Path) -> None:
-    """Write down whose it is, before there is a pin in it. Raises CannotError."""
+    """Record the owner of an instance, before there is a pin in it. Raises CannotError."""
     path = state_dir.resolve()
     try:
         ours = json.dumps(asdict(Owner(str(path), path.stat().st_dev, view())))
@@ -98,7 +98,7 @@ def claim(instance: Path, state_dir: Path) -> None:
 
 
 def owner(instance: Path) -> Owner | None:
-    """Whose it is; None where that is not known."""
+    """The owner of an instance; None where that is not known."""
     try:
         return Owner(**json.loads(os.readlink(instance / OWNER)))
     except (OSError, ValueError, TypeError):

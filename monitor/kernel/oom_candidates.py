@@ -16,7 +16,7 @@ PAGE = 4096
 
 
 class Owner(NamedTuple):
-    """The pod whose cgroup it is: its uid and what it is called."""
+    """The pod of a cgroup: uid and namespace/name."""
 
     uid: str
     name: str
@@ -57,7 +57,7 @@ def _number(node: Path, name: str) -> int | None:
 
 
 def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> list[Process]:
-    """Every process in ``node`` and below, cgroup by cgroup. ``owner`` says whose a cgroup is."""
+    """Every process in ``node`` and below, cgroup by cgroup. ``owner`` gives the pod of a cgroup."""
     found = []
     for cgroup in (node, *cgroupfs.descendants(node)):
         above = tuple(str(p) for p in (cgroup, *cgroup.parents) if p.is_relative_to(hierarchy.root))

@@ -1,4 +1,4 @@
-"""Who is never signalled, whatever a manifest says: outrace itself, who started it, and process 1."""
+"""Processes that are never signalled, whatever a manifest says: outrace, its ancestors, and process 1."""
 
 from __future__ import annotations
 

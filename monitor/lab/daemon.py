@@ -82,7 +82,7 @@ class LabDaemon:
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]
-        while not self._queue.empty():  # of one that was started before, whose side may have something to say yet
+        while not self._queue.empty():  # of an earlier start, whose side may still have written
             if (record := self._queue.get()) is not None:
                 self.log.append(record)
         since = len(self.log)
@@ -125,7 +125,7 @@ class LabDaemon:
             self._queue.put(None)
 
     def complaint(self) -> str:
-        """The last thing it said."""
+        """Its last line."""
         self.poll()
         return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it said nothing"
 

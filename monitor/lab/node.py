@@ -29,7 +29,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class LabPod:
-    """A pod of the lab node: where its cgroups are and the manifest that says so."""
+    """A pod of the lab node: its cgroups and the manifest that names them."""
 
     namespace: str
     name: str

@@ -72,7 +72,7 @@ class Alertmanager:
         self._first: dict[Key, float] = {}
         self._ended = threading.Event()
         (directory / "alertmanager.yml").write_text(_CONFIG)
-        # It stands for another machine's: what the storm on this one costs it is left out, as far as that goes.
+        # It plays a receiver on another machine: as far as possible, the storm on this one does not slow it down.
         self._command: tuple[str, ...] = (
             *("nice", "-n", "-10"),
             program,

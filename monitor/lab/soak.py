@@ -78,7 +78,7 @@ class Receiver:
 
 @dataclass
 class Watched:
-    """What one daemon said. ``rss``: resident bytes of both its processes after the warm-up and at the end."""
+    """What one daemon reported. ``rss``: resident bytes of both its processes after the warm-up and at the end."""
 
     name: str
     incidents: list[dict[str, Any]] = field(default_factory=list)

@@ -31,7 +31,7 @@ from monitor.side.incidents.reader import IncidentReader
 
 #: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
 PATIENCE_S = 120.0
-#: Between two looks at who would be killed, and at how much memory there is.
+#: Between two looks at the kernel's likely victim, and at the available memory.
 _LOOK_S = 0.02
 
 
@@ -155,7 +155,7 @@ class Stage:
 
     @contextmanager
     def frozen(self, pid: int) -> Iterator[None]:
-        """The process stands still meanwhile, and would not even die: cgroup v1's freezer."""
+        """The process is frozen meanwhile, and would not even die: cgroup v1's freezer."""
         root = cgroupfs.freezer()
         assert root is not None, "`freezer` has said so"
         path = root / f"{self.node.cgroup.name}-{pid}"
@@ -173,7 +173,7 @@ class Stage:
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """The daemon's hot process stands still meanwhile, as when its CPU is taken away."""
+        """The daemon's hot process is stopped meanwhile, as when its CPU is taken away."""
         os.kill(self.daemon.pid, signal.SIGSTOP)
         try:
             yield

@@ -66,12 +66,12 @@ def daemon(pid: int) -> str:
         program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
         if mounts is not None and mounts in (_own("mnt"), _own("mnt", 1)):
             known = exe.endswith(_DELETED) or _is_roots_file(program)
-            return name if known and _is_roots_place(program.parent) else ""
+            return name if known and _is_owned_by_root(program.parent) else ""
         # Another mount namespace: a unit's own (PrivateTmp=) has the machine's files, a container's has others.
         return name if _is_same_file(pid, program) else ""
 
 
-def _is_roots_place(directory: Path) -> bool:
+def _is_owned_by_root(directory: Path) -> bool:
     """Whether root alone can have put a program there. (In a sticky one, as /nix/store is, others replace nothing.)"""
     try:
         for path in (directory, *directory.parents):
@@ -112,7 +112,7 @@ def _is_same_file(pid: int, program: Path) -> bool:
     except OSError:
         return False
     same = (runs.st_dev, runs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and not others(program, ours) and _is_roots_place(program.parent)
+    return same and not others(program, ours) and _is_owned_by_root(program.parent)
 
 
 class Owners:
@@ -123,7 +123,7 @@ class Owners:
         self._below: dict[str, str] = {}  # every directory above an owned one -> an owner below it
 
     def claim(self, cgroup: Path, where: str) -> str | None:
-        """Whose cgroup overlaps; None if nobody's, and then it is owned."""
+        """The owner of a cgroup that overlaps; None if there is none, and then it is owned from now on."""
         text = str(cgroup)  # as text: pathlib's parents would be half the time of a scan
         above = [text[:i] for i, character in enumerate(text) if character == "/"]
         other = self._at.get(text) or self._below.get(text)

@@ -28,7 +28,7 @@ _MAX_IDLE_WATCHES = 256
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-def places(node: Path, root: Path, cgroup_root: str = "") -> list[Path]:
+def candidate_paths(node: Path, root: Path, cgroup_root: str = "") -> list[Path]:
     """Where the kubelet puts kubepods, by either driver, also where there is none now: below the ``node`` (or the node
     itself), or below the kubelet's ``cgroup_root`` in the node or in the hierarchy mounted at ``root``.
     """
@@ -51,7 +51,9 @@ def kubepods_of(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> Path
     """The kubepods directory of the cgroup that is treated as the node, where the kubelet puts it. Where both drivers'
     trees exist (the driver was changed), the one that holds pods.
     """
-    found = [p for p in places(node, hierarchy.root, cgroup_root) if p.is_dir() and not distrust(p, hierarchy.root)]
+    found = [
+        p for p in candidate_paths(node, hierarchy.root, cgroup_root) if p.is_dir() and not distrust(p, hierarchy.root)
+    ]
     return next((path for path in found if any(pods_in(path))), found[0] if found else None)
 
 
@@ -115,8 +117,8 @@ def holds_pods(hierarchy: Hierarchy, path: Path) -> bool:
 
 
 def not_believed(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> str:
-    """What there is of that name and is no kubepods, for people; "" if nothing is."""
-    for path in places(node, hierarchy.root, cgroup_root):
+    """Directories that are named like kubepods and are not, as a message; "" if there are none."""
+    for path in candidate_paths(node, hierarchy.root, cgroup_root):
         if path.is_dir():
             return f"{distrust(path, hierarchy.root)}: not believed to be the kubelet's"
     for path in _candidates(hierarchy, node):

@@ -48,7 +48,7 @@ class Change:
 
 @dataclass
 class Scan:
-    """One look at the world: the pods by uid, every problem that stands, and the directories whose change matters."""
+    """The result of a scan: the pods by uid, every present problem, and the directories to watch."""
 
     pods: dict[str, FoundPod] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

@@ -36,7 +36,7 @@ def others(path: Path, status: os.stat_result) -> str:
 
 
 def mend(problem: str) -> str:
-    """What to do about what `others` or `changed_by` said."""
+    """The remedy for a problem of `others` or `changed_by`."""
     path, _, rest = problem.partition(" belongs to")
     return f"chown root {path}" if rest else f"chmod go-w {problem.partition(' (mode ')[0]}"
 

@@ -68,7 +68,7 @@ class Measured:
     problems: tuple[str, ...] = ()
 
     def due_s(self, urgent: bool) -> float:
-        """When it is to be measured again (`time.monotonic`)."""
+        """When to measure again (`time.monotonic`)."""
         return self.at_s + max(URGENT_S if urgent else QUIET_S, _REST * self.took_s)
 
 

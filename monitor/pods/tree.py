@@ -97,7 +97,7 @@ class TreeSource(PodSource):
             key = cgroupfs.cgroup_id(path)
             inferred = self._settled.get(key)
             if inferred is None or (self._again and not inferred.sandbox):
-                # Again once a minute: who has the score of a critical pod by now, and was not to be known before.
+                # Again once a minute: a process may have the score of a critical pod by now.
                 now = self._look(pod_dir.qos, path, key, met)
                 inferred = (
                     now if inferred is None else inferred._replace(spared=inferred.spared or bool(now and now.spared))

@@ -113,7 +113,7 @@ def likely_victim(
 
 
 def _group(victim: Process, inside: Sequence[Process], memcg: str | None, groups: frozenset[str]) -> tuple[int, ...]:
-    """Who dies with the victim: all in the outermost grouped cgroup between it and the one whose limit was hit."""
+    """The processes that die with the victim: all in the outermost grouped cgroup below the one whose limit was hit."""
     upto = victim.cgroups.index(memcg) + 1 if memcg is not None else len(victim.cgroups)
     marked = [path for path in victim.cgroups[:upto] if path in groups]
     if not marked:

@@ -39,7 +39,7 @@ from monitor.race.events import (
     Watched,
     event_from_json,
 )
-from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, of_victim, place_of, too_long
+from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, key_of, of_victim, too_long
 
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
 
@@ -257,9 +257,9 @@ def _recorded(state: State, event: Event) -> tuple[Event, ...]:
 def _opened(state: State, event: Event) -> Open | None:
     """A new episode, if this event begins one; with what the flight recorder holds about it."""
     if isinstance(event, Crossing | Mark | Decided):
-        place = place_of(event)
-        assert place is not None
-        key, domain = place
+        where = key_of(event)
+        assert where is not None
+        key, domain = where
     elif isinstance(event, Kill) and event.by_user:
         key = domain = event.memcg
     else:

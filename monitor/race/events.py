@@ -23,7 +23,7 @@ SIGTERM, SIGKILL = 15, 9
 RUNTIMES = frozenset(
     {"containerd", "containerd-shim", "conmon", "conmonrs", "crio", "crun", "dockerd", "kubelet", "runc"}
 )
-#: It kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
+#: systemd kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
 #: Confirmations of a kill: the kernel's log of it, and of its cgroup; any other is the counter of the victim's cgroup.
@@ -296,7 +296,7 @@ class Checked(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Clear(_Event):
-    """The threshold is not met any more. Said again and again it means the same."""
+    """The threshold is not met any more. May be repeated."""
 
     domain: str
     signal: str

@@ -25,7 +25,7 @@ from monitor.race.events import (
     Signalled,
 )
 
-#: What a process of the kernel's own making needs to die, for an eviction that was only thought: its exit frees about
+#: The time a killed process needs to die, for an eviction that was only observed: its exit frees about
 #: 7 GB/s, measured on one CPU, after about 1 ms.
 EXIT_NS = 1_000_000
 EXIT_BYTES_PER_S = 7_000_000_000
@@ -77,11 +77,11 @@ class RecordedEviction:
 
 
 def recorded_evictions(events: Iterable[Event]) -> list[RecordedEviction]:
-    """Every eviction with what became of it; a pod decided on again while it goes is the same eviction. One only
-    thought of goes until its threshold is clear.
+    """Every eviction with its outcome; a second decision on a pod that is still dying is the same eviction. An observed
+    one lasts until its threshold is clear.
     """
     found: list[RecordedEviction] = []
-    over: set[int] = set()  # of those, the ones only thought of whose threshold cleared
+    over: set[int] = set()  # of those, the observed ones whose threshold cleared
     for event in events:
         if isinstance(event, Decided):
             for i, e in enumerate(found):

@@ -1,4 +1,4 @@
-"""What an episode comes down to: who was killed, who was evicted and when, what was crossed, how fast memory grew."""
+"""The facts of an episode: kills, evictions and their times, the crossing, and how fast memory grew."""
 
 from __future__ import annotations
 

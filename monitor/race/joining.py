@@ -93,7 +93,7 @@ class Open:
     realtime_ns: int | None = None  # what makes its times Unix times
 
 
-def place_of(event: Event) -> tuple[str, str] | None:
+def key_of(event: Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
     if isinstance(event, Crossing | Clear | Seen | Held | Decided):
         return (PRESSURE if event.domain in (NODE, KUBEPODS) else event.domain), event.domain
@@ -112,10 +112,10 @@ def concerns(o: Open, event: Event) -> bool:
     if isinstance(event, Sample):  # most events by far
         return o.key == PRESSURE or o.domain == event.domain or (event.pod is not None and event.pod in o.marked_pods)
     if isinstance(event, Mark) and event.exiting and event.victim_pid in o.killed:
-        return True  # the end of that story, not the beginning of another
-    place = place_of(event)
-    if place is not None:
-        return o.key == place[0]
+        return True  # the end of that episode, not the beginning of another
+    where = key_of(event)
+    if where is not None:
+        return o.key == where[0]
     if isinstance(event, Lost):
         return True
     if isinstance(event, Kill):
@@ -185,7 +185,7 @@ def _lasts(o: Open, event: Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
     if isinstance(event, Ranked | Reclaim | Lost | Seen | Held | Checked):
         return False
-    if isinstance(event, Clear):  # may be said again and again
+    if isinstance(event, Clear):  # may be repeated
         return (event.domain, event.signal, event.hard) in o.met
     if isinstance(event, Kill) and not event.ours:
         # The mark of an OOM kill says where it belongs; users kill at any time, pressure or not. A pod that a runtime
@@ -197,7 +197,7 @@ def _lasts(o: Open, event: Event) -> bool:
 
 
 def _indexed(o: Open, event: Event, bounds: Bounds) -> Open:
-    """The episode, with what is to be found quickly of an event it has just got."""
+    """The episode, with the indexes for an event that was just added."""
     if isinstance(event, Ranked):
         return replace(o, ranked_ns=event.ts_ns)
     if not isinstance(event, Mark | Kill):

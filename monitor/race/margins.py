@@ -66,20 +66,20 @@ def _not_enough(f: Facts, basis: RecordedEviction) -> Margins:
     return min(0, balance(f) or 0), _ms(done - kill)
 
 
-def thought_in_time(f: Facts) -> list[RecordedEviction]:
-    """The evictions only thought of whose pods would have been gone when the first victim was marked."""
+def observed_in_time(f: Facts) -> list[RecordedEviction]:
+    """The observed evictions whose pods would have been gone when the first victim was marked."""
     kill = f.kill_ns or 0
     return [e for e in f.relevant_evictions if e.decision.observed and e.done_ns is not None and e.done_ns <= kill]
 
 
 def balance(f: Facts) -> int | None:
-    """Bytes that the pods of `thought_in_time` held when the OOM killer came, less what memory had grown by since the
+    """Bytes that the pods of `observed_in_time` held when the OOM killer came, less what memory had grown by since the
     first of those decisions. None: not known.
 
     At the kill all the room there was at the decision has been used up, so the eviction has to make up for the growth
     and not just for the last page: with less, memory would have stood worse than when it was decided, and growing.
     """
-    gone = thought_in_time(f)
+    gone = observed_in_time(f)
     grown = _grown(f, gone[0]) if gone else None
     if grown is None:
         return None

@@ -7,7 +7,7 @@ from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Ma
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
 from monitor.race.flags import braked_at, collateral, wrong_victim
-from monitor.race.margins import held, thought_in_time
+from monitor.race.margins import held, observed_in_time
 from monitor.race.units import listed, size, span
 
 
@@ -29,7 +29,7 @@ def summary(
 
 
 def killed(f: Facts) -> str:
-    """Who was killed: pod or process, with what it held."""
+    """The victim: pod or process, with the memory it held."""
     first = f.kills[0]
     more = f", and {len(f.kills) - 1} more" if len(f.kills) > 1 else ""
     return f"{_who(first)} ({first.victim_comm}, pid {first.victim_pid}, {size(first.rss)}{more})"
@@ -111,7 +111,7 @@ def _grace(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, m
 def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     assert basis is not None
     if basis.decision.observed:
-        gone = thought_in_time(f)
+        gone = observed_in_time(f)
         sizes = sum([held(f, e) or 0 for e in gone])
         short = f", {size(-margin_bytes)} less than memory grew by" if margin_bytes else ", no more than memory grew by"
         names = listed(list(dict.fromkeys(e.decision.pod_name for e in gone)))
@@ -165,7 +165,7 @@ _VERDICTS = {
 
 
 def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
-    """What else has to be said, the worst first."""
+    """Further remarks, the worst first."""
     found = []
     wrong = wrong_victim(f)
     if wrong is not None:

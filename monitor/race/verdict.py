@@ -20,7 +20,7 @@ from monitor.race.facts import Facts, facts
 from monitor.race.flags import flags
 from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
-from monitor.race.margins import balance, margins, thought_in_time
+from monitor.race.margins import balance, margins, observed_in_time
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
@@ -103,13 +103,13 @@ def _rule(f: Facts) -> Ruling:
         return Ruling(i.OWN_LIMIT)
     kill_ns = f.kills[0].ts_ns
     before = f.relevant_evictions
-    # An eviction that was carried out decides, also a kubelet's; one only thought of counts where there is no other.
+    # An eviction that was carried out decides, also a kubelet's; an observed one counts where there is no other.
     done = [e for e in before if not e.decision.observed]
     if done:
         under_way = [e for e in done if e.done_ns is None or e.done_ns > kill_ns]
         return Ruling(i.OOM_DURING_GRACE, under_way[-1]) if under_way else Ruling(i.OOM_AFTER_EVICTION, done[-1])
     if before:
-        return _only_thought(f, before)
+        return _observed_ruling(f, before)
     if f.crossed_ns is not None and f.crossed_ns <= kill_ns:
         domain = domain_of(f.kills[0])
         later = [e for e in f.evictions if e.decision.ts_ns > kill_ns and e.decision.domain == domain]
@@ -117,9 +117,9 @@ def _rule(f: Facts) -> Ruling:
     return Ruling(i.OOM_UNSEEN)
 
 
-def _only_thought(f: Facts, before: Sequence[RecordedEviction]) -> Ruling:
+def _observed_ruling(f: Facts, before: Sequence[RecordedEviction]) -> Ruling:
     """An OOM kill while outrace only observed: it won if pods that held enough would have been gone by then."""
-    in_time = thought_in_time(f)
+    in_time = observed_in_time(f)
     if not in_time:
         return Ruling(i.OOM_DURING_GRACE, before[0])
     spare = balance(f)
@@ -175,7 +175,7 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
 
 
 def _relevant(f: Facts) -> list[RecordedEviction]:
-    """The evictions to report: those carried out, else those only observed."""
+    """The evictions to report: those carried out, else the observed ones."""
     done = [e for e in f.evictions if not e.decision.observed]
     return done or list(f.evictions)
 

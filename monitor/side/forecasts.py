@@ -32,7 +32,7 @@ _WINDOW_NS = 30_000_000_000
 _GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
 #: As long as in the alerting rules: pods change places in both orders while they work.
 _DISAGREES_NS = 60_000_000_000
-#: A last sample older than this is of a cgroup that stands still.
+#: A last sample older than this is of a cgroup that does not change.
 _STILL_NS = 1_500_000_000
 #: Pods whose limit is remembered.
 _MOST_LIMITS = 1000
@@ -69,11 +69,11 @@ class Forecaster:
         threading.Thread(target=self._run, name="forecaster", daemon=True).start()
 
     def look(self) -> None:
-        """There are new samples."""
+        """Wake the thread: there are new samples."""
         self._wake.set()
 
     def crossed(self, domain: str, ts_ns: int) -> None:
-        """A threshold was crossed: how far off was what had been said of it?"""
+        """A threshold was crossed: count how far off its forecast was."""
         made = self._made.pop(domain, None)
         if made is not None and made.in_ns is not None:
             self._tally.missed_by((made.at_ns + made.in_ns - ts_ns) / 1e9)

@@ -83,7 +83,7 @@ class Latest(Generic[T]):
         with self._lock:
             old = self._waiting.get(key)
             if old is not None and old[1] and not final:
-                return True  # nothing comes after the last word
+                return True  # nothing replaces a final version
             self._waiting[key] = (value, final)
             if len(self._waiting) <= self._most:
                 return True
@@ -106,7 +106,7 @@ class Latest(Generic[T]):
             value, final = self._waiting.pop(key)
             if final:
                 self._known.discard(key)
-            elif len(self._known) < self._most:  # an episode whose domain changed never comes with its last word
+            elif len(self._known) < self._most:  # an episode whose domain changed is never final
                 self._known.add(key)
             return value, final
 
@@ -131,7 +131,7 @@ class Judge:
         self._episodes: Latest[Episode] = Latest(_QUEUE)
         self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
-        # Their jobs only say that something waits: one too many finds nothing, and one without room would be that.
+        # A job only says that something waits: a surplus job finds nothing, and a job that finds no room is surplus.
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)

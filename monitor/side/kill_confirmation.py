@@ -21,7 +21,7 @@ LOGGED_NS = 1_000_000_000
 COUNTED_NS = 100_000_000
 #: A kill is counted microseconds before it is marked: one this close to the first look may be in it or not.
 UNSURE_NS = 10_000_000
-#: Cgroups whose kills are counted here; those of the distant past are forgotten.
+#: Most cgroups whose kills are counted here; the oldest are forgotten.
 _CGROUPS = 4096
 
 

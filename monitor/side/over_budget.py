@@ -87,7 +87,7 @@ class OverBudget:
             del self._reported[uid]
 
     def _report(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
-        """Say what is new, unless that was done a moment ago. Whether everything is said."""
+        """Log new counts, at most once in `LOG_INTERVAL_NS`. Returns whether everything is logged."""
         since_ns, before = self._reported.get(uid, (None, {}))
         fresh = {what: n - before.get(what, 0) for what, n in counted.items() if n > before.get(what, 0)}
         if not fresh:

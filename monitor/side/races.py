@@ -53,7 +53,7 @@ class Races:
         self.recorder: Recorder | None = None
         self.event_builder = self._open_event_builder()
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, wake)
-        self._heard = self._stored = 0  # messages of those kinds; of them that nothing is to come of any more
+        self._heard = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
         self._alerts_ns = 0
         self._forecast_problem = ""
         self._lost: dict[str, int] = {}
@@ -71,7 +71,7 @@ class Races:
         return RecordingEventBuilder(view, self._on_episode, self._on_event, has_log, self.recorder)
 
     def start(self) -> None:
-        """Begin to look ahead and to send."""
+        """Start the forecasts and the sending of alerts."""
         self.forecaster.start()
         if self.alerts is not None:
             self.alerts.start()
@@ -81,7 +81,7 @@ class Races:
         return self._kmsg.fileno() if self._kmsg is not None else None
 
     def read_log(self) -> None:
-        """The kernel's log has something. One that fails is not read any more."""
+        """Read the kernel's log. After an error it is not read any more."""
         assert self._kmsg is not None
         try:
             self.event_builder.confirmation.read(self._kmsg.read())
@@ -114,7 +114,7 @@ class Races:
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
-        """What is due."""
+        """Do what is due."""
         if self.recorder is not None:
             self.recorder.turn()
         if self.event_builder.turn():
@@ -133,7 +133,7 @@ class Races:
             self._update_alerts()
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
-        """Judge what is open, store and send what waits, each for so many seconds; incidents for ``incidents_s``."""
+        """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""
         self.event_builder.end()
         if self.recorder is not None:
             self.recorder.close(timeout_s)

@@ -1,4 +1,4 @@
-"""The flight recorder's own looks at the counters, and what was dropped on the way here."""
+"""The flight recorder: samples of the counters, and counts of what was dropped on the way here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monitor.race.events import Lost, Sample
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.view import View
 
-#: A pod that stands still is written down this often.
+#: A pod whose figures do not change is sampled this often.
 SAMPLE_FAR_NS = 10_000_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
@@ -52,7 +52,7 @@ class Sampler:
             reading = table.read(at) if table is not None else self._from_files(named)
             if reading is None:
                 continue
-            # 110 pods that stand still would cost 5 ms of CPU in every second.
+            # 110 pods that do not change would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
             if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
                 self._still[at] = (reading, since_ns)
@@ -72,7 +72,7 @@ class Sampler:
     def take(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
         """One look at one cgroup, in bytes."""
         if named.kind == "container":
-            return  # its pod says as much
+            return  # its pod's sample covers it
         domain = named.kind if named.kind in ("node", "kubepods") else named.path
         sample = Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active)
         self.samples.append(sample)

@@ -43,7 +43,7 @@ _AGAIN_NS = 5_000_000_000
 
 @dataclass(slots=True)
 class _Report:
-    """What was said of the kill that is being reported."""
+    """The lines so far of the kill that is being reported."""
 
     invoker_pid: int = 0
     invoker_comm: str = ""
@@ -94,7 +94,7 @@ class OomLog:
         return None
 
     def calibrate(self, records: Sequence[bytes]) -> None:
-        """Learn from these records how the log's clock stands; what is then fed is dated by it."""
+        """Learn the offset of the log's clock from these records; records fed later are dated by it."""
         for log_ns in map(stamp, records):
             if log_ns is not None:
                 self.date(log_ns)
@@ -109,15 +109,15 @@ class OomLog:
             return None
         self._victims[line.pid] = line.ts_ns
         constraint = self._constraint
-        task, limit = self._places(line, constraint)
+        task, limit = self._cgroups(line, constraint)
         if self._is_member(line, task):
             report, constraint = self._last
-            task, limit = self._places(line, constraint)
+            task, limit = self._cgroups(line, constraint)
         else:
             if constraint is not None and constraint.pid != line.pid:  # a report that came to nothing
                 self.forget()
                 constraint = None
-                task, limit = self._places(line, None)
+                task, limit = self._cgroups(line, None)
             report = self._report
             # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
             self.forget()
@@ -172,7 +172,7 @@ class OomLog:
         group, since_ns = self._group
         return line.ts_ns - since_ns <= _GROUP_NS and (task is None or task.is_relative_to(group))
 
-    def _places(self, line: Killed, constraint: Constraint | None) -> tuple[Path | None, Path | None]:
+    def _cgroups(self, line: Killed, constraint: Constraint | None) -> tuple[Path | None, Path | None]:
         """The cgroups of the victim and of the limit that was hit."""
         root, limit = self._hierarchy.root, None
         if constraint is not None and constraint.oom_memcg is not None and line.in_memcg:

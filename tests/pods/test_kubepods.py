@@ -13,7 +13,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.kubepods import holds_pods, kubepods_of, of_pods, places, whose
+from monitor.pods.kubepods import candidate_paths, holds_pods, kubepods_of, of_pods, whose
 from monitor.pods.owner import distrust
 from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
@@ -145,15 +145,17 @@ def test_a_users_kubepods_does_not_protect_the_pod_it_is_made_in(node: Path, fol
 
 def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
     root = tmp_path
-    assert places(root, root) == [root / "kubepods", root / "kubepods.slice"]
-    assert root / "lab.slice/lab-k_8s.slice/lab-k_8s-kubepods.slice" in places(root, root, "/lab/k-8s")
-    assert root / "lab/k-8s/kubepods" in places(root, root, "/lab/k-8s")
+    assert candidate_paths(root, root) == [root / "kubepods", root / "kubepods.slice"]
+    assert root / "lab.slice/lab-k_8s.slice/lab-k_8s-kubepods.slice" in candidate_paths(root, root, "/lab/k-8s")
+    assert root / "lab/k-8s/kubepods" in candidate_paths(root, root, "/lab/k-8s")
     # As a directory is called, too: docker/ID/kubelet.slice/kubelet-kubepods.slice.
-    assert root / "docker/x/kubelet.slice/kubelet-kubepods.slice" in places(root, root, "docker/x/kubelet.slice")
+    assert root / "docker/x/kubelet.slice/kubelet-kubepods.slice" in candidate_paths(
+        root, root, "docker/x/kubelet.slice"
+    )
     # Only below the node, or the node itself.
     node = root / "lab" / "kubepods"
-    assert places(node, root)[0] == node
-    assert all(path.is_relative_to(node) for path in places(node, root, "/other"))
+    assert candidate_paths(node, root)[0] == node
+    assert all(path.is_relative_to(node) for path in candidate_paths(node, root, "/other"))
 
 
 def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(tmp_path: Path, folder: Path) -> None:
