@@ -23,8 +23,8 @@ SHARE = 20
 SAVED_NS = 50_000_000
 
 
-class Vigil:
-    """Keeps watch now and then, on a budget. ``look`` is called whenever the arming says that it is time."""
+class BusyPoll:
+    """Reads the ring in a loop now and then, on a budget. ``look`` is called when the arming says that it is time."""
 
     def __init__(
         self, gauge: Gauge, decider: Decider, consume: Callable[[], object], look: Callable[[int], object]
@@ -36,13 +36,15 @@ class Vigil:
         self._steps = 0
         self._credit_ns = self._ended_ns = 0
 
-    def keep(self) -> None:
-        """Watch if a pod has moved since the last time and a threshold is near, until they rest or the budget is spent.
+    def due_ns(self) -> int | None:
+        """At once if a pod has moved since the last time."""
+        return None if self._decider.steps == self._steps else 0
+
+    def spin(self, _: int) -> None:
+        """Read the ring while a threshold is near, until the pods rest or the budget is spent.
 
         Ends at once when something was decided: from then on there is more to do than reading the ring.
         """
-        if self._decider.steps == self._steps:
-            return
         now = start = time.monotonic_ns()
         self._credit_ns = min(SAVED_NS, self._credit_ns + (now - self._ended_ns) // SHARE)
         end = now + REST_NS

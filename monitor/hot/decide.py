@@ -98,16 +98,25 @@ class Decider:
         self._passed_ns = 0  # the last pass
         self._recheck_ns: int | None = None
         self._recheck_after = 0
-        self.reread_ns: int | None = None
+        self._reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
         self._decisions = Decisions(config.enforce)
 
-    @property
-    def deadline_ns(self) -> int | None:
+    def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
-        planned = self.outcome.next_deadline_ns if self.outcome is not None else None
-        tick = self._passed_ns + TICK_NS if self.pressed else None
-        return min((due for due in (planned, self._recheck_ns, tick) if due is not None), default=None)
+        due = self.outcome.next_deadline_ns if self.outcome is not None else None
+        recheck = self._recheck_ns
+        if recheck is not None and (due is None or recheck < due):
+            due = recheck
+        if self.pressed:
+            tick = self._passed_ns + TICK_NS
+            if due is None or tick < due:
+                due = tick
+        return due
+
+    def reread_due_ns(self) -> int | None:
+        """When pods that gave memory back are counted anew."""
+        return self._reread_ns
 
     @property
     def braked(self) -> dict[str, Any] | None:
@@ -132,12 +141,12 @@ class Decider:
         entry = self._registry.by_index.get(index)
         if entry is not None and entry.usage is not None and working_set < entry.usage:
             self._shrunk.add(index)
-            if self.reread_ns is None:
-                self.reread_ns = time.monotonic_ns() + REREAD_NS
+            if self._reread_ns is None:
+                self._reread_ns = time.monotonic_ns() + REREAD_NS
 
     def reread(self) -> None:
         """Count anew, and rank by that, the pods that gave memory back."""
-        self.reread_ns = None
+        self._reread_ns = None
         self.rank_moved()
         self._gauge.reread()
         for index in self._shrunk:

@@ -14,6 +14,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
+from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
@@ -48,7 +49,7 @@ class Evictor:
         trigger: Trigger,
         patience: Patience,
         stats: SharedStats,
-        epoll: select.epoll,
+        epoll: Epoll,
         tell: Tell,
         note: EvictionNote,
     ) -> None:
@@ -164,6 +165,10 @@ class Evictor:
                 bytes=usage,
             )
         return True
+
+    def due_ns(self) -> int | None:
+        """When `follow` is due; None while nobody is being evicted."""
+        return None if self.current is None else self.current.deadline_ns()
 
     def hurry(self) -> None:
         """End the grace of the pod being evicted now."""

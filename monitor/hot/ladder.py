@@ -23,11 +23,10 @@ from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_o
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
 if TYPE_CHECKING:
-    import select
-
     from monitor.hot.decide import Decider
     from monitor.hot.gauge import Gauge
     from monitor.hot.registry import Registry
+    from monitor.kernel.alarms import Epoll
     from monitor.link.counters import SharedStats
     from monitor.sources.source import MemorySource
 
@@ -45,7 +44,7 @@ class AnyRecords(Protocol):
     watches: Any
     eventful: bool
 
-    def open(self, epoll: select.epoll) -> None: ...
+    def open(self, epoll: Epoll) -> None: ...
     def consume(self, fd: int) -> bool: ...
     def due_ns(self) -> int | None: ...
     def go_on(self, now_ns: int) -> None: ...

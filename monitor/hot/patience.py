@@ -115,6 +115,10 @@ class Patience:
     def active(self) -> bool:
         return bool(self._leaving)
 
+    def due_ns(self) -> int | None:
+        """When to look what came back; None while nothing is expected."""
+        return self.next_look_ns if self._leaving else None
+
     # what begins and ends a wait
 
     def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: dict[str, Any]) -> None:

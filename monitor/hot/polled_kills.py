@@ -18,6 +18,7 @@ from monitor.errors import MonitorError, remedy_of
 from monitor.hot.gauge import Gauge
 from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
+from monitor.kernel.alarms import Epoll
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.counters import SharedStats
 from monitor.sources.oomlog import NEVER_SAID, OomLog, kmsg_records, stamp
@@ -69,11 +70,11 @@ class PolledKills:
         self.marked = False  # somebody was killed since this was cleared
         self._fd = -1
         self._kept_fd, self._listen_ns = log_fd, 0
-        self._epoll: select.epoll | None = None
+        self._epoll: Epoll | None = None
         self._dying: dict[int, dict[str, Any]] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
 
-    def open(self, epoll: select.epoll) -> None:
+    def open(self, epoll: Epoll) -> None:
         """Read the log from now on, where it may be read."""
         self._epoll = epoll
         now = time.monotonic_ns()

@@ -20,7 +20,7 @@ from monitor.hot.polled_kills import PolledKills
 from monitor.hot.registry import Registry
 from monitor.hot.step_buffer import Flight
 from monitor.kernel import bounds, meminfo, pace
-from monitor.kernel.alarms import Timer
+from monitor.kernel.alarms import Epoll, Timer
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
@@ -29,14 +29,14 @@ from monitor.sources.polled_table import Entry, PolledTable
 from monitor.sources.source import PolledArming
 from monitor.sources.watch import Watch
 
-#: Far from every threshold the looks of `Hot.look` do; this only counts kills where the log cannot be read.
+#: Far from every threshold the looks of `Housekeeping.look` do; this only counts kills where the log cannot be read.
 IDLE_NS = 1_000_000_000
 #: The pods are read again so often at most while the node moves: 110 of them take 0.3 ms.
 RANK_NS = 25_000_000
 #: An evicted pod is read again so long after it went, when most of it is uncharged. (At full speed a process takes 60
 #: MiB in this time, and needs longer to begin.)
 GIVEN_BACK_NS = 5_000_000
-#: Above every ceiling there is nothing to cross; the passes of `Hot` go on.
+#: Above every ceiling there is nothing to cross; passes go on.
 ABOVE_NS = 25_000_000
 #: File lists of a domain that cannot have crossed (usage alone is below) are read again after this long.
 LISTS_NS = 250_000_000
@@ -88,7 +88,7 @@ class PolledRecords:
 
     # the descriptors
 
-    def open(self, epoll: select.epoll) -> None:
+    def open(self, epoll: Epoll) -> None:
         """Have the descriptors in the epoll of the hot loop; say what cannot be had."""
         epoll.register(self._timer.fileno(), select.EPOLLIN)
         self._alarms.open(epoll)

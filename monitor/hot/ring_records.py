@@ -14,6 +14,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.registry import Registry
 from monitor.hot.ring_budget import Ration
 from monitor.hot.step_buffer import Flight
+from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
@@ -73,7 +74,7 @@ class Records:
         self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, epoll: select.epoll) -> None:
+    def open(self, epoll: Epoll) -> None:
         """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
         pins = self._pins
         self._links = [pins.fd(f"link_{name}") for name in OOM]

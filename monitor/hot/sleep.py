@@ -21,12 +21,15 @@ class Sleep:
         self._timer = Timer()
         epoll.register(self._timer.fileno(), self._timer.events)
 
-    def until(self, due_ns: int) -> Iterator[int]:
+    def until(self, due_ns: int | None) -> Iterator[int]:
         """The descriptors that are ready, as soon as there are any, or none at ``due_ns`` (CLOCK_MONOTONIC)."""
-        left = due_ns - time.monotonic_ns()
-        if 0 < left < SHORT_NS:
-            self._timer.set(left)
-        for fd, _ in self._epoll.poll(max(0.0, left / 1e9)):
+        timeout_s = -1.0
+        if due_ns is not None:
+            left = due_ns - time.monotonic_ns()
+            if 0 < left < SHORT_NS:
+                self._timer.set(left)
+            timeout_s = max(0.0, left / 1e9)
+        for fd, _ in self._epoll.poll(timeout_s):
             if fd == self._timer.fileno():
                 self._timer.acknowledge()
             else:

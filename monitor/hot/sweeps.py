@@ -48,11 +48,15 @@ class Sweeps:
         self._again = False
         self._pods: list[PodEntry] = []  # it goes over these
         self._told: set[str] = set()  # uids of pods that are not counted
-        self.next_ns = 0  # when to go on, if `runs`
+        self._next_ns = 0  # when to go on, while one runs
 
     @property
     def runs(self) -> bool:
         return self._gauge.sweeping
+
+    def due_ns(self) -> int | None:
+        """When to go on; None while none runs."""
+        return self._next_ns if self._gauge.sweeping else None
 
     def ask(self, then: Callable[[], None] | None = None) -> bool:
         """Make every counter exact, rank by them, and do ``then``; whether that is done, or follows in later turns.
@@ -76,13 +80,13 @@ class Sweeps:
         """Give it so much time; whether it is complete, and what waited for it was done."""
         if not self._gauge.go_on_sweeping(budget_ns, self._between):
             # Where nobody has to wait for it, it takes a fifth of the time.
-            self.next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
+            self._next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
             return False
         self._registry.refresh()
         self._tell_uncounted()
         done, self._waiting, self._later = self._waiting, self._later, []
         if self._again:
-            self._again, self.next_ns = False, 0
+            self._again, self._next_ns = False, 0
             self._begin()
         for then in done:
             then()

@@ -14,6 +14,7 @@ import select
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from monitor.errors import CannotError, remedy_of
 
@@ -25,6 +26,14 @@ _REGISTERED = 1 << 32
 #: CAP_SYS_RESOURCE only multiples of 2 s are allowed (6.1.x, 6.5 and later; EINVAL otherwise); before 6.5 none below
 #: 500 ms.
 _PSI_TRIGGERS = ((1_000, 50_000), (5_000, 500_000), (20_000, 2_000_000))
+
+
+class Epoll(Protocol):
+    """A `select.epoll`, or the part of one that the hot loop gives to an owner of descriptors. Each raises OSError."""
+
+    def register(self, fd: int, eventmask: int = ..., /) -> None: ...
+    def modify(self, fd: int, eventmask: int, /) -> None: ...
+    def unregister(self, fd: int, /) -> None: ...
 
 
 class _Itimerspec(ctypes.Structure):

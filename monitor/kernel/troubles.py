@@ -49,6 +49,11 @@ class Troubles:
             key = (call, error.errno or 0, "")
         self._noted[key] = self._noted.get(key, 0) + 1
 
+    @property
+    def any(self) -> bool:
+        """Whether something was noted since it was last taken."""
+        return bool(self._noted)
+
     def take(self) -> list[Trouble]:
         """What was noted, once."""
         if not self._noted:

@@ -22,8 +22,6 @@ from typing import NamedTuple
 from monitor.kernel.alarms import Timer
 from monitor.link.counters import SharedStats
 
-NEVER_NS = 2**63 - 1
-
 #: The side's turns are this far apart at most.
 BEAT_NS = 500_000_000
 #: A beat that is so old was missed, and the evidence is gathered over so long, in looks so far apart: noticed after
@@ -80,7 +78,7 @@ class Pulse:
     def __init__(self, stats: SharedStats, timer: Timer) -> None:
         self._stats = stats
         self._timer = timer
-        self.next_ns = NEVER_NS  # when to look again; before that, when the timer has run out
+        self.next_ns: int | None = None  # when to look again; None: when the timer has run out
         self._began_ns = 0
         self._beat_ns = -1  # the beat after which it was last seen to use no CPU time yet
         self._cpu_ns = 0  # then
@@ -88,7 +86,7 @@ class Pulse:
 
     def begin(self, now_ns: int) -> None:
         """There is a new side."""
-        self._began_ns, self.next_ns = now_ns, NEVER_NS
+        self._began_ns, self.next_ns = now_ns, None
         self._beat_ns, self._cpu_ns, self._first = -1, 0, None
         self._stats.set("side_beat_ns", 0)
         self._stats.set("side_stage", STARTING)
@@ -101,7 +99,7 @@ class Pulse:
 
     def look(self, now_ns: int, pid: int) -> str:
         """Why the side ``pid`` hangs; "" while it does not, or that is not known yet."""
-        self.next_ns = NEVER_NS
+        self.next_ns = None
         beat_ns = max(self._began_ns, self._stats.get("side_beat_ns"))
         stage = self._stats.get("side_stage")
         left_ns = beat_ns + (ENDING_NS if stage == ENDING else MISSED_NS) - now_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import pace
-from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold, alarm_remedy
+from monitor.kernel.alarms import Epoll, EventsFile, PsiTrigger, UsageThreshold, alarm_remedy
 from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import EVENTFD, PSI
@@ -30,14 +29,14 @@ class Alarms:
         self._rung = rung
         self._version = version
         self._send = send
-        self._epoll: select.epoll | None = None
+        self._epoll: Epoll | None = None
         self._wanted: Sequence[Watch] = ()
         self._by_fd: dict[int, Alarm] = {}
         self._of: dict[int, list[Alarm]] = {}  # by cgroup id
         self._aims: dict[int, UsageThreshold] = {}  # by cgroup id
         self._reported: set[str] = set()
 
-    def open(self, epoll: select.epoll) -> None:
+    def open(self, epoll: Epoll) -> None:
         """Open what was asked for before."""
         self._epoll = epoll
         self.watch(self._wanted)

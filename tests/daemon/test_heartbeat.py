@@ -59,7 +59,7 @@ def watched(stats: SharedStats, pid: int, seconds: float) -> str:
     stats.set("side_start_cpu_ns", 0)  # what it noted is the CPU time of this whole session of tests
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        left = begun.next_ns / 1e9 - time.monotonic()
+        left = 60.0 if begun.next_ns is None else begun.next_ns / 1e9 - time.monotonic()
         select.select([timer.fileno()], [], [], min(max(0.0, left), live.TIMEOUT_S))
         if why := begun.look(time.monotonic_ns(), pid):
             return why
@@ -110,13 +110,13 @@ def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
     wound_ns = time.monotonic_ns()
     watch.begin(wound_ns)
     for _ in range(4):
-        assert watch.next_ns == heartbeat.NEVER_NS
+        assert watch.next_ns is None
         ran_out = select.select([timer.fileno()], [], [], 0.3)[0]
         assert not ran_out or time.monotonic_ns() - wound_ns > heartbeat.MISSED_NS, "before its time"
         wound_ns = time.monotonic_ns()
         beat.beat()
     assert watch.look(time.monotonic_ns(), -1) == ""
-    assert watch.next_ns == heartbeat.NEVER_NS
+    assert watch.next_ns is None
     assert select.select([timer.fileno()], [], [], live.TIMEOUT_S)[0]
 
 
@@ -137,7 +137,7 @@ def looked(
 
     monkeypatch.setattr(heartbeat, "examine", examine)
     while at[0] < start + seconds * 1e9:
-        at[0] = watch.next_ns if watch.next_ns != heartbeat.NEVER_NS else at[0] + heartbeat.MISSED_NS
+        at[0] = watch.next_ns if watch.next_ns is not None else at[0] + heartbeat.MISSED_NS
         if watch.look(at[0], 1):
             return (at[0] - start) / 1e9
     return None

@@ -7,11 +7,12 @@ import select
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, Vigil
+from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, BusyPoll
 from monitor.hot.decide import TICK_NS, Decider
 from monitor.hot.sleep import SHORT_NS, Sleep
 
@@ -60,15 +61,15 @@ def test_descriptors_end_a_wait(pipe: tuple[int, int]) -> None:
 
 
 class Watched:
-    """What a vigil looks at: a pod that moves by a step whenever the ring is read."""
+    """What a busy poll looks at: a pod that moves by a step whenever the ring is read."""
 
     def __init__(self, *, looks: bool) -> None:
         self.arming = SimpleNamespace(looks=looks, next_look_ns=0)
         self.watches = [SimpleNamespace(index=0, thresholds=("hard",))]
         self.table = SimpleNamespace(room=lambda _: NEAR_BYTES - 1)
         self.steps, self.is_calm, self.looked = 1, True, 0
-        self.vigil = Vigil(self, self, self.consume, self.look)  # type: ignore[arg-type]
-        self.vigil._credit_ns = SAVED_NS
+        self.busy_poll = BusyPoll(self, self, self.consume, self.look)  # type: ignore[arg-type]
+        self.busy_poll._credit_ns = SAVED_NS
 
     def consume(self) -> None:
         self.steps += 1
@@ -83,13 +84,13 @@ class Watched:
 
 def test_a_look_that_is_due_does_not_wait_for_pods_to_rest() -> None:
     watched = Watched(looks=True)
-    watched.vigil.keep()
+    watched.busy_poll.spin(0)
     assert watched.looked == 2, "it went on after the first, and ended with the second"
 
 
 def test_where_every_change_is_told_nobody_looks_meanwhile() -> None:
     watched = Watched(looks=False)
-    watched.vigil.keep()
+    watched.busy_poll.spin(0)
     assert watched.looked == 0
     assert watched.steps > 2, "the ring was read until the budget was spent"
 
@@ -109,7 +110,8 @@ def test_under_pressure_a_pass_is_due_a_tick_after_the_last_one(
     planned: int | None, again: int | None, pressed: bool, due: int | None
 ) -> None:
     """Whatever else wakes the loop meanwhile: looks every 1.6 ms were as many passes, 15 % of a CPU for hours."""
-    decider = Decider.__new__(Decider)
+    config, other = SimpleNamespace(enforce=False, compat="sane"), MagicMock()
+    decider = Decider(*cast("tuple[Any, ...]", (config, *[other] * 9)))
     decider.outcome = SimpleNamespace(next_deadline_ns=planned)  # type: ignore[assignment]
     decider.pressed, decider._passed_ns, decider._recheck_ns = pressed, 100, again
-    assert decider.deadline_ns == due
+    assert decider.pass_due_ns() == due

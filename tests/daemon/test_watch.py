@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 
 from monitor.hot.gauge import Gauge
-from monitor.hot.main import Hot
+from monitor.hot.housekeeping import Housekeeping
 from monitor.kernel import bounds, cgroupfs, pace
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
@@ -152,13 +153,14 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
 ) -> None:
     """No record comes from the kernel; and where a soft threshold is met for hours, a look is not a pass."""
     asked = []
-    hot: Any = Hot.__new__(Hot)
-    arming = SimpleNamespace(rereads=True)
-    recapped = False
-    hot.gauge = SimpleNamespace(
-        look=lambda *_: False, arming=arming, headroom=headroom, crossed=crossed, recapped=recapped
+    parts: Any = MagicMock()
+    parts.gauge = SimpleNamespace(
+        look=lambda *_: False,
+        arming=SimpleNamespace(rereads=True),
+        headroom=headroom,
+        crossed=crossed,
+        recapped=False,
     )
-    hot.sweeps = SimpleNamespace(ask=None)
-    hot.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
-    hot.look(5)
+    parts.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
+    Housekeeping(parts).look(5)
     assert len(asked) == passes

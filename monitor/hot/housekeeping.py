@@ -1,0 +1,107 @@
+"""What is done although nothing happens: looks at headroom, once a second whatever may have changed unseen."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+from monitor.hot.gauge import SWEEP_NS
+from monitor.hot.parts import Parts
+
+HOUSEKEEPING_NS = 1_000_000_000
+
+
+class Housekeeping:
+    """Arms by headroom, keeps limits, thresholds and counters right, collects garbage."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._gauge = parts.gauge
+        self._registry = parts.registry
+        self._evictor = parts.evictor
+        self._decider = parts.decider
+        self._records = parts.records
+        self._sweeps = parts.sweeps
+        self._side = parts.side
+        self.next_ns = 0
+
+    def due_ns(self) -> int:
+        return self.next_ns
+
+    def soon(self, now_ns: int) -> None:
+        """Run again in a second at the latest: a killed pod that does not go is looked after here."""
+        self.next_ns = min(self.next_ns, now_ns + HOUSEKEEPING_NS)
+
+    def run(self, now_ns: int) -> None:
+        """Once a second; detached and with no limit that somebody could lower, once in `SWEEP_NS`."""
+        gauge = self._gauge
+        waiting = gauge.arming.armed or self._evictor.stuck
+        quiet = not waiting and all(w.machine for w in gauge.watches)
+        self.next_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
+        self._records.look_after()
+        self._side.collect()
+        self._evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
+        if gauge.limits_changed():
+            self.watch_thresholds()
+            self.look(now_ns)
+            self._decider.run_pass()
+        if not gauge.arming.armed:
+            return
+        if now_ns >= gauge.sweep_due_ns:
+            self._sweeps.ask(self._on_exact_counters)
+        else:
+            gauge.reread()
+            self._registry.refresh()
+            self._on_exact_counters()
+
+    def _on_exact_counters(self) -> None:
+        """Once a second while attached."""
+        if self._decider.pressed:
+            gc.collect(0)
+        else:
+            self.look(time.monotonic_ns())
+            self._decider.run_pass()  # whatever the kernel may have missed
+            gc.collect(1)
+        self._decider.prepare()
+
+    # looks
+
+    def look_due_ns(self) -> int | None:
+        """At once where a capacity has changed: the ceilings in the kernel are those of the old one."""
+        arming = self._gauge.arming
+        if not arming.looks:
+            return None
+        return 0 if self._gauge.recapped else arming.next_look_ns
+
+    def look(self, now_ns: int) -> None:
+        """Attach or detach the fine-grained programs by headroom."""
+        gauge, decider = self._gauge, self._decider
+        changed = gauge.look(now_ns, self._sweeps.ask)
+        if gauge.recapped:
+            gauge.arm_thresholds()
+            decider.run_pass()
+            decider.changed = True
+        if not changed:
+            met = gauge.arming.rereads and gauge.headroom < 0
+            if gauge.crossed or (met and not decider.pressed):
+                decider.run_pass()  # what a hook on charges cannot see
+            return
+        decider.changed = True
+        self.next_ns = now_ns
+        if gauge.arming.armed:
+            self._sweeps.ask(self._armed_counted)
+
+    def _armed_counted(self) -> None:
+        """A sweep has been over everything since the programs were attached."""
+        self._decider.run_pass()
+        self._decider.prepare()
+
+    # thresholds
+
+    def watch_thresholds(self) -> None:
+        """Compare thresholds in the kernel, once the sums they are compared with are complete."""
+        self._registry.protected = {w.cgroup_id for w in self._gauge.watches}
+        self._sweeps.ask(self._thresholds_counted)
+
+    def _thresholds_counted(self) -> None:
+        self._gauge.arm_thresholds()
+        self._records.watches = {w.index: w for w in self._gauge.watches}

@@ -1,0 +1,48 @@
+"""The objects of the hot process that its timers and messages reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monitor.hot.decide import Decider
+    from monitor.hot.evictor import Evictor
+    from monitor.hot.gauge import Gauge
+    from monitor.hot.guard import Guard
+    from monitor.hot.ladder import AnyRecords
+    from monitor.hot.life_cycle import LifeCycle
+    from monitor.hot.loop import Loop
+    from monitor.hot.outbox import Outbox
+    from monitor.hot.pass_record import Journal
+    from monitor.hot.patience import Patience
+    from monitor.hot.registry import Registry
+    from monitor.hot.slow_signals import SlowSignals
+    from monitor.hot.supervise import Side
+    from monitor.hot.sweeps import Sweeps
+    from monitor.hot.trigger import Trigger
+    from monitor.link.counters import SharedStats
+    from monitor.settings.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Made once, in `monitor.hot.main`."""
+
+    config: RunConfig
+    stats: SharedStats
+    guard: Guard
+    loop: Loop
+    side: Side
+    outbox: Outbox
+    gauge: Gauge
+    registry: Registry
+    trigger: Trigger
+    patience: Patience
+    evictor: Evictor
+    slow: SlowSignals
+    decider: Decider
+    records: AnyRecords
+    sweeps: Sweeps
+    life: LifeCycle
+    journal: Journal | None

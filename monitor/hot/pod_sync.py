@@ -1,0 +1,173 @@
+"""The messages of the side, and what becomes of the pods that it sends."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.hot.housekeeping import Housekeeping
+from monitor.hot.life_cycle import State
+from monitor.hot.parts import Parts
+from monitor.kernel.troubles import TROUBLES
+from monitor.link import channel
+
+#: A pod that could not be watched, for want of a descriptor say, is tried again so often.
+RETRY_NS = 1_000_000_000
+#: Messages read in one turn.
+_MOST = 128
+
+
+class PodSync:
+    """Pods come, go, and come again from a side that was started anew."""
+
+    def __init__(self, parts: Parts, housekeeping: Housekeeping) -> None:
+        self._parts = parts
+        self._side = parts.side
+        self._log = parts.outbox.log
+        self._gauge = parts.gauge
+        self._registry = parts.registry
+        self._decider = parts.decider
+        self._sweeps = parts.sweeps
+        self._life = parts.life
+        self._housekeeping = housekeeping
+        self._sent: set[str] = set()  # uids of the pods that this side has sent
+        self._unwatched: dict[str, dict[str, Any]] = {}  # uid -> the message of a pod that could not be watched yet
+        self._retry_ns = 0
+        self._is_stale = False  # the messages of this turn ask for a sweep
+        outbox, evictor, patience = parts.outbox, parts.evictor, parts.patience
+        self._handlers: dict[str, Callable[[dict[str, Any]], object]] = {
+            "pod+": self._came,
+            "pod-": lambda message: self._drop(message["uid"]),
+            "synced": self._synced,
+            "refresh": self._refresh,
+            "record": self._record,
+            "disks": self._decider.take_slow,
+            "stored": lambda message: outbox.stored(message["count"]),
+            "reaped": lambda message: evictor.reaped(message["id"]),
+            "reclaimed": lambda message: patience.reclaimed(message["id"]),
+            "lives": lambda message: patience.answered(message["id"], message["lives"]),
+            "bad": self._bad,
+        }
+
+    def begin(self) -> None:
+        """Another side is about to send all pods."""
+        self._sent = set()
+
+    def receive(self) -> None:
+        """Take in what the side sent."""
+        sock = self._side.sock
+        if sock is None:
+            return
+        self._is_stale = False
+        for message in channel.drain(sock, limit=_MOST):
+            if message is None:
+                break  # closed: the pidfd says the rest
+            handler = self._handlers.get(message["t"])
+            if handler is not None:
+                handler(message)
+        self._parts.stats.set("pods", len(self._registry))
+        if self._is_stale and self._life.knows_pods:  # at the start one sweep for all: 110 would take half a second
+            self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
+
+    def _came(self, message: dict[str, Any]) -> None:
+        self._parts.guard(self._put, message)
+        self._sent.add(message["uid"])
+        self._is_stale = True
+
+    def _synced(self, _: dict[str, Any]) -> None:
+        """A side that was started again does not know which pods went while nobody looked."""
+        for uid in self._registry.by_uid.keys() - self._sent:
+            self._drop(uid)
+        if not self._life.knows_pods:
+            self._life.advance(State.SYNCING)
+        self._is_stale = True
+
+    def _refresh(self, _: dict[str, Any]) -> None:
+        self._is_stale = True
+
+    def _record(self, _: dict[str, Any]) -> None:
+        journal = self._parts.journal
+        if journal is not None:
+            journal.restart()
+            self._decider.run_pass()  # a snapshot goes with a pass
+
+    def _bad(self, message: dict[str, Any]) -> None:
+        self._log("error", "a message of the side could not be read", problem=message["problem"])
+
+    def _counted(self) -> None:
+        """A sweep has been over all pods that were sent."""
+        self._parts.records.pods_came()
+        if not self._decider.may_act:
+            self._succeed()
+            self._decider.begin()
+            self._decider.evict_over_limit()
+        self._decider.prepare()
+        self._decider.changed = True
+
+    def _succeed(self) -> None:
+        """Before the first decision: has a pod been dying since before this daemon?"""
+        parts = self._parts
+        if parts.config.enforce:
+            from monitor.hot.succession import succeed
+
+            pulled_ns = getattr(parts.records, "pulled_ns", 0)
+            succeed(
+                parts.evictor,
+                parts.registry,
+                parts.trigger,
+                parts.patience,
+                parts.gauge,
+                pulled_ns,
+                parts.decider.pressed,
+                parts.outbox.send,
+            )
+
+    def _put(self, message: dict[str, Any]) -> None:
+        """Take in a pod. One that cannot be watched is tried again."""
+        uid, name = message["uid"], message["name"]
+        again = self._unwatched.pop(uid, None) is not None
+        problem = ""
+        try:
+            self._registry.put(message)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                self._log("warning", "a pod's cgroup is gone", pod=name, error=error.strerror)
+            else:
+                TROUBLES.note("pod", error, uid)
+                problem = error.strerror or str(error)
+        except MonitorError as error:
+            problem = str(error)
+        if problem:
+            if not self._unwatched:
+                self._retry_ns = time.monotonic_ns() + RETRY_NS
+            self._unwatched[uid] = message
+            if not again:
+                self._log("error", "a pod is not watched", pod=name, problem=problem)
+        if "kubepods" in message["cgroup"] and self._gauge.find_kubepods((Path(message["cgroup"]), uid)):
+            self._housekeeping.watch_thresholds()
+
+    def retry_due_ns(self) -> int | None:
+        return self._retry_ns if self._unwatched else None
+
+    def retry(self, now_ns: int) -> None:
+        """Try the pods that could not be watched."""
+        self._retry_ns = now_ns + RETRY_NS
+        before = len(self._unwatched)
+        for message in list(self._unwatched.values()):
+            self._parts.guard(self._put, message)
+        if len(self._unwatched) < before:
+            self._sweeps.ask(self._decider.prepare)
+
+    def _drop(self, uid: str) -> None:
+        self._unwatched.pop(uid, None)
+        entry = self._registry.by_uid.get(uid)
+        if entry is not None:
+            self._decider.dropped(entry)
+        self._registry.drop(uid)
+        self._parts.trigger.forget(uid)
+        self._gauge.sweep_soon()
+        self._decider.changed = True

@@ -1,0 +1,105 @@
+"""What the side is sent of the state of the hot process."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+from monitor.hot import ladder
+from monitor.hot.life_cycle import State
+from monitor.hot.parts import Parts
+from monitor.hot.sd_notify import Service
+from monitor.hot.side_restarts import SideRestarts
+from monitor.kernel.sched import Protection
+from monitor.kernel.troubles import TROUBLES
+
+#: From one `state` message to the next at least.
+PUBLISH_NS = 250_000_000
+
+
+class Report:
+    """Sends that it is ready, what failed, and at most four times a second how things are."""
+
+    def __init__(self, parts: Parts, service: Service, restarts: SideRestarts) -> None:
+        self._parts = parts
+        self._decider = parts.decider
+        self._records = parts.records
+        self._life = parts.life
+        self._service = service
+        self._restarts = restarts
+        self._published_ns = 0
+        self.protection = Protection("default", False, 0)
+
+    def due_ns(self) -> int | None:
+        if TROUBLES.any or (self._decider.may_act and not self._life.is_ready):
+            return 0
+        if self._decider.changed or self._records.eventful:
+            return self._published_ns + PUBLISH_NS
+        return None
+
+    def run(self, now_ns: int) -> None:
+        """What the side should know, when it is time."""
+        if self._decider.may_act and not self._life.is_ready:
+            self._ready(now_ns)
+        by_uid, log = self._parts.registry.by_uid, self._parts.outbox.log
+        for trouble in self._parts.guard.to_tell(now_ns):
+            entry = by_uid.get(trouble.whose)
+            pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
+            log("error", "a system call failed: going on without it", **pod, **trouble.fields)
+        if (self._decider.changed or self._records.eventful) and now_ns >= self._published_ns + PUBLISH_NS:
+            self._records.send_flight()
+            self._restarts.complain()
+            self._publish(now_ns)
+
+    def _ready(self, now_ns: int) -> None:
+        parts = self._parts
+        self._life.advance(State.WATCHING)
+        self._decider.changed = True
+        self._published_ns = 0  # whoever waits for this is told at once
+        parts.stats.set("ready_ns", now_ns)
+        self._service.ready(f"{len(parts.registry)} pods, hooks {parts.config.rung}")
+        parts.outbox.log(
+            "info",
+            "ready",
+            ready_ns=now_ns,
+            pods=len(parts.registry),
+            armed=parts.gauge.arming.armed,
+            **ladder.unwatched(parts.stats, now_ns),
+            **self._protected(),
+        )
+
+    def _publish(self, now_ns: int) -> None:
+        """Send the side the state."""
+        parts, decider = self._parts, self._decider
+        decider.changed = False
+        self._published_ns = now_ns
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        parts.stats.set("cpu_ns", int((usage.ru_utime + usage.ru_stime) * 1e9))
+        parts.stats.set("published_ns", now_ns)
+        outcome = decider.outcome
+        first = parts.registry.first()
+        parts.outbox.send(
+            {
+                "t": "state",
+                "conditions": sorted(outcome.conditions) if outcome else [],
+                "met": [
+                    {"signal": t.signal, "kind": "hard" if t.hard else "soft"}
+                    for t in (outcome.observed if outcome else ())
+                ],
+                "armed": parts.gauge.arming.armed,
+                "bound_bytes": parts.stats.get("bound_bytes"),
+                "order": [c.uid for c in parts.registry.order()[:10]],
+                "victim": first.uid if first else None,
+                "observation": {w.name: parts.gauge.describe(w) for w in parts.gauge.watches},
+                "pods": len(parts.registry),
+                "spec_unknown": sum(entry.priority is None for entry in parts.registry),
+                "braked": decider.braked,
+                "trigger": parts.config.trigger,
+                "ready": self._life.is_ready,
+                **self._protected(),
+            }
+        )
+
+    def _protected(self) -> dict[str, Any]:
+        p = self.protection
+        return {"scheduler": p.scheduler, "mlocked": p.mlocked, "oom_score_adj": p.oom_score_adj}

@@ -1,0 +1,116 @@
+"""When the side process is started, killed because it hangs, and started again."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+
+from monitor.actions.victim import SPARED
+from monitor.hot.life_cycle import LifeCycle
+from monitor.hot.loop import Loop
+from monitor.hot.outbox import Outbox
+from monitor.hot.supervise import Side
+from monitor.link.counters import SharedStats
+from monitor.link.heartbeat import Pulse
+
+
+class SideRestarts:
+    """``started`` is called before a side is, ``lost`` when one is gone, ``receive`` when it has sent something."""
+
+    def __init__(
+        self,
+        side: Side,
+        outbox: Outbox,
+        loop: Loop,
+        stats: SharedStats,
+        life: LifeCycle,
+        *,
+        started: Callable[[], None],
+        lost: Callable[[], None],
+        receive: Callable[[], None],
+    ) -> None:
+        self._side = side
+        self._pulse = Pulse(stats, side.timer)
+        self._outbox = outbox
+        self._stats = stats
+        self._life = life
+        self._started = started
+        self._lost = lost
+        self._channel = loop.listener(lambda _: receive())
+        self._ends = loop.listener(self._ended)
+        self._beats = loop.listener(lambda _: self._pulse.missed())
+        self._hung = ""  # why the side was killed
+        self._complaint = ""  # for the next side to log
+
+    def open(self) -> None:
+        """Start the first side. Raises OSError."""
+        self.start(time.monotonic_ns())
+        self._beats.register(self._side.timer.fileno(), select.EPOLLIN)
+
+    def due_ns(self) -> int | None:
+        """When to look at the side, or to start one where there is none."""
+        return self._pulse.next_ns if self._side.pid else self._side.next_start_ns
+
+    def go_on(self, now_ns: int) -> None:
+        """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
+        if self._side.pid:
+            self._look(now_ns)
+        else:
+            self.start(time.monotonic_ns())
+
+    def start(self, now_ns: int) -> None:
+        """Raises OSError."""
+        side = self._side
+        self._started()
+        self._pulse.begin(now_ns)
+        if not side.adopt(now_ns):
+            side.start(now_ns)
+        assert side.sock is not None
+        self._stats.add("side_starts")
+        try:
+            SPARED.add(side.pid)
+            self._channel.register(side.sock.fileno(), select.EPOLLIN)
+            self._ends.register(side.pidfd, select.EPOLLIN)
+        except OSError:  # one that is not heard, or not spared, is none
+            side.kill(now_ns)
+            side.leave()
+            self._without_side()
+            raise
+        self._outbox.resend()
+
+    def _look(self, now_ns: int) -> None:
+        """A side that hangs is killed, and one that does not even die is not waited for."""
+        if self._side.is_overdue(now_ns):
+            self._complaint = f"the side process {self._hung}: it was killed, does not end, and another was started"
+            self._side.leave()
+            self._without_side()
+            return
+        self._side.forget_read()
+        why = self._pulse.look(now_ns, self._side.pid)
+        if why and not self._side.is_killed:
+            self._hung = why
+            self._stats.add("side_hangs")
+            self._side.kill(now_ns)
+
+    def _ended(self, pidfd: int) -> None:
+        """The epoll forgets descriptors as they are closed."""
+        if pidfd != self._side.pidfd:
+            self._side.left(pidfd)  # killed long ago
+            return
+        killed = self._side.is_killed
+        status = self._side.reap()
+        self._without_side()
+        if not self._life.is_stopping:
+            why = f"{self._hung}: it was killed" if killed else f"ended (wait status {status})"
+            self._complaint = f"the side process {why} and was started again"
+
+    def _without_side(self) -> None:
+        self._outbox.side_lost()
+        self._lost()
+
+    def complain(self) -> None:
+        """Have the side log why the one before it ended, once there is one."""
+        if self._complaint and self._side.sock is not None:
+            self._outbox.log("warning", self._complaint)
+            self._complaint = ""

@@ -1,0 +1,205 @@
+"""The table of timers with a clock that the test sets, the turn of the loop, and the life cycle."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.hot.guard import Guard
+from monitor.hot.life_cycle import LifeCycle, State
+from monitor.hot.loop import Loop
+from monitor.hot.timers import Timer, Timers
+from monitor.kernel.troubles import TROUBLES
+
+
+class Clock:
+    """Runs from one due time to the next. A timer is a name and the time from one run to the next."""
+
+    def __init__(self, **periods: int) -> None:
+        self.now = 0
+        self.ran: list[tuple[int, str]] = []
+        self.due: dict[str, int | None] = dict(periods)
+        self.table = Timers([self._timer(name, period) for name, period in periods.items()])
+
+    def _timer(self, name: str, period: int) -> Timer:
+        def run(now_ns: int) -> None:
+            self.ran.append((now_ns, name))
+            self.due[name] = now_ns + period
+
+        return Timer(name, lambda: self.due[name], run)
+
+    def turn(self) -> None:
+        due = self.table.next_ns()
+        assert due is not None
+        self.now = max(self.now, due)
+        self.table.run_due(self.now, lambda handler, now_ns: handler(now_ns))
+
+
+def test_each_runs_when_it_is_due_in_the_order_of_the_table() -> None:
+    clock = Clock(rare=30, often=10)
+    for _ in range(4):
+        clock.turn()
+    assert clock.ran == [(10, "often"), (20, "often"), (30, "rare"), (30, "often"), (40, "often")]
+
+
+def test_nothing_is_due() -> None:
+    clock = Clock(one=1)
+    clock.due["one"] = None
+    assert clock.table.next_ns() is None
+    clock.table.run_due(1 << 62, lambda handler, now_ns: handler(now_ns))
+    assert clock.ran == []
+    assert clock.table.describe(0) == ""
+
+
+def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next() -> None:
+    due: dict[str, int | None] = {"first": None, "second": 5, "third": None}
+    ran: list[str] = []
+
+    def timer(name: str, asks: str = "") -> Timer:
+        def run(_: int) -> None:
+            ran.append(name)
+            due[name] = None
+            if asks:
+                due[asks] = 0
+
+        return Timer(name, lambda: due[name], run)
+
+    table = Timers([timer("first"), timer("second", "third"), timer("third", "first")])
+    table.run_due(5, lambda handler, now_ns: handler(now_ns))
+    assert ran == ["second", "third"]
+    assert table.next_ns() == 0, "at once"
+    table.run_due(5, lambda handler, now_ns: handler(now_ns))
+    assert ran == ["second", "third", "first"]
+
+
+def test_one_line_says_what_happens_next() -> None:
+    clock = Clock(housekeeping=870_000_000, idle=1, **{"pass": 12_500_000}, late=1_000)
+    clock.due["idle"] = None
+    assert clock.table.describe(500_000) == "late -0.5, pass +12.0, housekeeping +869.5"
+
+
+# the loop
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def loop() -> Loop:
+    stats: Any = SimpleNamespace(add=lambda *_: None)
+    TROUBLES.take()
+    return Loop(Guard(stats), stats)
+
+
+def raising(_: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def timers(*handlers: Callable[[int], object]) -> Timers:
+    return Timers([Timer(f"{i}", lambda: 0, handler) for i, handler in enumerate(handlers)])
+
+
+def test_descriptors_go_to_their_handlers_before_what_is_due(loop: Loop, pipe: tuple[int, int]) -> None:
+    done: list[Any] = []
+    loop.listener(done.append).register(pipe[0])
+    os.write(pipe[1], b"x")
+    loop.turn(timers(lambda _: done.append("due")))
+    assert done == [pipe[0], "due"]
+
+
+def test_a_number_that_is_used_again_goes_to_whoever_registered_last(loop: Loop, pipe: tuple[int, int]) -> None:
+    """Closing takes a descriptor out of the epoll, and nobody says so."""
+    old: list[int] = []
+    new: list[int] = []
+    closed, write = os.pipe()
+    loop.listener(old.append).register(closed)
+    os.close(closed)
+    os.close(write)
+    again = os.dup(pipe[0])
+    assert again == closed
+    os.write(pipe[1], b"x")
+    loop.turn(timers(lambda _: None))
+    assert (old, new) == ([], [])
+    listener = loop.listener(new.append)
+    listener.register(again)
+    loop.turn(timers(lambda _: None))
+    listener.unregister(again)
+    loop.turn(timers(lambda _: None))
+    assert (old, new) == ([], [again])
+    os.close(again)
+
+
+def test_a_handler_that_fails_costs_only_itself(loop: Loop, pipe: tuple[int, int]) -> None:
+    done: list[str] = []
+    loop.listener(raising).register(pipe[0])
+    os.write(pipe[1], b"x")
+    loop.turn(timers(raising, lambda _: done.append("due")))
+    assert done == ["due"]
+    (trouble,) = TROUBLES.take()
+    assert (trouble.call, trouble.number, trouble.times) == ("loop", errno.EIO, 2)
+
+
+# the life cycle
+
+
+class Life:
+    def __init__(self) -> None:
+        self.arming = SimpleNamespace(armed=False)
+        self.decider = SimpleNamespace(pressed=False)
+        self.evictor: Any = SimpleNamespace(current=None)
+        self.cycle = LifeCycle(self.arming, self.decider, self.evictor)
+
+
+def test_from_the_start_to_the_end() -> None:
+    life = Life()
+    seen = [life.cycle.state]
+    life.cycle.advance(State.SYNCING)
+    seen.append(life.cycle.state)
+    life.arming.armed = life.decider.pressed = True
+    assert life.cycle.state is State.SYNCING, "pressed before all pods are counted: nothing is decided yet"
+    life.cycle.advance(State.WATCHING)
+    seen.append(life.cycle.state)
+    life.evictor.current = object()
+    seen.append(life.cycle.state)
+    life.evictor.current, life.decider.pressed = None, False
+    seen.append(life.cycle.state)
+    life.arming.armed = False
+    seen.append(life.cycle.state)
+    life.cycle.stop()
+    seen.append(life.cycle.state)
+    assert " ".join(state.name.lower() for state in seen) == (
+        "starting syncing pressed evicting armed watching stopping"
+    )
+
+
+def test_no_stage_is_passed_over() -> None:
+    life = Life().cycle
+    for allowed, knows_pods, is_ready in (
+        (State.SYNCING, False, False),
+        (State.WATCHING, True, False),
+        (None, True, True),
+    ):
+        assert (life.knows_pods, life.is_ready) == (knows_pods, is_ready)
+        for to in set(State) - {allowed}:
+            with pytest.raises(ValueError, match="is not followed by"):
+                life.advance(to)
+        if allowed is not None:
+            life.advance(allowed)
+
+
+def test_a_signal_in_the_midst_of_the_start_is_not_forgotten() -> None:
+    life = Life().cycle
+    life.stop()
+    life.advance(State.SYNCING)
+    assert life.state is State.STOPPING
+    assert not life.is_ready, "the exit code says so"
