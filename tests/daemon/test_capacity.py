@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from monitor.actions.oomadj import OomScores
-from monitor.hot.gauge import Gauge
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, make_watch
 from tests import live
+from tests.daemon import stand_ins
 from tests.daemon.hot_node import hard, hot_node
 
 pytestmark = pytest.mark.kernel
@@ -43,21 +43,18 @@ def test_where_the_file_is_another_machines_it_is_read_again(tmp_path: Path) -> 
     assert memory.now() == 4 * MIB
 
 
-def test_every_line_follows_the_machines_memory() -> None:
+def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
     thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
     told: list[dict[str, Any]] = []
     with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:
-        gauge: Any = Gauge.__new__(Gauge)
-        gauge.table, gauge.recapped, gauge._tell = watch.table, False, told.append
-        gauge._config = SimpleNamespace(reserved=1 * GIB, enforce=False, trigger="user")
         memory = [8 * GIB]
-        gauge._memory = SimpleNamespace(now=lambda: memory[0])
+        monkeypatch.setattr(meminfo, "MemTotal", lambda: SimpleNamespace(now=lambda: memory[0]))
+        gauge = stand_ins.gauge(thresholds, send=told.append, config={"reserved": 1 * GIB}, table=watch.table)
         version = cgroupfs.detect().version
-        node = make_watch(watch.table, "node", NODE_SIGNAL, None, 8 * GIB, thresholds, version)
+        (node,) = gauge.watches
         pods = make_watch(watch.table, "kubepods", KUBEPODS_SIGNAL, kubepods, 7 * GIB, thresholds, version)
-        gauge.watches = [node, pods]
-        gauge._capacity = gauge._total = 8 * GIB
+        gauge.watches.append(pods)
         gauge.take_capacities()
         assert (gauge.recapped, told) == (False, [])
         for now in (16 * GIB, 4 * GIB):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS, PolledRecords
+from monitor.hot.polled_records import BACK_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
 from monitor.kernel.wire import PAGE
 from monitor.sources.polled_table import Entry
+from tests.daemon.stand_ins import polled
 
 MIB = 1 << 20
 RATE = 12 << 30
@@ -21,6 +23,7 @@ class Table:
     """One cgroup whose page cache has all become active since its lists were read."""
 
     def __init__(self, usage: int) -> None:
+        self.index = {}.get
         self.usage, self.stats_read = usage, 0
 
     def read_usage(self, entry: Entry) -> int:
@@ -36,18 +39,15 @@ class Table:
 
 
 def entry(ceiling: int, age_ns: int) -> Entry:
-    made = Entry.__new__(Entry)
-    made.path, made.ceilings, made.crossed = SimpleNamespace(), [ceiling // PAGE], 0  # type: ignore[assignment]
-    made.usage, made.inactive, made.stat_ns = 0, 1024 * MIB, NOW - age_ns
+    made = Entry(0, 0, Path("/"), -1, -1)
+    made.ceilings, made.inactive, made.stat_ns = [ceiling // PAGE], 1024 * MIB, NOW - age_ns
     return made
 
 
 def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
     """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB."""
-    soft = PolledRecords.__new__(PolledRecords)
     table = Table(usage)
-    soft._table = table  # type: ignore[assignment]
-    soft._arming = SimpleNamespace(rate=RATE, armed=armed)  # type: ignore[assignment]
+    soft = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))
     _, room = soft._compare(entry(10240 * MIB, age_ns), NOW)
     return table.stats_read, room
 
@@ -76,33 +76,27 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
 def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     passed: int | None, looked_ns: int, at: int
 ) -> None:
-    soft = PolledRecords.__new__(PolledRecords)
     said: list[dict[str, Any]] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
     watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1)
+    table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None)
+    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), send=said.append)
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None  # type: ignore[method-assign]
-    soft._decider = SimpleNamespace(run_pass=passes.append)  # type: ignore[assignment]
-    soft._table = SimpleNamespace(entry=lambda _: entry(MIB, 0))  # type: ignore[assignment]
-    soft._stats = SimpleNamespace(add=lambda _: None)  # type: ignore[assignment]
-    soft._tell = said.append
     soft._cross([(watch, 1)], NOW, passed)
     assert (passes, [message["ts_ns"] for message in said]) == ([at], [at])
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft = PolledRecords.__new__(PolledRecords)
+    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0))
     timer: list[int] = []
     read: list[int] = []
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     soft._timer = SimpleNamespace(set=timer.append)  # type: ignore[assignment]
-    soft._watches, soft._pods_due_ns, soft._count_due_ns = {}, NOW + RANK_NS, NOW + IDLE_NS
-    soft._arming = SimpleNamespace(armed=False)  # type: ignore[assignment]
-    soft._decider = SimpleNamespace(steps=0)  # type: ignore[assignment]
+    soft._pods_due_ns, soft._count_due_ns = NOW + RANK_NS, NOW + IDLE_NS
     soft._pods = read.append  # type: ignore[assignment]
-    soft._given_back_ns = 0
     soft._due_ns = NOW + 1_600_000
     soft.pod_went()
     assert timer == [1_600_000], "a ceiling is near"

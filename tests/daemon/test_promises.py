@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.polled_records import PolledRecords
 from monitor.kernel import bounds, charging, loader, meminfo, refused_hooks
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
@@ -19,6 +18,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import fastest_fill
 from tests import live
+from tests.daemon.stand_ins import polled
 
 pytestmark = pytest.mark.kernel
 HERE = "eventfd" if detect().version == 1 else "psi"
@@ -112,9 +112,7 @@ def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: i
     """Exactly, for what page cache is inactive; and by looking alone while none is in place."""
     seen = Facts(bpf=(), cgroup_version=1, cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
     stats: dict[str, int] = {}
-    soft = PolledRecords.__new__(PolledRecords)
-    soft._stats = SimpleNamespace(set=stats.__setitem__)  # type: ignore[assignment]
-    soft._arming = SimpleNamespace(rate=seen.fill_rate)  # type: ignore[assignment]
+    soft = polled(arming=SimpleNamespace(rate=seen.fill_rate), stats=SimpleNamespace(set=stats.__setitem__))
     soft._watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
     soft._cpus, soft._huge_page = seen.cpus, seen.huge_page
     for aimed, name in ((True, EVENTFD), (False, "poll")):

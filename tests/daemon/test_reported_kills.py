@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -75,10 +75,10 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert reported_kills.spans(tmp_path)[-1] == (599, 599)
 
 
-def test_what_was_told_is_passed_over_step_by_step() -> None:
+def test_what_was_told_is_passed_over_step_by_step(tmp_path: Path) -> None:
     """An end is, where what led to it was; and a pid is used again."""
-    records = Records.__new__(Records)
-    records._spans, records._known = [(100, 200)], set()
+    span(tmp_path, 100, 200)
+    records = Records(*cast("tuple[Any, ...]", [None] * 6), told=tmp_path)
 
     def was_told(kind: str, ts_ns: int, pid: int = 42) -> bool:
         event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
@@ -95,12 +95,13 @@ def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pyt
     from monitor.hot import polled_kills
 
     said: list[dict[str, Any]] = []
-    soft = polled_kills.PolledKills.__new__(polled_kills.PolledKills)
+    gauge: Any = SimpleNamespace(hierarchy=Hierarchy(1, Path("/")))
+    other: Any = SimpleNamespace(index=lambda _: None)
+    soft = polled_kills.PolledKills(gauge, other, other, other, said.append)
     now = time.monotonic_ns()
     lines = [b"6,1,%d,-;line\n" % (us,) for us in (1_000_000, 1_500_000, 2_000_000)]
     monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, 3 if last else 1))
-    soft._fd, soft._tell, soft._since_ns = 0, said.append, 5
-    soft._log = polled_kills.OomLog(Hierarchy(1, Path("/")), lambda _: None)
+    soft._fd, soft._since_ns = 0, 5
     soft._read()
     assert [record["msg"] for record in said] == ["lines of the kernel's log were lost"]
     # The last line is of now, the first one after the gap half a second before it.

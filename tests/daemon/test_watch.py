@@ -9,14 +9,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.hot.gauge import Gauge
 from monitor.hot.housekeeping import Housekeeping
-from monitor.kernel import bounds, cgroupfs, pace
+from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, arm_thresholds, make_watch
 from tests import live
+from tests.daemon import stand_ins
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -82,8 +82,7 @@ def test_kubepods_takes_its_own_thresholds() -> None:
 
 def test_the_next_threshold_of_the_machine_and_that_one_more_is_met() -> None:
     """What a hook on charges does not see is held against each of them, the first being met or not."""
-    gauge: Any = Gauge.__new__(Gauge)
-    gauge._met = 0
+    gauge: Any = stand_ins.gauge()
     thresholds = parse_thresholds(
         {"memory.available": "10%"}, {"memory.available": "64Mi"}, {"memory.available": "1s"}, {}, ("pods",)
     )
@@ -122,15 +121,10 @@ class Armed:
 def test_what_is_never_charged_is_looked_at_again_before_it_can_cross(available: int, wait_ns: int) -> None:
     """The wait goes to the arming, and the metric is what can move in it."""
     rate, stats = 12 << 30, {}
-    gauge: Any = Gauge.__new__(Gauge)
-    gauge.arming, gauge._met, gauge._look_ns = Armed(), 0, float(pace.TURN_NS)
-    gauge._source = SimpleNamespace(is_exact=True)
-    gauge._kept_until_ns = 0
+    gauge: Any = stand_ins.gauge(arming=Armed(), config={"max_fill_rate": rate})
     gauge.take_capacities = lambda: None
-    gauge._config, gauge._node = SimpleNamespace(max_fill_rate=rate), None
     gauge._cpus, gauge._huge_page = 2, 2 * MIB
     gauge._stats = SimpleNamespace(set=stats.__setitem__, add=lambda _: None)
-    gauge._sweeper = SimpleNamespace(touch_root=lambda: None)
     gauge.table = SimpleNamespace(reading=lambda _: Reading((2048 - available) * MIB, 0, 0))
     hard = parse_thresholds({"memory.available": "64Mi"}, {}, {}, {}, ("pods",))
     lines = (64 * MIB,)

@@ -8,6 +8,7 @@ import os
 import select
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -68,8 +69,9 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     with select.epoll() as epoll:
         epoll.register(read, select.EPOLLIN)
-        soft = PolledKills.__new__(PolledKills)
-        soft._fd, soft._epoll, soft._tell = read, epoll, told.append
+        other: Any = MagicMock()
+        soft = PolledKills(other, other, other, other, told.append)
+        soft._fd, soft._epoll = read, epoll
         monkeypatch.setattr(polled_kills, "kmsg_records", fail)
         assert soft.consume(read)
         assert soft._fd == -1, "closed: kills are counted from now on"

@@ -1,0 +1,38 @@
+"""Objects of the hot process with stand-ins for what they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from monitor.hot.gauge import Gauge
+from monitor.hot.polled_records import PolledRecords
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.policy.thresholds import Threshold
+
+
+def polled(**parts: Any) -> PolledRecords:
+    """``parts``: arguments of the constructor, by name; nothing comes of the others."""
+    given = {
+        "config": SimpleNamespace(rung="poll", step=1 << 20),
+        "gauge": SimpleNamespace(hierarchy=Hierarchy(1, Path("/"))),
+        **{name: MagicMock() for name in ("table", "arming", "registry", "decider", "stats")},
+        "send": lambda _: None,
+        **parts,
+    }
+    given["tell"] = given.pop("send")
+    return PolledRecords(**given)
+
+
+def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: Any = (), **parts: Any) -> Gauge:
+    """``parts``: of the `MemorySource`, by name; nothing comes of the others."""
+    source: Any = SimpleNamespace(
+        **{"is_exact": True, **{name: MagicMock() for name in ("table", "arming", "sweeper")}, **parts}
+    )
+    given: Any = SimpleNamespace(
+        **{"node_cgroup": "", "cgroup_root": "/no-kubepods", "step": 0, "enforce": False, "trigger": "user"}
+        | dict(config)
+    )
+    return Gauge(source, given, thresholds, MagicMock(), send or (lambda _: None))
