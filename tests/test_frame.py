@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor import __version__
-from monitor.cli import doctor, main, output
+from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
 from tests.seccomp import refusing_netlink
 
@@ -266,7 +266,7 @@ def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
     assert done.returncode == 3
     assert answer["hook_plan"]["rung"] is None
     failed = {check["name"]: check["remedy"] for check in answer["checks"] if not check["ok"]}
-    assert {"root", *doctor.CAPABILITIES, "sched_fifo"} <= set(failed)
+    assert {"root", *checks.CAPABILITIES, "sched_fifo"} <= set(failed)
     assert failed["root"] == "run with sudo"
     assert "CAP_BPF" in failed["CAP_BPF"]
 
@@ -275,7 +275,7 @@ def test_pypis_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
     impostor = tmp_path / "bcc"
     impostor.mkdir()
     (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
-    script = "from monitor.cli import doctor; print(doctor.bcc_version(), *doctor._bcc())"
+    script = "from monitor.cli import checks; print(checks.bcc_version(), *checks._bcc())"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},

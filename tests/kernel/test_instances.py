@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import doctor
+from monitor.cli import checks
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import instances, loader, pins
 from monitor.lab.daemon import LabDaemon
@@ -124,7 +124,7 @@ def test_one_of_an_unknown_owner_is_kept(root: Path, tmp_path: Path) -> None:
     (root / "0123456789ab" / "stamp").mkdir(parents=True)
     assert strays() == []
     assert instances.remove_strays() == []
-    [said] = [check for check in doctor.examine() if check.name == "pins"]
+    [said] = [check for check in checks.examine() if check.name == "pins"]
     assert said.ok
     assert "of an unknown state dir" in said.detail
 
@@ -136,12 +136,12 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     instance = new_instance(tmp_path / "it's gone")
     (instance / "stamp" / "pin").symlink_to("nowhere")
     (tmp_path / "it's gone").rmdir()
-    [both] = [check for check in doctor.examine() if check.name == "stray-pins"]
+    [both] = [check for check in checks.examine() if check.name == "stray-pins"]
     assert str(other) in both.detail
     assert str(instance) in both.detail
     assert both.remedy == "outrace unload --strays"
     instances.remove(other)
-    [said] = [check for check in doctor.examine() if check.name == "stray-pins"]
+    [said] = [check for check in checks.examine() if check.name == "stray-pins"]
     assert not said.ok
     assert said.detail == f"1 pins in {instance} of state dir {tmp_path / chr(105)}t's gone, which is gone"
     command = f'{sys.executable} -c "{live.CLI}" {said.remedy.removeprefix("outrace ")}'

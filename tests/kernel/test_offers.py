@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.cli import doctor
+from monitor.cli import checks, doctor
 from monitor.errors import CannotError
 from monitor.hot import ladder
 from monitor.kernel import charging, loader, mounts, offsets, pins, refused_hooks, rungs
@@ -39,9 +39,9 @@ def refuse(state: Path, *hooks: str) -> None:
         refused_hooks.remember(state, loader.stamp(hook), f"the verifier refused {hook}")
 
 
-def planned(state: Path, *checks: doctor.Check) -> dict[str, rungs.Rung]:
+def planned(state: Path, *found: checks.Check) -> dict[str, rungs.Rung]:
     """What `outrace doctor` shows."""
-    return {rung["name"]: rungs.Rung(**rung) for rung in doctor.hook_plan(list(checks), state)["rungs"]}
+    return {rung["name"]: rungs.Rung(**rung) for rung in doctor.hook_plan(list(found), state)["rungs"]}
 
 
 def taken(state: Path, monkeypatch: pytest.MonkeyPatch, fails: dict[str, CannotError] | None = None) -> str:
@@ -82,7 +82,7 @@ def test_what_was_pinned_before_a_lockdown_is_used(
     """A kprobe is not: the kernel refuses to attach it then."""
     kernel.setattr(charging, "obstacle", lambda: LOCKDOWN)
     kernel.setattr(loader, "pinned", lambda state: frozenset([hook] if state == tmp_path else []))
-    locked = doctor.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
+    locked = checks.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
     plan = doctor.hook_plan([locked], tmp_path)["rung"]
     assert plan == taken(tmp_path, kernel)
     assert plan == rung or (rung is None and plan in rungs.SOFT_RUNGS)
@@ -91,12 +91,12 @@ def test_what_was_pinned_before_a_lockdown_is_used(
             assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
     assert doctor.hook_plan([locked], tmp_path / "another")["rung"] in rungs.SOFT_RUNGS
     # Nothing that is pinned helps somebody who may not use it.
-    bare = doctor.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
+    bare = checks.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
     assert doctor.hook_plan([locked, bare], tmp_path)["rung"] in rungs.SOFT_RUNGS
 
 
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = doctor.Check("headers", False, "no kernel headers installed", "apt-get install them", bpf=True)
+    missing = checks.Check("headers", False, "no kernel headers installed", "apt-get install them", bpf=True)
     assert doctor.hook_plan([missing], tmp_path)["rung"] in rungs.SOFT_RUNGS
     assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install them"
     kernel.setattr(loader, "pinned", lambda _: frozenset(["fentry"]))
@@ -145,7 +145,7 @@ def test_the_array_of_ancestors_is_of_pointers_or_before_6_1_of_ids(
 @pytest.mark.kernel
 def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(offsets._OFFSETS, "OFF_CGROUP_KN", ("cgroup", "no_such_member"))
-    (found,) = [check for check in doctor._btf() if check.name == "struct-offsets"]
+    (found,) = [check for check in checks._btf() if check.name == "struct-offsets"]
     assert not found.ok
     assert "struct cgroup has no member no_such_member" in found.detail
     assert "5.8 or newer" in found.remedy
