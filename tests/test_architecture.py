@@ -1,0 +1,135 @@
+"""docs/architecture.md leads through the code: each step is there, and leads to the next one.
+
+A step is ``N. `file: name` text``, with ``Class.method`` for a method. Its source names the next step's function.
+Otherwise it says what connects the two: ``(by `word`)`` is a name that both files use (a ring, a map, the socket);
+``(wired in `file`)`` has both of them; ``(from N)`` goes on from an earlier step.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/architecture.md"
+STEP = re.compile(r"(\d+)\. `([\w/.]+): ([\w.]+)`(.*)")
+
+
+class Step(NamedTuple):
+    number: int
+    file: str
+    name: str
+    text: str
+
+    @property
+    def last(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+def ways(page: str) -> Iterator[tuple[str, list[Step]]]:
+    """The heading of each numbered list, and its steps; a step may go on in the lines below."""
+    heading, steps = "", []
+    for line in [*page.splitlines(), "## "]:
+        found = STEP.match(line)
+        if line.startswith("#"):
+            if steps:
+                yield heading, steps
+            heading, steps = line.lstrip("# "), []
+        elif found:
+            steps.append(Step(int(found[1]), found[2], found[3], found[4]))
+        elif steps and line.startswith("   "):
+            steps[-1] = steps[-1]._replace(text=f"{steps[-1].text} {line.strip()}")
+
+
+def body(step: Step) -> str:
+    """The source of a step, without its first line. Raises LookupError where there is none."""
+    source = (ROOT / step.file).read_text()
+    if not step.file.endswith(".py"):
+        found = re.search(rf"^[\w *]*\b{step.name}\([^;]*?\) \{{\n(.*?)^\}}", source, re.M | re.S)
+        if found is None:
+            raise LookupError(f"{step.file} has no {step.name}")
+        return found[1]
+    inside: list[ast.stmt] = ast.parse(source).body
+    node: ast.AST | None = None
+    for name in step.name.split("."):
+        node = next((one for one in inside if name in names(one)), None)
+        if node is None:
+            raise LookupError(f"{step.file} has no {step.name}")
+        inside = getattr(node, "body", [])
+    return (ast.get_source_segment(source, node) or "").partition("\n")[2]
+
+
+def names(node: ast.stmt) -> set[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def has(text: str, word: str) -> bool:
+    return re.search(rf"\b{word}\b", text) is not None
+
+
+def gap(before: Step, step: Step) -> str:
+    """Why ``before`` does not lead to ``step``; "" if it does."""
+    if found := re.search(r"\(by `(\w+)`\)", before.text):
+        files = [file for file in (before.file, step.file) if not has((ROOT / file).read_text(), found[1])]
+        return f"{files} without {found[1]}" if files else ""
+    if found := re.search(r"\(wired in `([\w/.]+)`\)", before.text):
+        wiring = (ROOT / found[1]).read_text()
+        owners = [before.name.partition(".")[0], step.last]
+        return "" if all(has(wiring, owner) for owner in owners) else f"{found[1]} does not connect them"
+    return "" if has(body(before), step.last) else f"{before.name} does not name {step.last}"
+
+
+def gaps(steps: list[Step]) -> list[str]:
+    found = []
+    for at, step in enumerate(steps):
+        try:
+            body(step)
+        except (OSError, LookupError) as error:
+            found.append(f"{step.number}: {error}")
+            continue
+        origin = re.match(r" \(from (\d+)\)", step.text)
+        before = steps[int(origin[1]) - 1] if origin else steps[at - 1] if at else None
+        if step.number != at + 1:
+            found.append(f"{step.number} is the step {at + 1}")
+        elif before is not None and (why := gap(before._replace(text="") if origin else before, step)):
+            found.append(f"{before.number} to {step.number}: {why}")
+    return found
+
+
+@pytest.mark.parametrize(("heading", "steps"), [pytest.param(*way, id=way[0]) for way in ways(PAGE.read_text())])
+def test_each_step_is_there_and_leads_to_the_next(heading: str, steps: list[Step]) -> None:
+    assert len(steps) > 10
+    assert gaps(steps) == []
+
+
+def test_it_is_one_page_with_two_ways() -> None:
+    page = PAGE.read_text()
+    assert len(list(ways(page))) == 2
+    assert len(page.splitlines()) <= 100
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "monitor/policy/none.py: synchronize",
+        "monitor/policy/synchronize.py: none",
+        "monitor/policy/synchronize.py: State.none",
+        "monitor/policy/quantity.py: Quantity",
+        "bpf/pressure.c: none",
+    ],
+)
+def test_the_check_can_fail(second: str) -> None:
+    first = "1. `monitor/policy/eviction_pass.py: run_pass`"
+    ((_, steps),) = ways(f"# way\n{first}\n2. `{second}`\n")
+    assert len(gaps(steps)) == 1
+    ((_, steps),) = ways(f"# way\n{first}\n2. `monitor/policy/synchronize.py: synchronize`\n")
+    assert gaps(steps) == []
