@@ -220,7 +220,7 @@ def _kernel_log() -> list[Check]:
         Kmsg().close()
     except MonitorError as error:
         return [Check("kernel-log", False, error.message, error.remedy)]
-    return [Check("kernel-log", True, "/dev/kmsg: tells of OOM kills where BPF does not")]
+    return [Check("kernel-log", True, "/dev/kmsg: reports OOM kills where BPF does not")]
 
 
 def _process_connector() -> list[Check]:
@@ -231,7 +231,7 @@ def _process_connector() -> list[Check]:
         ConnectorFeed(lambda pid: None, lambda: None).close()
     except MonitorError as error:
         return [Check("process-connector", False, error.message, error.remedy)]
-    return [Check("process-connector", True, "cn_proc: tells of new processes where BPF does not")]
+    return [Check("process-connector", True, "cn_proc: reports new processes where BPF does not")]
 
 
 def _lockdown() -> list[Check]:

@@ -121,15 +121,19 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     check_enforced(resolved.config)
     from monitor.kernel import disks
 
-    told = resolved.config
-    found = disks.find_disks(told.nodefs, told.imagefs, told.containerfs)
-    told = dataclasses.replace(
-        told, layout_image_fs=found.layout_image_fs, layout_container_fs=found.layout_container_fs
+    run_config = resolved.config
+    found = disks.find_disks(run_config.nodefs, run_config.imagefs, run_config.containerfs)
+    run_config = dataclasses.replace(
+        run_config, layout_image_fs=found.layout_image_fs, layout_container_fs=found.layout_container_fs
     )
-    capacity = _memory(told)
+    capacity = _memory(run_config)
     capacity[PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.
-    named = {os.stat(path).st_dev for path in (told.nodefs, told.imagefs, told.containerfs) if path is not None}
+    named = {
+        os.stat(path).st_dev
+        for path in (run_config.nodefs, run_config.imagefs, run_config.containerfs)
+        if path is not None
+    }
     for path, space, inodes in (
         (found.nodefs, NODEFS, NODEFS_INODES),
         (found.imagefs, IMAGEFS, IMAGEFS_INODES),
@@ -140,21 +144,23 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
             capacity[space] = measured.capacity
             if measured.inodes is not None:
                 capacity[inodes] = measured.inodes
-    layout = DiskLayout(told.layout_image_fs, told.layout_container_fs)
+    layout = DiskLayout(run_config.layout_image_fs, run_config.layout_container_fs)
     reserved = resolved.reserved
-    return resolved._replace(config=told), Node(capacity, reserved["systemReserved"], reserved["kubeReserved"], layout)
+    return resolved._replace(config=run_config), Node(
+        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout
+    )
 
 
-def _memory(told: RunConfig) -> dict[str, int]:
+def _memory(run_config: RunConfig) -> dict[str, int]:
     """Bytes of the node and of what its pods may use, as `outrace run` has them while kubepods has no own limit."""
     from monitor.kernel import meminfo
 
     total = meminfo.mem_total()
-    if told.node_cgroup is not None:
+    if run_config.node_cgroup is not None:
         from monitor.kernel import cgroupfs
 
-        total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), told.node_cgroup)) or total
-    kept = told.reserved if "pods" in told.enforce_node_allocatable else 0
+        total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), run_config.node_cgroup)) or total
+    kept = run_config.reserved if "pods" in run_config.enforce_node_allocatable else 0
     return {MEMORY: total, ALLOCATABLE_MEMORY: max(0, total - kept)}
 
 
@@ -187,7 +193,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
-    told = resolved.config
+    run_config = resolved.config
     for s in SETTINGS:
         if s.name in _NOT_LISTED:
             continue
@@ -195,12 +201,12 @@ def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
         if s.kubelet_key in TEXT_MAPS:
             value = resolved.settings.texts(s.kubelet_key)
         elif s.name == "listen":
-            value = f"{told.listen_host}:{told.listen_port}"
+            value = f"{run_config.listen_host}:{run_config.listen_port}"
         elif s.field.endswith("_ns"):
-            value = f"{getattr(told, s.field) / _NS:g}s"
+            value = f"{getattr(run_config, s.field) / _NS:g}s"
         else:
-            value = getattr(told, s.field)
-        yield {"name": s.name, "value": value, "origin": told.origins[s.field]}
+            value = getattr(run_config, s.field)
+        yield {"name": s.name, "value": value, "origin": run_config.origins[s.field]}
 
 
 def _shown(value: Any) -> str:
@@ -216,21 +222,22 @@ def _shown(value: Any) -> str:
 
 
 def _warnings(resolved: Resolved, node: Node) -> list[str]:
-    told = resolved.config
-    found = findings(resolved.settings, resolved.drop_ins, node, era(told.policy), told.compat)
-    return [*found, *_commands(told)]
+    run_config = resolved.config
+    found = findings(resolved.settings, resolved.drop_ins, node, era(run_config.policy), run_config.compat)
+    return [*found, *_commands(run_config)]
 
 
-def _commands(told: RunConfig) -> Iterator[str]:
+def _commands(run_config: RunConfig) -> Iterator[str]:
     """What is wrong with the commands for cleaning up, as far as this machine knows."""
     import shutil
 
     for option in ("reclaim-containers", "reclaim-images"):
         field = option.replace("-", "_")
-        command = getattr(told, field)
+        command = getattr(run_config, field)
         if not command:
             continue
+        origin = run_config.origins[field]
         if shutil.which(command[0]) is None:
-            yield f"{told.origins[field]}: {command[0]}: no such command here; install it, or name it with its path"
-        if not told.enforce:
-            yield f"{told.origins[field]}: nothing is cleaned up while observing; it takes effect with --enforce"
+            yield f"{origin}: {command[0]}: no such command here; install it, or name it with its path"
+        if not run_config.enforce:
+            yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"

@@ -48,7 +48,7 @@ def _elsewhere(seen: rungs.Facts, rung: rungs.Rung) -> str:
         least = rungs.promise(seen, rung.name, machine=False, hidden=0)
         said += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
     if rung.name != rungs.MEMCG:  # it looks
-        said += f"; more where a look costs more than {pace.TURN_NS / 1e3:g} us: outrace_unseen_bytes_bound tells"
+        said += f"; more where a look costs more than {pace.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
     return said
 
 

@@ -198,7 +198,7 @@ def _listener(port: int) -> str:
 
 
 def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> None:
-    """Say how this daemon was told to behave, and what was accepted without needing it."""
+    """Log how this daemon is configured, and which options have no effect."""
 
     log = Log(config.log_format)
     given = {name: origin for name, origin in config.origins.items() if origin != "default"}

@@ -1,4 +1,4 @@
-"""What `outrace run` was told, checked and complete: one frozen value handed to the hot process and the side.
+"""The configuration of `outrace run`, checked and complete: one frozen value for the hot process and the side.
 
 It crosses an `execv` as JSON in a memfd (``OUTRACE_CONFIG_FD``), so both processes see exactly what was checked, also
 when a file has changed since. Reading flags and files is `monitor.settings.read`; this module stays small because
@@ -66,7 +66,7 @@ class RunConfig:
     #: The kubelet's ``cgroupRoot``, below which its kubepods is believed to be; "" for the root.
     cgroup_root: str = ""
     enforce: bool = False
-    #: Evict pods although nobody told their specs (``pods`` is ``cgroups``): no priority is known then.
+    #: Evict pods although their specs are unknown (``pods`` is ``cgroups``): no priority is known then.
     enforce_unknown_specs: bool = False
     #: Who pulls the trigger under ``enforce``: ``user``, or ``kernel`` inside the victim's own charge where it can.
     trigger: str = "user"
@@ -174,7 +174,7 @@ class RunConfig:
         found = self.parse_thresholds() if self.parsed is None else self.parsed
         if era(self.policy).containerfs:
             found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
-        # One without an operator stands where there was nothing to copy, and is never met.
+        # One without an operator had nothing to copy, and is never met.
         return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
 
     def cleanups(self) -> frozenset[str]:

@@ -71,7 +71,7 @@ OPTIONS = (
     _setting(
         "enforce-unknown-specs",
         values.boolean,
-        "Evict although --pods cgroups tells neither priorities nor all critical pods.",
+        "Evict although --pods cgroups knows neither priorities nor all critical pods.",
         kind=SWITCH,
     ),
     _setting(

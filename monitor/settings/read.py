@@ -132,7 +132,7 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
 
 def check_enforced(config: RunConfig) -> None:
     """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
-    pods can be told only in part, and requests are recovered from what the kernel was told.
+    pods are known only in part, and requests are recovered from what the kernel has of them.
     """
     if config.enforce and config.pods == "cgroups" and not config.enforce_unknown_specs:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Reading one value as a user writes it: each function takes what a flag or a file gave and returns what is meant.
 
-All raise ValueError (a PolicyError is one) saying what is wrong with the value; who calls them adds where it stands.
+All raise ValueError (a PolicyError is one) saying what is wrong with the value; the caller adds its origin.
 """
 
 from __future__ import annotations
