@@ -21,10 +21,10 @@ import psutil
 
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import loader, mounts
+from monitor.kernel import loader
 from monitor.lab.bench_latency import summary
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode
+from monitor.lab.node import MIB, LabNode, require_root
 
 #: What the project promises. Milliseconds, bytes, milliseconds per minute.
 TARGETS = {
@@ -187,9 +187,7 @@ def footprint(runs: int, pods: int, idle: float, output: str) -> None:
 
     _scraped is after the first scrape of /metrics, which loads the library for it. Idle CPU is scaled to a minute.
     """
-    if os.geteuid() != 0:
-        raise CannotError("bench footprint starts the monitor", "run as root: sudo outrace bench footprint")
-    mounts.ensure()
+    require_root("bench footprint", "starts the monitor")
     rows = measure(runs, pods, idle)
     if output == "json":
         print_json({"bench": "footprint", "results": rows})

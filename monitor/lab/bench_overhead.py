@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +20,12 @@ from pathlib import Path
 import click
 
 from monitor.cli.output import output_option, print_json, print_table
-from monitor.errors import CannotError
-from monitor.kernel import cgroupfs, loader, mounts
+from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.child import Child
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod, require_root
 
 FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"
 NODE_BYTES = 256 * MIB
@@ -95,14 +93,9 @@ def summarise(name: str, values: list[float]) -> dict[str, object]:
 
 def run(triples: int) -> list[dict[str, object]]:
     """Measure on this machine; rows for ``armed`` and ``disarmed``. CannotError if not root or without BPF."""
-    if os.geteuid() != 0:
-        raise CannotError("bench overhead loads BPF programs", "run as root: sudo outrace bench overhead")
-    mounts.ensure()
+    require_root("bench overhead", "loads BPF programs")
     with LabNode("bench-overhead", NODE_BYTES) as node:
-        state_dir = Path(tempfile.mkdtemp(prefix="outrace-bench-"))
-        node.also_remove(state_dir)
-        node.also_remove(loader.instance_directory(state_dir))
-        directory, _ = loader.ensure_loaded(state_dir)
+        directory = node.load_programs()
         pins = Pins.open(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -22,13 +21,13 @@ from typing import Any
 import click
 
 from monitor.cli.output import output_option, print_json, print_table
-from monitor.errors import EXIT_FINDINGS, EXIT_OK, CannotError, MonitorError
-from monitor.kernel import loader, mounts
+from monitor.errors import EXIT_FINDINGS, EXIT_OK, MonitorError
+from monitor.kernel import loader
 from monitor.lab.bench_footprint import memory, side_of
 from monitor.lab.bench_latency import fill_pods, put_sleeper, reap_sleepers, summary
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode, LabPod, require_root
 
 NODE_BYTES = 512 * MIB
 HOG_MIB = 64
@@ -226,9 +225,7 @@ def pods(duration: float, pods: int, period: float, output: str) -> int:
 
     Exit code 4 if a crossing was missed, a record was lost, a pod was left behind, or memory grew by more than 2 MiB.
     """
-    if os.geteuid() != 0:
-        raise CannotError("bench pods makes cgroups and starts the monitor", "run as root: sudo outrace bench pods")
-    mounts.ensure()
+    require_root("bench pods", "makes cgroups and starts the monitor")
     rows = measure(pods, duration, period)
     if output == "json":
         print_json({"bench": "pods", "results": rows})

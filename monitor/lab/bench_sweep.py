@@ -9,22 +9,19 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import click
 
 from monitor.cli.output import output_option, print_json, print_table
-from monitor.errors import CannotError
 from monitor.hot.gauge import TURN_NS
-from monitor.kernel import cgroupfs, loader, mounts
+from monitor.kernel import cgroupfs
 from monitor.kernel.domains import DomainTable
 from monitor.kernel.pins import Pins, counts
 from monitor.kernel.sched import protect
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.cgroups import Crowd
-from monitor.lab.node import LabNode
+from monitor.lab.node import LabNode, require_root
 
 NUMBERS = (100, 1_000, 17_000)
 NODE_BYTES = 1 << 40
@@ -95,14 +92,9 @@ def measure(pins: Pins, node: LabNode, number: int, sweeps: int) -> list[dict[st
 
 def run(numbers: tuple[int, ...], sweeps: int) -> list[dict[str, object]]:
     """Measure on this machine. CannotError if not root or without BPF."""
-    if os.geteuid() != 0:
-        raise CannotError("bench sweep loads BPF programs", "run as root: sudo outrace bench sweep")
-    mounts.ensure()
+    require_root("bench sweep", "loads BPF programs")
     with LabNode("bench-sweep", NODE_BYTES) as node:
-        state_dir = Path(tempfile.mkdtemp(prefix="outrace-bench-"))
-        node.also_remove(state_dir)
-        node.also_remove(loader.instance_directory(state_dir))
-        directory, _ = loader.ensure_loaded(state_dir)
+        directory = node.load_programs()
         protect()  # as the hot process runs
         return [line for number in numbers for line in measure(Pins.open(directory), node, number, sweeps)]
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
 from monitor.lab import janitor
 from monitor.lab.child import PYTHON, Child, Hog
 
@@ -129,6 +129,13 @@ class LabNode:
         """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
         self._directories.append(str(directory))
         self._send_to_janitor(f"dir {directory}")
+
+    def load_programs(self) -> Path:
+        """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError."""
+        state_dir = Path(tempfile.mkdtemp(prefix="outrace-bench-"))
+        self.also_remove(state_dir)
+        self.also_remove(loader.instance_directory(state_dir))
+        return loader.ensure_loaded(state_dir)[0]
 
     def also_thaw(self, freezer: Path) -> None:
         """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
@@ -265,6 +272,13 @@ class LabNode:
         if self._peak_fd >= 0:
             os.close(self._peak_fd)
             self._peak_fd = -1
+
+
+def require_root(command: str, does: str) -> None:
+    """Mount what is missing for a bench. CannotError if not root, with what the command ``does``."""
+    if os.geteuid() != 0:
+        raise CannotError(f"{command} {does}", f"run as root: sudo outrace {command}")
+    mounts.ensure()
 
 
 def _count(path: Path, key: str) -> int:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,13 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
 from monitor.pods.source import Change, open_source, pod_message
-from tests.puppet import Puppet, cgroup
+from tests.puppet import Puppet
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
 GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
-
-
-@pytest.fixture
-def node() -> Iterator[Path]:
-    with cgroup("claims") as path:
-        yield path
 
 
 @pytest.fixture
@@ -54,11 +48,8 @@ def at(path: Path | str) -> dict[str, str]:
 
 
 def poll(folder: Path, node: Path | None = None, hierarchy: Hierarchy | None = None) -> Change:
-    source = open_source(f"manifests:{folder}", hierarchy or cgroupfs.detect(), 16 * GI, node)
-    try:
+    with closing(open_source(f"manifests:{folder}", hierarchy or cgroupfs.detect(), 16 * GI, node)) as source:
         return source.poll()
-    finally:
-        source.close()
 
 
 def names(change: Change) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,12 @@ from monitor.pods.owner import distrust
 from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
-from tests.puppet import cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
 GI = 1 << 30
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
-
-
-@pytest.fixture
-def node() -> Iterator[Path]:
-    with cgroup("kubepods") as path:
-        yield path
 
 
 def delegated(path: Path) -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from monitor.race.episode import Episode, State, feed, ongoing
-from monitor.race.events import Checked, End, Event, Lost
+from monitor.race.events import End, Event, Lost
 from monitor.race.facts import facts
 from monitor.race.incident import Incident
 from monitor.race.margins import balance
 from monitor.race.verdict import verdict
 from tests.race.builders import (
-    CAPACITY,
     MI,
     clear,
     crossing,
@@ -311,46 +310,3 @@ def test_group_kill(apart_ms: float, first: dict[str, object], second: dict[str,
     marks = (mark(3, **{**OWN, **first}), mark(3 + apart_ms, pid=4243, **{**OWN, **second}))
     found = judged(*START, *marks, died(30), died(30, 4243), End(ms(9000)))
     assert ("group_kill" in found.flags) == is_group
-
-
-# marks that were no kills
-
-
-def checked(t: float, source: str, agrees: bool, pid: int = 4242) -> Checked:
-    return Checked(ms(t), source, pid, agrees, "as asked")
-
-
-@pytest.mark.parametrize(
-    ("witnesses", "expected"),
-    [
-        ((("kmsg", False), ("memory.events", False)), "relieved"),
-        ((("kmsg", False), ("memory.oom_control", False)), "relieved"),
-        ((("kmsg", False), ("memory.events", True)), "oom_before_decision"),
-        ((("kmsg", True), ("memory.events", False)), "oom_before_decision"),
-        ((("kmsg", False),), "oom_before_decision"),
-        ((("memory.events", False),), "oom_before_decision"),
-        ((), "oom_before_decision"),
-    ],
-)
-def test_a_mark_that_both_witnesses_deny_is_no_kill(witnesses: tuple[tuple[str, bool], ...], expected: str) -> None:
-    asked = [checked(100 + k, source, agrees) for k, (source, agrees) in enumerate(witnesses)]
-    found = judged(*START, crossing(), mark(3), *asked, clear(1000), died(1100), End(ms(9000)))
-    assert found.verdict == expected
-    assert ("already_exiting" in found.flags) == (expected == "relieved")
-    assert bool(found.oom_victims) == (expected != "relieved")
-    denied = "python3 (pid 4242) was marked, but both the kernel's log and the counter of its cgroup deny a kill"
-    assert (denied in found.summary) == (expected == "relieved")
-
-
-def test_of_two_marks_the_one_that_is_confirmed_decides() -> None:
-    marks = (mark(3), mark(40, "cart", pid=5, oom_usage=CAPACITY))
-    denied = (checked(100, "kmsg", False), checked(101, "memory.events", False), checked(102, "kmsg", True, 5))
-    found = judged(*START, crossing(), *marks, *denied, clear(1000), died(1100), died(1100, 5), End(ms(9000)))
-    assert [v.pid for v in found.oom_victims] == [5]
-    assert (found.verdict, "already_exiting" in found.flags) == ("oom_before_decision", True)
-
-
-def test_a_denied_mark_alone_is_no_oom_kill() -> None:
-    denied = (checked(100, "kmsg", False), checked(101, "memory.events", False))
-    found = judged(*START, mark(3, **OWN), *denied, died(1100), End(ms(9000)))
-    assert found.summary.startswith("No OOM kill: it was announced, but neither witness confirms it")
