@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
+from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import pod_limit
@@ -26,9 +27,7 @@ class _Limits(NamedTuple):
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
     """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits."""
-    limits: _Limits | None = pod.memo.get(("storage limits", pod_level))
-    if limits is None:
-        limits = pod.memo["storage limits", pod_level] = _limits(pod, pod_level)
+    limits = _limits(pod, pod_level)
     if limits.volumes:
         used = stats.volumes_used()
         for name, (most, limit) in limits.volumes.items():
@@ -49,6 +48,7 @@ def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: 
     return None
 
 
+@per_pod
 def _limits(pod: Pod, pod_level: bool) -> _Limits:
     volumes = {
         v.name: _whole(v.size_limit)

@@ -63,7 +63,7 @@ class Volume:
 _LOCAL_SOURCES = frozenset({"hostPath", "configMap", "gitRepo"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Pod:
     """A pod. `grace_period_s` is terminationGracePeriodSeconds; `resources` None means no `spec.resources` at all."""
 
@@ -88,8 +88,6 @@ class Pod:
     spec_known: bool = True
     #: Why a pod whose spec is not known is never evicted; empty if it may be.
     taken_critical: str = ""
-    #: Sums over the containers, kept once made: a pod is asked for them in every pass and never changes.
-    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def known_priority(self) -> int | None:

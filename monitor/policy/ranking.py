@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.qos import CRITICAL_PRIORITY, is_critical
 from monitor.policy.quantity import Quantity
@@ -89,11 +90,12 @@ def memory_order(candidates: Iterable[Candidate], key: Callable[[Candidate], Key
     return sorted(candidates, key=key)
 
 
+_is_critical = per_pod(is_critical)
+
+
 def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:
     """The candidate for a pod that asked for ``request`` and uses ``usage`` of something."""
-    critical: bool | None = pod.memo.get("critical")
-    if critical is None:
-        critical = pod.memo["critical"] = is_critical(pod)
+    critical = _is_critical(pod)
     whole, nanos = divmod(request.nanos, _NANO)
     priority = pod.known_priority
     return Candidate(pod.uid, pod.namespace, pod.name, priority, whole, usage, critical, pod.grace_period_s, nanos)

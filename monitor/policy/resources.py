@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
 
@@ -25,6 +26,7 @@ def pod_level_resources_set(pod: Pod) -> bool:
     return pod.resources is not None and (_pod_level(pod.resources.requests) or _pod_level(pod.resources.limits))
 
 
+@per_pod
 def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     """The request of ``pod`` for ``resource`` as ranking uses it, overhead included.
 
@@ -32,9 +34,6 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     ``pod_level`` False is the kubelet with the feature gate PodLevelResources off: a pod-level request then still
     replaces the containers' for the resource it names, and hides nothing else.
     """
-    known: Quantity | None = pod.memo.get((resource, pod_level))
-    if known is not None:
-        return known
     asked = pod.resources.requests.get(resource) if pod.resources is not None and _pod_level((resource,)) else None
     if asked is not None:
         total = _zero(resource) + asked
@@ -45,7 +44,6 @@ def pod_request(pod: Pod, resource: str, pod_level: bool = True) -> Quantity:
     # Overhead is only for pods that asked for something.
     if resource in pod.overhead and not total.is_zero:
         total += pod.overhead[resource]
-    pod.memo[resource, pod_level] = total
     return total
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
+from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
@@ -107,17 +108,11 @@ def _keys(signal: str, pods: Sequence[Pod], used: Sequence[int | None], pod_leve
     if signal == PID:
         return [_pid_key(pod, processes) for pod, processes in zip(pods, used, strict=True)]
     resource = RESOURCE[signal]
-    memo = ("standing", resource, pod_level)
-    keys = []
-    for pod, usage in zip(pods, used, strict=True):
-        standing = pod.memo.get(memo)
-        if standing is None:
-            standing = pod.memo[memo] = _standing(pod, resource, pod_level)
-        keys.append(usage_key(usage, *standing))
-    return keys
+    return [usage_key(usage, *_beside_usage(pod, resource, pod_level)) for pod, usage in zip(pods, used, strict=True)]
 
 
-def _standing(pod: Pod, resource: str, pod_level: bool) -> tuple[int, int, int, int, str, str, str]:
+@per_pod
+def _beside_usage(pod: Pod, resource: str, pod_level: bool) -> tuple[int, int, int, int, str, str, str]:
     """What `usage_key` wants to know of a pod beside its usage, none of which changes.
 
     How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
@@ -178,12 +173,15 @@ def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> in
 def _disk_usage(pod: Pod, stats: PodStats, parts: _Parts) -> int:
     total = stats.files(parts.files, parts.key) if parts.files else 0
     if parts.volumes and pod.volumes:
-        names = pod.memo.get("local volumes")
-        if names is None:
-            names = pod.memo["local volumes"] = [volume.name for volume in pod.volumes if volume.local]
+        names = _local_volumes(pod)
         if names:
             total += stats.volumes(names, parts.key)
     return total
+
+
+@per_pod
+def _local_volumes(pod: Pod) -> list[str]:
+    return [volume.name for volume in pod.volumes if volume.local]
 
 
 def tie_groups(ranked: Iterable[Ranked]) -> list[list[Ranked]]:
