@@ -9,29 +9,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monitor.hot.brake import UNASKED, Asked, Brake
-from monitor.hot.evictor import Evictor, SentKill
+from monitor.hot.act import Actor
+from monitor.hot.brake import UNASKED, Brake
+from monitor.hot.early_kill import EarlyKill
+from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge
+from monitor.hot.moved_pods import MovedPods
+from monitor.hot.pass_timer import PassTimer
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
-from monitor.kernel import cgroup_procs
 from monitor.kernel.domains import Reading
-from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
 from monitor.policy import decisions, patience
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import Decisions
-from monitor.policy.eviction_pass import (
-    KNOWN_LAYOUT,
-    PassConfig,
-    PassResult,
-    hurries,
-    is_of_memory,
-    run_pass,
-    takes_first_at_once,
-)
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -41,18 +35,7 @@ from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
-    from monitor.hot.pass_record import Acted, Journal
-
-#: While a threshold is met the policy is run this often on fresh numbers (a pass costs 30 us: 0.1 % of a CPU).
-TICK_NS = 25_000_000
-#: A crossing less than 5 ms after the one before is not reported by the kernel (struct domain rearm_ns); so when
-#: pressure ends, one more pass is run after that time.
-RECHECK_NS = 10_000_000
-FIRST_RECHECK_NS = 250_000
-#: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
-REREAD_NS = 5_000_000
-#: An evicted pod that grew though nobody ran in it is not asked again before this, or before it grew by so much more.
-ASK_NS, ASK_BYTES = 100_000_000, 4 << 20
+    from monitor.hot.pass_record import Journal
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -91,32 +74,24 @@ class Decider:
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
         self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
-        self.moved: dict[int, int] = {}  # domain index -> working set, from step records not yet ranked
         self.changed = True  # something the side should know about
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
-        self._passed_ns = 0  # the last pass
-        self._recheck_ns: int | None = None
-        self._recheck_after = 0
-        self._reread_ns: int | None = None
-        self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
+        self._timer = PassTimer()
+        self._pods = MovedPods(gauge, registry, evictor, tell)
+        self._early = EarlyKill(gauge, registry, trigger, evictor, self._brake)
         self._decisions = Decisions(config.enforce)
+        self._actor = Actor(
+            config, self._decisions, gauge, registry, trigger, slow, evictor, patience, self._brake, stats, tell
+        )
 
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
-        due = self.outcome.next_deadline_ns if self.outcome is not None else None
-        recheck = self._recheck_ns
-        if recheck is not None and (due is None or recheck < due):
-            due = recheck
-        if self.pressed:
-            tick = self._passed_ns + TICK_NS
-            if due is None or tick < due:
-                due = tick
-        return due
+        return self._timer.due_ns(self.outcome.next_deadline_ns if self.outcome is not None else None, self.pressed)
 
     def reread_due_ns(self) -> int | None:
         """When pods that gave memory back are counted anew."""
-        return self._reread_ns
+        return self._pods.reread_ns
 
     @property
     def braked(self) -> dict[str, Any] | None:
@@ -134,74 +109,31 @@ class Decider:
         self._brake.begin(time.monotonic_ns())
         self.run_pass()
 
+    @property
+    def moved(self) -> dict[int, int]:
+        """Domain index -> working set, from step records not yet ranked."""
+        return self._pods.moved
+
     def step(self, index: int, working_set: int) -> None:
         """A pod's working set moved by a step; it is ranked later, together with others."""
-        self.moved[index] = working_set
         self.steps += 1
-        entry = self._registry.by_index.get(index)
-        if entry is not None and entry.usage is not None and working_set < entry.usage:
-            self._shrunk.add(index)
-            if self._reread_ns is None:
-                self._reread_ns = time.monotonic_ns() + REREAD_NS
-
-    def reread(self) -> None:
-        """Count anew, and rank by that, the pods that gave memory back."""
-        self._reread_ns = None
-        self.rank_moved()
-        self._gauge.reread()
-        for index in self._shrunk:
-            entry = self._registry.by_index.get(index)
-            if entry is not None and entry.counted:
-                self._registry.move(entry, self._gauge.table.working_set(index))
-        self._shrunk.clear()
-        self.prepare()
+        self._pods.note(index, working_set)
 
     def rank_moved(self) -> None:
         """Give the pods that reported a step their new places."""
-        for index, working_set in self.moved.items():
-            entry = self._registry.by_index.get(index)
-            if entry is None:
-                continue
-            self._registry.move(entry, working_set)
-        self.moved.clear()
-        self._take_back(at_leisure=False)
+        self._pods.rank()
 
-    def _take_back(self, at_leisure: bool) -> None:
-        """Evicted pods that grew are candidates again if somebody runs in them: page cache that they left may turn
-        active in use by others.
-
-        On v1 that is asked at leisure only: reading its cgroup.procs takes a lock which another reader may hold while
-        it waits for a CPU (17 ms, measured; it cost races). At a crossing only where another pod would go for it.
-        """
-        if not self._registry.grown or self._evictor.current is not None:
-            return
-        now = time.monotonic_ns()
-        for uid in list(self._registry.grown):
-            entry = self._registry.by_uid[uid]
-            more = (entry.usage or 0) - entry.floor
-            if self._evictor.holds(uid) or (now < entry.ask_ns and more < ASK_BYTES):
-                continue
-            runs = cgroup_procs.populated(entry.cgroup)
-            if runs is None and at_leisure:
-                try:
-                    runs = cgroup_procs.anybody(entry.cgroup)
-                except OSError as error:
-                    TROUBLES.note("cgroup", error, uid)
-            if runs:
-                self._registry.set_evicted(entry, False)
-                self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
-            elif runs is not None:
-                entry.ask_ns = now + ASK_NS
-                self._registry.settle(entry)
-            elif at_leisure:
-                entry.ask_ns = now + ASK_NS  # too many cgroups to tell: it stays what it is
+    def reread(self) -> None:
+        """Count anew, and rank by that, the pods that gave memory back."""
+        self._pods.reread()
+        self.prepare()
 
     def prepare(self) -> None:
         """Have the next victim ready, where something may be killed at all; note what grew."""
         self.stirred = False
         self._brake.note(time.monotonic_ns())
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
-            self._take_back(at_leisure=True)
+            self._pods.take_back(at_leisure=True)
             # Where it has to be asked at a crossing whether the first may go, the kernel must not signal it there.
             self._trigger.prepare(may_arm=not (self._patience.active or self._brake.forbids_arming()))
 
@@ -212,21 +144,22 @@ class Decider:
         and, where they are to be used, its numbers then.
         """
         self._gauge.take_capacities()
-        if self.moved and not self._order_stands():
-            self.rank_moved()
+        pods = self._pods
+        if pods.moved and not pods.keeps_order():
+            pods.rank()
         was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
         sent, asked = None, UNASKED
-        if crossed_ns and watch is not None and reading is None:
-            sent, asked = self._kill_prepared(watch, coming)
+        if crossed_ns and watch is not None and reading is None and self._enforce and self.may_act:
+            sent, asked = self._early.kill(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
-            self._take_back(at_leisure=self._enforce)
+            pods.take_back(at_leisure=self._enforce)
         if sent is not None and watch is not None:
             reading = sent.reading
             asked = self._brake.figured(asked, watch, reading, coming)
-        self._recheck_ns = None
         readings: dict[str, Reading] = {}
         observations: dict[str, Observation] = {}
-        now = self._passed_ns = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self._timer.begin(now)
         journal, acted, braked = self._journal, None, False
         if journal is not None:
             journal.begin(now, self._state.core, self._decisions)
@@ -251,9 +184,9 @@ class Decider:
         self._state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
         was_pressed, self.pressed = self.pressed, any(t.signal in MEMORY_SIGNALS for t in outcome.observed)
-        if not crossed_ns and self._recheck_after in (0, RECHECK_NS):
-            self._clear_crossings(observations)
-        self._plan_recheck(now, crossed_ns, was_pressed)
+        if not crossed_ns and self._timer.clears_crossings:
+            self._timer.clear_crossings(self._gauge, observations)
+        self._timer.plan(crossed_ns, self.pressed, was_pressed)
         busy = self._evictor.current is not None
         # What was signalled already cannot be waited for.
         forced = sent is not None or self._trigger.is_pulled
@@ -270,11 +203,11 @@ class Decider:
                 braked = not self._brake.lets(asked, outcome, observations, entry, now) and not forced
                 if not braked:
                     about = decisions.for_threshold(result, observations, asked.answer.reason)
-                    acted = self._decide(result, entry, about, readings, crossed_ns, sent)
+                    acted = self._actor.for_threshold(entry, about, readings, crossed_ns, sent)
             elif hurries(outcome):
                 self._evictor.hurry()
         self._brake.look_after(outcome, now)
-        self.changed |= self._brake.take_news()
+        self.changed |= self._brake.take_news() or (acted is not None and acted.decision is not None)
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
             if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:
@@ -339,36 +272,6 @@ class Decider:
         if not self._patience.active:
             self.prepare()  # a pass that came of a crossing may have ended the wait
 
-    def _kill_prepared(self, watch: Watch, coming: Mapping[str, Coming]) -> tuple[SentKill | None, Asked]:
-        """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.
-
-        All that the pass could answer is known before: a hard threshold for memory is acted on before every other, at
-        once, and takes the first of the order (`takes_first_at_once`; a test holds it against `run_pass`).
-        Sending after the pass and its report cost 90 us of 270 with 110 pods.
-        """
-        nothing = None, UNASKED
-        if not (self._enforce and self.may_act) or self._evictor.current is not None:
-            return nothing
-        entry = self._registry.first()
-        if entry is None or not self._gauge.known(watch):
-            return nothing
-        reading = self._gauge.reading(watch)
-        available = watch.capacity - reading.working_set
-        if not takes_first_at_once(available, watch.hard_line):
-            return nothing
-        if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
-            return nothing
-        asked = self._brake.crossing(watch, reading, self.moved, coming)
-        if not asked.answer.go or (self._registry.grown and not self._brake.is_of_first):
-            return nothing  # who grows may be one that was evicted and runs again: ask first
-        victim = self._trigger.ready(entry.uid)
-        if victim is None:
-            return nothing
-        decided_ns = time.monotonic_ns()
-        self._evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
-        victim.kill()
-        return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns()), asked
-
     def _tell_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
         """A threshold that was met is not met any more."""
         seen = observations.get(threshold.signal)
@@ -382,131 +285,6 @@ class Decider:
                 "available": seen.available if seen is not None else 0,
             }
         )
-
-    def _plan_recheck(self, now_ns: int, crossed_ns: int, was_pressed: bool) -> None:
-        """When nothing is met, and that may change unreported.
-
-        A crossing that was over when it was read (somebody gave a batch back) is followed closely: the kernel will not
-        report the next one for 5 ms, in which a process at full speed takes 6 MiB.
-        """
-        if self.pressed:
-            self._recheck_after = 0
-        elif crossed_ns:
-            self._recheck_after = FIRST_RECHECK_NS
-        elif was_pressed:
-            self._recheck_after = RECHECK_NS
-        elif self._recheck_after:
-            self._recheck_after = min(2 * self._recheck_after, RECHECK_NS) if self._recheck_after < RECHECK_NS else 0
-        if self._recheck_after:
-            self._recheck_ns = now_ns + self._recheck_after
-
-    def _clear_crossings(self, observations: dict[str, Observation]) -> None:
-        """What is not met any more may be crossed again, and is to be reported then.
-
-        The kernel sees a working set only when something is charged, so it may have missed that it was below. (Not
-        after a crossing: one that trembles at the line would be reported at every charge.)
-        """
-        for watch in self._gauge.watches:
-            crossed = self._gauge.table.crossed(watch.index) if watch.thresholds else 0
-            if not crossed or watch.signal not in observations:
-                continue
-            available = observations[watch.signal].available
-            over = sum(1 << i for i, line in enumerate(watch.lines) if line <= available)
-            if crossed & over:
-                self._gauge.table.clear_crossings(watch.index, crossed & over)
-                self._recheck_ns = time.monotonic_ns() + RECHECK_NS
-
-    def _order_stands(self) -> bool:
-        """Whether what moved is only the first victim, growing: then it is still the first, and ranking can wait."""
-        first = self._registry.first()
-        if first is None or len(self.moved) != 1 or first.usage is None:
-            return False
-        return self.moved.get(first.index, -1) >= first.usage
-
-    def _decide(
-        self,
-        result: PassResult,
-        entry: PodEntry,
-        about: dict[str, Any],
-        readings: dict[str, Reading],
-        crossed_ns: int,
-        sent: SentKill | None,
-    ) -> Acted | None:
-        """Evict the pod the policy chose (enforce), or say that it would be evicted (observe)."""
-        signal = about["signal"]
-        if is_of_memory(result.outcome):
-            usage = readings[about["domain"]].usage
-            figures: dict[str, Any] = {"usage": usage, "coming": self._patience.left_in(signal)}
-        else:
-            crossed_ns = 0  # the crossing was of memory, and over when it was looked at
-            figures = {"usage": about["capacity"] - about["available"], "cleanup": list(self._slow.cleanup(signal))}
-            if self._trigger.is_pulled:
-                return None  # somebody is dying in the kernel already: its record comes next
-            if self._enforce:
-                self._slow.evicted(signal, time.monotonic_ns())
-        return self._act(entry, about, figures, crossed_ns, sent)
-
-    def _act(
-        self,
-        entry: PodEntry,
-        about: dict[str, Any],
-        figures: dict[str, Any],
-        crossed_ns: int = 0,
-        sent: SentKill | None = None,
-    ) -> Acted | None:
-        """Signal the pod, then tell of it; or only tell, and that of one subject not too often (`Decisions`).
-
-        ``about`` and ``figures``: what led to it. ``sent``: it was signalled already. Gives what was done, for the
-        journal if there is one.
-        """
-        pod, grace_s = (entry.uid, entry.title), about["given_s"]
-        decided_ns = time.monotonic_ns() if sent is None else sent.decided_ns
-        if crossed_ns:
-            self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
-        signalled_ns, fired = None, None
-        if self._enforce:
-            fired = self._trigger.disarm()
-            if fired is not None:
-                entry = fired
-            eviction = self._evictor.begin(entry, grace_s, sent)
-            self._brake.began(entry)
-            # What the kernel pulled was pulled at the crossing.
-            signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
-            if crossed_ns and eviction.killed_ns is not None:
-                self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
-        taken = None if fired is None else (fired.uid, fired.title)
-        made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
-        if made is None:
-            return self._acted(decided_ns, None, None)
-        self._stats.add("decisions")
-        table = self._gauge.table
-        message: dict[str, Any] = {
-            "t": "decision",
-            **made,
-            **figures,
-            "rank": 1,
-            "prepared": self._trigger.was_prepared,
-            "signalled_ns": signalled_ns,
-            "working_set": table.working_set(entry.index),
-            "request": entry.request,
-            "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
-            "order": self._registry.leaders(),
-            "realtime": time.time(),
-        }
-        if self._enforce:
-            eviction.decision = message
-        self._tell(message)
-        if self._enforce:
-            self._evictor.note.told()
-        self.changed = True
-        return self._acted(decided_ns, taken, made)
-
-    def _acted(self, decided_ns: int, fired: tuple[str, str] | None, decision: dict[str, Any] | None) -> Acted | None:
-        if self._journal is None:
-            return None
-        from monitor.hot.pass_record import Acted
-
-        return Acted(decided_ns, fired, decision)
 
     def take_slow(self, message: dict[str, Any]) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
@@ -523,8 +301,9 @@ class Decider:
                 break
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
-                acted = self._act(entry, decisions.for_limit(self._config, violation.message), {})
-                if self._journal is not None and acted is not None:
+                acted = self._actor.act(entry, decisions.for_limit(self._config, violation.message), {})
+                self.changed |= acted.decision is not None
+                if self._journal is not None:
                     self._journal.over_limit(entry.uid, entry.title, violation.message, acted)
                 if self._enforce:
                     return True

@@ -13,6 +13,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from monitor.hot.act import Acted
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.eviction_order import EvictionOrder
@@ -30,16 +31,6 @@ SNAPSHOT_NS = 60_000_000_000
 _row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
 Send = Callable[[dict[str, Any]], bool]
-
-
-class Acted(NamedTuple):
-    """What was done about a pass: when, the pod that the kernel's trigger had taken already (uid, name), and the
-    decision (`Decisions.make`); None where an observed one was reported too short a time ago.
-    """
-
-    decided_ns: int
-    fired: tuple[str, str] | None
-    decision: Mapping[str, Any] | None
 
 
 class RecordedEvictionOrder(EvictionOrder):

@@ -7,13 +7,12 @@ import select
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import MagicMock
+from typing import Any
 
 import pytest
 
 from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, BusyPoll
-from monitor.hot.decide import TICK_NS, Decider
+from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.hot.sleep import SHORT_NS, Sleep
 
 
@@ -110,8 +109,7 @@ def test_under_pressure_a_pass_is_due_a_tick_after_the_last_one(
     planned: int | None, again: int | None, pressed: bool, due: int | None
 ) -> None:
     """Whatever else wakes the loop meanwhile: looks every 1.6 ms were as many passes, 15 % of a CPU for hours."""
-    config, other = SimpleNamespace(enforce=False, compat="sane"), MagicMock()
-    decider = Decider(*cast("tuple[Any, ...]", (config, *[other] * 9)))
-    decider.outcome = SimpleNamespace(next_deadline_ns=planned)  # type: ignore[assignment]
-    decider.pressed, decider._passed_ns, decider._recheck_ns = pressed, 100, again
-    assert decider.pass_due_ns() == due
+    timer = PassTimer()
+    timer.begin(100)
+    timer._recheck_ns = again
+    assert timer.due_ns(planned, pressed) == due

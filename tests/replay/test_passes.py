@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.hot import brake, decide
+from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
 from monitor.hot.decide import Decider
 from monitor.hot.pass_record import SNAPSHOT_NS, Journal, RecordedEvictionOrder
 from monitor.hot.registry import Registry
@@ -281,7 +281,8 @@ def lived(config: RunConfig, script: list[tuple[str, tuple[Any, ...]]], director
     world = World(config, directory)
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "time", clock)
+        for module in (decide, act, early_kill, moved_pods, pass_timer):
+            patch.setattr(module, "time", clock)
         patch.setattr(brake, "time", clock)
         for name, arguments in script:
             getattr(world, name)(*arguments)
@@ -333,7 +334,8 @@ def _go_on(world: World) -> None:
     """One more pass, all of which arrives."""
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "time", clock)
+        for module in (decide, act, early_kill, moved_pods, pass_timer):
+            patch.setattr(module, "time", clock)
         patch.setattr(brake, "time", clock)
         world.run(500, False)
         world.journal.restart()

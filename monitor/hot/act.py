@@ -1,0 +1,133 @@
+"""Carries out what was decided: signals the pod (enforce), then reports the decision; or only reports it (observe)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from monitor.hot.brake import Brake
+from monitor.hot.evictor import Evictor, SentKill
+from monitor.hot.gauge import Gauge
+from monitor.hot.patience import Patience
+from monitor.hot.registry import PodEntry, Registry
+from monitor.hot.slow_signals import SlowSignals
+from monitor.hot.trigger import Trigger
+from monitor.kernel.domains import Reading
+from monitor.link.counters import SharedStats
+from monitor.policy.decisions import Decisions
+from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.settings.config import RunConfig
+
+
+class Acted(NamedTuple):
+    """What was done about a pass: when, the pod that the kernel's trigger had taken already (uid, name), and the
+    decision (`Decisions.make`); None where an observed one was reported too short a time ago.
+    """
+
+    decided_ns: int
+    fired: tuple[str, str] | None
+    decision: Mapping[str, Any] | None
+
+
+class Actor:
+    """Acts on one pod at a time; who may be acted on is the `Decider`'s business."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        decisions: Decisions,
+        gauge: Gauge,
+        registry: Registry,
+        trigger: Trigger,
+        slow: SlowSignals,
+        evictor: Evictor,
+        patience: Patience,
+        brake: Brake,
+        stats: SharedStats,
+        send: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._enforce = config.enforce
+        self._decisions = decisions
+        self._gauge = gauge
+        self._registry = registry
+        self._trigger = trigger
+        self._slow = slow
+        self._evictor = evictor
+        self._patience = patience
+        self._brake = brake
+        self._stats = stats
+        self._send = send
+
+    def for_threshold(
+        self,
+        entry: PodEntry,
+        about: Mapping[str, Any],
+        readings: Mapping[str, Reading],
+        crossed_ns: int,
+        sent: SentKill | None,
+    ) -> Acted | None:
+        """Act on the victim of a pass (``about``: `decisions.for_threshold`). ``crossed_ns``: the crossing that led to
+        it, 0: none did; ``sent``: it was signalled already. None where the kernel's trigger was pulled for another.
+        """
+        signal = about["signal"]
+        if signal in MEMORY_SIGNALS:
+            figures = {"usage": readings[about["domain"]].usage, "coming": self._patience.left_in(signal)}
+            return self.act(entry, about, figures, crossed_ns, sent)
+        if self._trigger.is_pulled:
+            return None  # somebody is dying in the kernel already: its record comes next
+        if self._enforce:
+            self._slow.evicted(signal, time.monotonic_ns())
+        usage = about["capacity"] - about["available"]
+        # The crossing was of memory, and over when it was looked at.
+        return self.act(entry, about, {"usage": usage, "cleanup": list(self._slow.cleanup(signal))})
+
+    def act(
+        self,
+        entry: PodEntry,
+        about: Mapping[str, Any],
+        figures: Mapping[str, Any],
+        crossed_ns: int = 0,
+        sent: SentKill | None = None,
+    ) -> Acted:
+        """Signal the pod, then report it; or only report it, and that of one subject not too often (`Decisions`)."""
+        pod = entry.uid, entry.title
+        decided_ns = time.monotonic_ns() if sent is None else sent.decided_ns
+        if crossed_ns:
+            self._stats.observe_us("detection_us", (decided_ns - crossed_ns) // 1000)
+        signalled_ns, fired = None, None
+        if self._enforce:
+            fired = self._trigger.disarm()
+            if fired is not None:
+                entry = fired
+            eviction = self._evictor.begin(entry, about["given_s"], sent)
+            self._brake.began(entry)
+            # What the kernel pulled was pulled at the crossing.
+            signalled_ns = crossed_ns if fired is not None and crossed_ns else eviction.signalled_ns
+            if crossed_ns and eviction.killed_ns is not None:
+                self._stats.observe_us("kill_us", (signalled_ns - crossed_ns) // 1000)
+        taken = None if fired is None else (fired.uid, fired.title)
+        made = self._decisions.make(about, pod, decided_ns=decided_ns, crossed_ns=crossed_ns, fired=taken)
+        if made is None:
+            return Acted(decided_ns, None, None)
+        self._stats.add("decisions")
+        table = self._gauge.table
+        message: dict[str, Any] = {
+            "t": "decision",
+            **made,
+            **figures,
+            "rank": 1,
+            "prepared": self._trigger.was_prepared,
+            "signalled_ns": signalled_ns,
+            "working_set": table.working_set(entry.index),
+            "request": entry.request,
+            "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
+            "order": self._registry.leaders(),
+            "realtime": time.time(),
+        }
+        if self._enforce:
+            eviction.decision = message
+        self._send(message)
+        if self._enforce:
+            self._evictor.note.told()
+        return Acted(decided_ns, taken, made)

@@ -1,0 +1,169 @@
+"""What the hot process does around a pass of the policy, without a kernel: when it is due, who is ranked, who goes.
+
+Whole streams of passes, with everything that may come between them, are in tests/replay/test_passes.py.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
+from monitor.hot.moved_pods import REREAD_NS, MovedPods
+from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, TICK_NS, PassTimer
+from monitor.policy.decisions import QUIET_NS, REPEAT_NS
+from monitor.settings.config import RunConfig
+from tests.replay.test_passes import PODS, SECOND, World
+
+HARD = {"memory.available": "100Mi", "nodefs.available": "10%"}
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a hot process with two pods: the second is further above its request."""
+
+    def made(**settings: Any) -> World:
+        config = RunConfig(**{"eviction_hard": HARD, "compat": "kubelet-1.36", **settings})
+        world = World(config, tmp_path)
+        clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
+        for module in (act, brake, decide, early_kill, moved_pods, pass_timer):
+            monkeypatch.setattr(module, "time", clock)
+        world.put(0, 0, 10, "Burstable", False, 50)
+        world.put(1, 0, 10, "Burstable", False, 200)
+        return world
+
+    return made
+
+
+def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Make) -> None:
+    world = make(enforce=False)
+    world.run(50, False)
+    world.wait(QUIET_NS)
+    world.run(50, False)
+    assert [one["pod"] for one in world.told] == [PODS[1]]
+    world.wait(1)
+    world.run(50, True)  # a crossing is news
+    world.wait(REPEAT_NS)
+    world.run(50, False)
+    assert [(one["id"], one["observed"], one["crossed_ns"] is not None) for one in world.told] == [
+        (1, True, False),
+        (2, True, True),
+        (3, True, False),
+    ]
+
+
+def test_one_pod_at_a_time_and_the_next_when_it_is_over(make: Make) -> None:
+    world = make(enforce=True)
+    world.run(50, True)  # a victim is ready: it is signalled before the pass
+    assert [(one["pod"], one["given_s"]) for one in world.told] == [(PODS[1], 0)]
+    world.press(40)
+    assert len(world.told) == 1
+    world.end(0, False)
+    world.press(40)
+    assert [one["pod"] for one in world.told] == [PODS[1], PODS[0]]
+
+
+def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> None:
+    soft = {"eviction_soft": {"memory.available": "200Mi"}, "eviction_soft_grace_period": {"memory.available": "1s"}}
+    world = make(enforce=True, eviction_max_pod_grace_period_s=20, **soft)
+    hurried: list[int] = []
+    world.evictor.hurry = lambda: hurried.append(world.now_ns)
+    world.press(151)
+    world.press(151)
+    assert world.told[0]["given_s"] == 10
+    world.press(149)
+    assert hurried == []
+    world.press(49)
+    assert hurried == [world.now_ns]
+
+
+def test_nobody_goes_before_all_pods_are_known(make: Make) -> None:
+    world = make(enforce=True)
+    world.decider.may_act = False
+    world.run(50, True)
+    assert world.told == []
+    assert world.decider.pressed
+    world.wait(1)
+    world.decider.begin()
+    assert [one["pod"] for one in world.told] == [PODS[1]]
+
+
+def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
+    world = make(enforce=True)
+    world.disks(1, [1, 0], [0, 1])
+    assert [(one["kind"], one["pod"]) for one in world.told] == [("limit", PODS[0])]
+    world.end(0, False)
+    assert world.decider.evict_over_limit()
+    assert [(one["kind"], one["pod"], one["message"]) for one in world.told[1:]] == [
+        ("limit", PODS[1], "too much in 1")
+    ]
+
+
+# ---- when a pass is due
+
+
+def test_after_a_crossing_that_was_over_the_next_looks_are_close_and_end() -> None:
+    timer, waits, now = PassTimer(), [], SECOND
+    timer.begin(now)
+    timer.plan(crossed_ns=now, pressed=False, was_pressed=False)
+    while (due := timer.due_ns(None, False)) is not None:
+        waits.append(due - now)
+        now = due
+        timer.begin(now)
+        timer.plan(crossed_ns=0, pressed=False, was_pressed=False)
+    assert waits[0] == FIRST_RECHECK_NS
+    assert waits == sorted(waits)
+    assert waits[-1] == RECHECK_NS
+
+
+def test_under_pressure_there_is_a_tick_and_one_look_after_it() -> None:
+    timer = PassTimer()
+    timer.begin(SECOND)
+    timer.plan(crossed_ns=SECOND, pressed=True, was_pressed=False)
+    assert timer.due_ns(None, True) == SECOND + TICK_NS
+    assert not timer.due_ns(None, False)
+    timer.plan(crossed_ns=0, pressed=False, was_pressed=True)
+    assert timer.due_ns(None, False) == SECOND + RECHECK_NS
+    assert timer.due_ns(SECOND + 1, False) == SECOND + 1
+
+
+# ---- who moved
+
+
+def test_only_a_first_victim_that_grows_keeps_its_place(make: Make) -> None:
+    world = make()
+    first = world.registry.first()
+    assert first is not None
+    assert first.usage is not None
+    other = world.registry.by_uid[PODS[0]]
+    pods = MovedPods(cast(Any, world.decider._gauge), world.registry, cast(Any, world.evictor), world.tell)
+    for moved, keeps in (
+        ({first.index: first.usage + 1}, True),
+        ({first.index: first.usage - 1}, False),
+        ({other.index: 0}, False),
+        ({first.index: first.usage + 1, other.index: 0}, False),
+    ):
+        pods.moved.clear()
+        pods.moved.update(moved)
+        assert pods.keeps_order() is keeps
+
+
+def test_a_pod_that_gave_memory_back_is_counted_again_soon(make: Make) -> None:
+    world = make()
+    decider, entry = world.decider, world.registry.by_uid[PODS[1]]
+    assert entry.usage is not None
+    decider.step(entry.index, entry.usage + 1)
+    assert decider.reread_due_ns() is None
+    decider.step(entry.index, entry.usage - 1)
+    assert decider.reread_due_ns() == world.now_ns + REREAD_NS
+    assert (decider.steps, list(decider.moved)) == (2, [entry.index])
+    decider._gauge.reread = lambda: None  # type: ignore[method-assign]
+    decider._trigger.prepare = lambda may_arm: None  # type: ignore[method-assign,assignment]
+    world.table.sets[entry.index] = 7
+    decider.reread()
+    assert (entry.usage, decider.reread_due_ns(), decider.moved) == (7, None, {})
