@@ -57,7 +57,7 @@ class Actor:
         self._patience = patience
         self._brake = brake
         self._stats = stats
-        self._send = send
+        self.send = send
 
     def for_threshold(
         self,
@@ -127,7 +127,7 @@ class Actor:
         }
         if self._enforce:
             eviction.decision = message
-        self._send(message)
+        self.send(message)
         if self._enforce:
             self._evictor.note.told()
         return Acted(decided_ns, taken, made)

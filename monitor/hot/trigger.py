@@ -81,7 +81,7 @@ class Trigger:
     def take(self, entry: PodEntry) -> Victim:
         """The prepared victim of a pod, for good; made now if it was not prepared."""
         victim = self._prepared.pop(entry.uid, None)
-        # The signal cannot leave without this look, though it takes a lock (`Decider._take_back`).
+        # The signal cannot leave without this look, though it takes a lock (`MovedPods.take_back`).
         if victim is not None and (victim.is_blind or time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS):
             victim.refresh()
         self.was_prepared = victim is not None
