@@ -121,13 +121,11 @@ class Gauge:
 
         Raises NodeGone when the node's own cgroup was removed.
         """
-        changed = False
-        for watch in list(self.watches):
-            if not watch.is_there():
-                self.lost(watch)
-                changed = True
+        gone = [watch for watch in self.watches if not watch.is_there()]
+        for watch in gone:
+            self.lost(watch)
         self.take_capacities()
-        return changed or self.recapped
+        return bool(gone) or self.recapped
 
     def take_capacities(self) -> None:
         """Take every capacity as it is now: memory is plugged and ballooned, limits are set. 2 us for each domain.

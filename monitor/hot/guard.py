@@ -9,9 +9,9 @@ from typing import ParamSpec, TypeVar
 from monitor.kernel.troubles import TROUBLES, Trouble
 from monitor.link.counters import SharedStats
 
-#: One failure is told again no sooner than this, with how often there was one.
-TELL_NS = 10_000_000_000
-#: Failures remembered as told.
+#: One failure is reported again no sooner than this, with how often there was one.
+REPEAT_NS = 10_000_000_000
+#: Failures remembered as reported.
 _MOST = 256
 #: After a turn in which a step failed the next one begins no sooner than this, doubled with each such turn in a row up
 #: to the second: a descriptor that stays ready because reading it fails must not take a whole CPU at real-time
@@ -29,7 +29,7 @@ class Guard:
         self._stats = stats
         self._failed = False
         self._rest_ns = 0
-        self._told: dict[tuple[str, int, str], tuple[int, int]] = {}  # -> told when, and how often since
+        self._reported: dict[tuple[str, int, str], tuple[int, int]] = {}  # -> reported when, and how often since
 
     def __call__(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
@@ -48,18 +48,18 @@ class Guard:
         self._rest_ns = min(_MOST_REST_NS, max(_REST_NS, 2 * self._rest_ns))
         time.sleep(self._rest_ns / 1e9)
 
-    def to_tell(self, now_ns: int) -> list[Trouble]:
-        """Count what failed; what of it is to be told now."""
+    def to_report(self, now_ns: int) -> list[Trouble]:
+        """Count what failed; what of it is to be reported now."""
         out = []
         for trouble in TROUBLES.take():
             self._stats.add(f"errors_{trouble.call}", trouble.times)
             key = (trouble.call, trouble.number, trouble.whose)
-            told_ns, times = self._told.pop(key, (-TELL_NS, 0))
+            reported_ns, times = self._reported.pop(key, (-REPEAT_NS, 0))
             times += trouble.times
-            if now_ns - told_ns >= TELL_NS:
+            if now_ns - reported_ns >= REPEAT_NS:
                 out.append(trouble._replace(times=times))
-                told_ns, times = now_ns, 0
-            self._told[key] = (told_ns, times)
-        while len(self._told) > _MOST:
-            del self._told[next(iter(self._told))]
+                reported_ns, times = now_ns, 0
+            self._reported[key] = (reported_ns, times)
+        while len(self._reported) > _MOST:
+            del self._reported[next(iter(self._reported))]
         return out

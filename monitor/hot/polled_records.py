@@ -199,7 +199,7 @@ class PolledRecords:
             self._cross(fresh, start, passed)
         elif moved and start >= self._pods_due_ns:
             self._pods(start)
-            self._decider.steps += 1  # the vigil goes on while somebody takes memory
+            self._decider.steps += 1  # the busy poll goes on while somebody takes memory
         self._looked_ns = start
         if self._arming.armed:
             self._bound(wait, hidden)

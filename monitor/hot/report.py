@@ -42,7 +42,7 @@ class Report:
         if self._decider.may_act and not self._life.is_ready:
             self._ready(now_ns)
         by_uid, log = self._parts.registry.by_uid, self._parts.outbox.log
-        for trouble in self._parts.guard.to_tell(now_ns):
+        for trouble in self._parts.guard.to_report(now_ns):
             entry = by_uid.get(trouble.whose)
             pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
             log("error", "a system call failed: going on without it", **pod, **trouble.fields)

@@ -12,7 +12,7 @@ from monitor.hot.loop import Loop
 from monitor.hot.outbox import Outbox
 from monitor.hot.supervise import Side
 from monitor.link.counters import SharedStats
-from monitor.link.heartbeat import Pulse
+from monitor.link.heartbeat import HeartbeatWatch
 
 
 class SideRestarts:
@@ -31,7 +31,7 @@ class SideRestarts:
         receive: Callable[[], None],
     ) -> None:
         self._side = side
-        self._pulse = Pulse(stats, side.timer)
+        self._heartbeat = HeartbeatWatch(stats, side.timer)
         self._outbox = outbox
         self._stats = stats
         self._life = life
@@ -39,7 +39,7 @@ class SideRestarts:
         self._lost = lost
         self._channel = loop.listener(lambda _: receive())
         self._ends = loop.listener(self._ended)
-        self._beats = loop.listener(lambda _: self._pulse.missed())
+        self._beats = loop.listener(lambda _: self._heartbeat.missed())
         self._hung = ""  # why the side was killed
         self._complaint = ""  # for the next side to log
 
@@ -50,7 +50,7 @@ class SideRestarts:
 
     def due_ns(self) -> int | None:
         """When to look at the side, or to start one where there is none."""
-        return self._pulse.next_ns if self._side.pid else self._side.next_start_ns
+        return self._heartbeat.next_ns if self._side.pid else self._side.next_start_ns
 
     def go_on(self, now_ns: int) -> None:
         """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
@@ -63,7 +63,7 @@ class SideRestarts:
         """Raises OSError."""
         side = self._side
         self._started()
-        self._pulse.begin(now_ns)
+        self._heartbeat.begin(now_ns)
         if not side.adopt(now_ns):
             side.start(now_ns)
         assert side.sock is not None
@@ -87,7 +87,7 @@ class SideRestarts:
             self._without_side()
             return
         self._side.forget_read()
-        why = self._pulse.look(now_ns, self._side.pid)
+        why = self._heartbeat.look(now_ns, self._side.pid)
         if why and not self._side.is_killed:
             self._hung = why
             self._stats.add("side_hangs")

@@ -25,7 +25,7 @@ import click
 
 from monitor.actions.giveback import give_back
 from monitor.cli.output import output_option, print_json, print_table
-from monitor.hot.patience import NOTHING
+from monitor.hot.leaving import NOTHING
 from monitor.kernel import loader
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record

@@ -23,7 +23,7 @@ from monitor.kernel.alarms import Timer
 from monitor.link.counters import SharedStats
 
 #: The side's turns are this far apart at most.
-BEAT_NS = 500_000_000
+HEARTBEAT_NS = 500_000_000
 #: A beat that is so old was missed, and the evidence is gathered over so long, in looks so far apart: noticed after
 #: 1.25 to 1.75 s.
 MISSED_NS, _WINDOW_NS, _CLOSER_NS = 750_000_000, 500_000_000, 250_000_000
@@ -72,7 +72,7 @@ def _in_syscall(pid: int) -> bool | None:
     return None if first == b"running" else first != b"-1"
 
 
-class Pulse:
+class HeartbeatWatch:
     """The hot process's look at the beats of one side after the other. ``timer`` is the one that they wind up."""
 
     def __init__(self, stats: SharedStats, timer: Timer) -> None:
@@ -127,7 +127,7 @@ class Pulse:
         return ""
 
 
-class Beat:
+class Heartbeat:
     """The side's part."""
 
     def __init__(self, stats: SharedStats, timer: Timer) -> None:
@@ -137,7 +137,7 @@ class Beat:
     def beat(self) -> None:
         """One turn, or a part of one, is done."""
         now_ns = time.monotonic_ns()
-        if now_ns - self._stats.get("side_beat_ns") > BEAT_NS // 8:  # a system call is no part of every message
+        if now_ns - self._stats.get("side_beat_ns") > HEARTBEAT_NS // 8:  # a system call is no part of every message
             self._timer.set(MISSED_NS)
         self._stats.set("side_beat_ns", now_ns)
 

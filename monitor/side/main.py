@@ -29,7 +29,7 @@ from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import hurry, started
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.heartbeat import BEAT_NS, ENDING, TURNING, Beat
+from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.resend import KINDS
 from monitor.pods.kubepods import of_pods
 from monitor.pods.source import Change, FoundPod, open_source, pod_message
@@ -77,7 +77,7 @@ class Side:
         self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
     ) -> None:
         self.config = config
-        self.pulse = Beat(stats, timer)
+        self.pulse = Heartbeat(stats, timer)
         self.pulse.beat()
         self.sock = sock
         self.listener = listener
@@ -186,7 +186,7 @@ class Side:
     def _wait_for_pods(self) -> None:
         """For the first look at them, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while time.monotonic() < deadline and not self.pods.wait_known(BEAT_NS / 2e9):
+        while time.monotonic() < deadline and not self.pods.wait_known(HEARTBEAT_NS / 2e9):
             self.pulse.beat()
 
     def _hear_left(self) -> None:
@@ -208,7 +208,7 @@ class Side:
         due_ms = self._timeout_ms()
         deadline = time.monotonic() + due_ms / 1000
         while True:
-            ready = {fd for fd, _ in poll.poll(min(due_ms, BEAT_NS / 1e6))}
+            ready = {fd for fd, _ in poll.poll(min(due_ms, HEARTBEAT_NS / 1e6))}
             self.pulse.beat()
             due_ms = (deadline - time.monotonic()) * 1000
             if ready or due_ms <= 0:

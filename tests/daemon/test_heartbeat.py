@@ -17,7 +17,7 @@ import pytest
 from monitor.kernel.alarms import Timer
 from monitor.link import channel, heartbeat
 from monitor.link.counters import SharedStats
-from monitor.link.heartbeat import ENDING, STARTING, TURNING, Beat, Evidence, Pulse
+from monitor.link.heartbeat import ENDING, STARTING, TURNING, Evidence, Heartbeat, HeartbeatWatch
 from tests import live
 
 SLEEP = "import time, sys; print(1, flush=True); time.sleep(1000)"
@@ -53,9 +53,9 @@ def run(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
 def watched(stats: SharedStats, pid: int, seconds: float) -> str:
     """What is said of a process that gives no beat; "" if nothing in that time."""
     timer = Timer()
-    begun = Pulse(stats, timer)
+    begun = HeartbeatWatch(stats, timer)
     begun.begin(time.monotonic_ns())
-    Beat(stats, timer).enter(TURNING)
+    Heartbeat(stats, timer).enter(TURNING)
     stats.set("side_start_cpu_ns", 0)  # what it noted is the CPU time of this whole session of tests
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def test_one_that_turns_slowly_does_not_hang(stats: SharedStats, run: subprocess
 
 def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
     timer = Timer()
-    watch, beat = Pulse(stats, timer), Beat(stats, timer)
+    watch, beat = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
     wound_ns = time.monotonic_ns()
     watch.begin(wound_ns)
     for _ in range(4):
@@ -125,7 +125,7 @@ def looked(
 ) -> float | None:
     """After how many seconds without a beat it is said to hang, by this evidence; its CPU time grows by ``cpu``."""
     start = 1_000_000_000
-    watch = Pulse(stats, Timer())
+    watch = HeartbeatWatch(stats, Timer())
     watch.begin(start)
     stats.set("side_stage", stage)
     at = [start]
@@ -206,7 +206,7 @@ def test_one_that_was_away_itself_gathers_its_evidence_first(
     stats: SharedStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hot process was stopped for a while, and the side with it (a frozen virtual machine)."""
-    watch = Pulse(stats, Timer())
+    watch = HeartbeatWatch(stats, Timer())
     watch.begin(0)
     stats.set("side_stage", TURNING)
     monkeypatch.setattr(heartbeat, "examine", lambda _: Evidence("S", 1, 0, True))
