@@ -36,7 +36,7 @@ class Eviction:
     def __init__(self, victim: Victim, grace_s: int, usage_before: int, sent: tuple[int, int] | None = None) -> None:
         """``sent``: its processes have had their SIGKILL already, between these two times (ns)."""
         self.victim = victim
-        self.decision: dict[str, object] = {}  # what is reported of it, filled in after the signals went out
+        self.decision_id, self.name = 0, ""  # what is reported of it, filled in after the signals went out
         self.grace_ns = grace_s * 1_000_000_000
         self.held = usage_before  # at the most
         self.last_usage = usage_before

@@ -14,11 +14,12 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.kubepods import of_pods
-from monitor.pods.model import FoundPod, PodSource, pod_message
+from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
+from monitor.side.pod_watch import pod_message
 
 #: The daemon is on this machine; one that does not answer by then is not waited for.
 _TIMEOUT_S = 2.0
@@ -172,7 +173,7 @@ def _reading(memory: Mapping[str, Any]) -> MemoryReading:
 
 def _identity(found: FoundPod, rules: Era) -> dict[str, Any]:
     message = pod_message(found, rules)
-    return {k: message[k] for k in ("namespace", "name", "uid", *_OF_SPEC)}
+    return {k: getattr(message, k) for k in ("namespace", "name", "uid", *_OF_SPEC)}
 
 
 def _unknown() -> dict[str, Any]:

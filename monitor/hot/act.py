@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from monitor.hot.brake import Brake
@@ -15,6 +15,7 @@ from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Decision, Tell
 from monitor.policy.decisions import Decisions
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import RunConfig
@@ -45,7 +46,7 @@ class Actor:
         patience: Patience,
         brake: Brake,
         stats: SharedStats,
-        send: Callable[[dict[str, Any]], None],
+        send: Tell,
     ) -> None:
         self._enforce = config.enforce
         self._decisions = decisions
@@ -112,21 +113,20 @@ class Actor:
             return Acted(decided_ns, None, None)
         self._stats.add("decisions")
         table = self._gauge.table
-        message: dict[str, Any] = {
-            "t": "decision",
+        message = Decision(
             **made,
             **figures,
-            "rank": 1,
-            "prepared": self._trigger.was_prepared,
-            "signalled_ns": signalled_ns,
-            "working_set": table.working_set(entry.index),
-            "request": entry.request,
-            "containers": {name: table.working_set(at) for name, (_, at) in entry.containers.items()},
-            "order": self._registry.leaders(),
-            "realtime": time.time(),
-        }
+            rank=1,
+            prepared=self._trigger.was_prepared,
+            signalled_ns=signalled_ns,
+            working_set=table.working_set(entry.index),
+            request=entry.request,
+            containers={name: table.working_set(at) for name, (_, at) in entry.containers.items()},
+            order=self._registry.leaders(),
+            realtime=time.time(),
+        )
         if self._enforce:
-            eviction.decision = message
+            eviction.decision_id, eviction.name = message.id, message.name
         self.send(message)
         if self._enforce:
             self._evictor.note.told()

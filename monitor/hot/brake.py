@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Braked, Released, Tell
 from monitor.policy.eviction_brake import (
     DYING_NS,
     GO,
@@ -51,8 +52,6 @@ STILL_NS = 500_000_000
 SAMPLES = 24
 #: That evictions are held is told at most so often; the counter and the state know of every time.
 QUIET_NS = 1_000_000_000
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Sample(NamedTuple):
@@ -416,7 +415,7 @@ class Brake:
             self._news = True
         if self._said != reason and now_ns - self._said_ns >= QUIET_NS:
             self._said, self._said_ns = reason, now_ns
-            self._tell({"t": "braked", "ts_ns": now_ns, **self.state, "order": self._registry.leaders()})
+            self._tell(Braked(ts_ns=now_ns, order=self._registry.leaders(), **self.state))
 
     def _release(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
@@ -425,9 +424,9 @@ class Brake:
         self._news = True
         if self._said:
             self._said = ""
-            over = {"reason": "", "was": state["reason"], "why": why, "held_ns": now_ns - state["since_ns"]}
             about = {key: state[key] for key in ("signal", "domain", "kind")}
-            self._tell({"t": "braked", "ts_ns": now_ns, **over, **about})
+            held_ns = now_ns - state["since_ns"]
+            self._tell(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
     def _outside(self, threshold: Threshold) -> int:
         """What is in use outside of all pods that may be evicted."""

@@ -6,7 +6,7 @@ What is decided is decided in `monitor.policy`; this file brings it the numbers 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
@@ -22,6 +22,7 @@ from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Clear, DiskFigures, LogLine, Tell
 from monitor.policy import decisions, patience
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import Decisions
@@ -36,8 +37,6 @@ from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
     from monitor.hot.pass_record import Journal
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Decider:
@@ -276,17 +275,16 @@ class Decider:
         """A threshold that was met is not met any more."""
         seen = observations.get(threshold.signal)
         self._tell(
-            {
-                "t": "clear",
-                "ts_ns": now_ns,
-                "domain": next((w.name for w in self._gauge.watches if w.signal == threshold.signal), "node"),
-                "signal": threshold.signal,
-                "hard": threshold.hard,
-                "available": seen.available if seen is not None else 0,
-            }
+            Clear(
+                ts_ns=now_ns,
+                domain=next((w.name for w in self._gauge.watches if w.signal == threshold.signal), "node"),
+                signal=threshold.signal,
+                hard=threshold.hard,
+                available=seen.available if seen is not None else 0,
+            )
         )
 
-    def take_slow(self, message: dict[str, Any]) -> None:
+    def take_slow(self, message: DiskFigures) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
         self._slow.take(message)
         self._decisions.forget(time.monotonic_ns())
@@ -344,4 +342,4 @@ class Decider:
         )
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._tell({"t": "log", "level": level, "msg": msg, **fields})
+        self._tell(LogLine(level, msg, fields))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from monitor.actions.evict import Eviction
@@ -18,6 +17,7 @@ from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Evicted, Killed, LogLine, Reap, Tell
 
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
@@ -34,9 +34,6 @@ class SentKill(NamedTuple):
     reading: Reading  # of the domain that was crossed
     decided_ns: int
     signalled_ns: int
-
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Evictor:
@@ -106,7 +103,7 @@ class Evictor:
 
     def reaped(self, number: int) -> None:
         """The side has freed what it could of the pod that decision ``number`` was about."""
-        if self.current is not None and self.current.decision.get("id") == number:
+        if self.current is not None and self.current.decision_id == number:
             self._helper = 0
 
     def holds(self, uid: str) -> bool:
@@ -139,7 +136,7 @@ class Evictor:
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
-                self._tell({"t": "reap", "id": eviction.decision.get("id"), "pids": pids})
+                self._tell(Reap(eviction.decision_id, pids))
                 self._helper = side
             eviction.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
             return False
@@ -160,7 +157,7 @@ class Evictor:
             self._log(
                 "warning",
                 f"an evicted pod {stuck}: going on without it",
-                pod=eviction.decision.get("name"),
+                pod=eviction.name,
                 pids=sorted(eviction.pids)[:_SHOWN],
                 bytes=usage,
             )
@@ -179,15 +176,8 @@ class Evictor:
             self._tell_killed(eviction)
 
     def _tell_killed(self, eviction: Eviction) -> None:
-        self._tell(
-            {
-                "t": "killed",
-                "id": eviction.decision.get("id"),
-                "pod": eviction.victim.uid,
-                "name": eviction.decision.get("name"),
-                "ts_ns": eviction.killed_ns,
-            }
-        )
+        assert eviction.killed_ns is not None
+        self._tell(Killed(eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""
@@ -211,14 +201,8 @@ class Evictor:
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")
         self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
-        evicted = {
-            "t": "evicted",
-            "id": eviction.decision.get("id"),
-            "pod": eviction.victim.uid,
-            "gone_ns": now_ns,
-            "pids": sorted(eviction.pids)[:_SHOWN],
-            "pids_total": len(eviction.pids),
-        }
+        pids = sorted(eviction.pids)
+        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids))
         left = eviction.last_usage if usage is None else usage
         self._patience.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 
@@ -227,7 +211,7 @@ class Evictor:
         pids = sorted(eviction.pids)[:_SHOWN]
         eviction.victim.close()
         self._stats.add("eviction_failures")
-        self._log("error", why, pod=eviction.decision.get("name"), pids=pids)
+        self._log("error", why, pod=eviction.name, pids=pids)
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._tell({"t": "log", "level": level, "msg": msg, **fields})
+        self._tell(LogLine(level, msg, fields))

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo, pace
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
+from monitor.link.messages import LogLine, Tell
 from monitor.pods.kubepods import kubepods_of, of_pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
@@ -51,7 +51,7 @@ class Gauge:
         config: RunConfig,
         thresholds: tuple[Threshold, ...],
         stats: SharedStats,
-        tell: Callable[[dict[str, Any]], None] = lambda _: None,
+        tell: Tell = lambda _: None,
     ) -> None:
         self.table = source.table
         self.table.reset()
@@ -150,7 +150,7 @@ class Gauge:
 
     def _log_capacity(self, watch: Watch, now: int) -> None:
         fields = {"domain": watch.name, "before": watch.capacity, "now": now}
-        self._tell({"t": "log", "level": "info", "msg": "the capacity has changed; thresholds follow it", **fields})
+        self._tell(LogLine("info", "the capacity has changed; thresholds follow it", fields))
 
     def lost(self, watch: Watch) -> None:
         """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
+from monitor.link.messages import Tell
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 _LEFT = "OUTRACE_LEFT"
 #: The kernel's log, open since then: a kill while nobody watches is told of too.
 _LOG_FD = "OUTRACE_LOG_FD"
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class AnyRecords(Protocol):

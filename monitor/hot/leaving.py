@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from monitor.kernel.wire import PAGE
+from monitor.link.messages import Evicted
 
 #: A pod that went and holds less than this, and what each CPU keeps of its charges (64 pages), has given all back: the
 #: rest goes with its cgroup. (No part of what it had: page tables are a 512th of that, and late.)
@@ -29,7 +29,7 @@ class Leaving:
     gone_ns: int
     moved_ns: int  # when it last gave something back
     until_ns: int  # it is counted on until then
-    evicted: dict[str, Any] | None  # the message that waits for the final figure; None: others killed it
+    evicted: Evicted | None  # the message that waits for the final figure; None: others killed it
     unsure: bool  # whether somebody lives on in it is not known yet
     asked: bool = False  # the side was asked to have it reclaimed
     size: int = 0  # of processes that the OOM killer took

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.troubles import TROUBLES
+from monitor.link.messages import LogLine, Tell
 
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
@@ -23,7 +22,7 @@ class MovedPods:
     memory back are to be counted again; None: none are.
     """
 
-    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, send: Callable[[dict[str, Any]], None]):
+    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, send: Tell):
         self._gauge = gauge
         self._registry = registry
         self._evictor = evictor
@@ -92,7 +91,7 @@ class MovedPods:
             if runs:
                 self._registry.set_evicted(entry, False)
                 msg = "an evicted pod runs again: it is a candidate again"
-                self._send({"t": "log", "level": "info", "msg": msg, "pod": entry.title})
+                self._send(LogLine("info", msg, {"pod": entry.title}))
             elif runs is not None:
                 entry.ask_ns = now + ASK_NS
                 self._registry.settle(entry)

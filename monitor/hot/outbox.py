@@ -9,6 +9,7 @@ from typing import Any
 from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
+from monitor.link.messages import HotMessage, LogLine
 from monitor.link.resend import KINDS, Retold
 
 
@@ -22,23 +23,23 @@ class Outbox:
         self._lost = False  # a side ended since `resend` was done
         self.stored = self._resend.stored
 
-    def offer(self, message: dict[str, Any]) -> bool:
+    def offer(self, message: HotMessage) -> bool:
         """Send without waiting; False if the channel cannot take it."""
         sock = self._side.sock
         return sock is not None and channel.send(sock, message)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: HotMessage) -> None:
         """Send without waiting; what the channel cannot take is dropped and counted."""
         if self.offer(message):
             self._stats.add("channel_sent")
             self._resend.note(message)
-        elif message["t"] in KINDS and self._side.sock is None:
+        elif isinstance(message, KINDS) and self._side.sock is None:
             self._resend.note(message)  # for the next side
         else:
             self._stats.dropped(message)
 
     def log(self, level: str, msg: str, **fields: Any) -> None:
-        self.send({"t": "log", "level": level, "msg": msg, **fields})
+        self.send(LogLine(level, msg, fields))
 
     def side_lost(self) -> None:
         """What that side had not stored goes first into the channel of the next one."""

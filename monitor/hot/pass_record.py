@@ -14,6 +14,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from monitor.hot.act import Acted
+from monitor.link.messages import HotMessage
+from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
 from monitor.policy.eviction_order import EvictionOrder
@@ -30,7 +32,7 @@ SNAPSHOT_NS = 60_000_000_000
 #: A candidate as a tuple of its fields: `dataclasses.astuple` copies each of them and takes ten times as long.
 _row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
-Send = Callable[[dict[str, Any]], bool]
+Send = Callable[[HotMessage], bool]
 
 
 class RecordedEvictionOrder(EvictionOrder):
@@ -116,29 +118,28 @@ class Journal:
             return
         self._eviction_order.changed.clear()
         self._tell(
-            {
-                "t": "pass",
-                "now_ns": now_ns,
-                "observations": {signal: list(seen) for signal, seen in observations.items()},
-                "slow": self._slow,
-                "may_act": may_act,
-                "busy": busy,
-                "held": outcome.victim is not None and may_act and not (busy or waits or braked) and acted is None,
-                "coming": {signal: list(seen) for signal, seen in coming.items()},
-                "forced": forced,
-                "waits": waits,
-                "brake": figures_json(brake),
-                "crossed_ns": crossed_ns,
+            Pass(
+                now_ns=now_ns,
+                observations={signal: list(seen) for signal, seen in observations.items()},
+                slow=self._slow,
+                may_act=may_act,
+                busy=busy,
+                held=outcome.victim is not None and may_act and not (busy or waits or braked) and acted is None,
+                coming={signal: list(seen) for signal, seen in coming.items()},
+                forced=forced,
+                waits=waits,
+                brake=figures_json(brake),
+                crossed_ns=crossed_ns,
                 **_acted(acted),
-                "hurried": busy and may_act and hurries(outcome),
-                "outcome": outcome_json(outcome),
-            }
+                hurried=busy and may_act and hurries(outcome),
+                outcome=outcome_json(outcome),
+            )
         )
 
     def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
         """A pod over a limit of its own was evicted, or would have been."""
         if not self._broken:
-            self._tell({"t": "limit", "pod": uid, "name": name, "message": message, **_acted(acted)})
+            self._tell(Limit(pod=uid, name=name, message=message, **_acted(acted)))
 
     def _snapshot(self, now_ns: int, before: _Before) -> bool:
         """All there is to know before this pass; False if it did not fit."""
@@ -148,13 +149,7 @@ class Journal:
         if not self._tell_changes(self._eviction_order.members, True):
             return False
         return self._tell(
-            {
-                "t": "snapshot",
-                "state": state_json(before.state),
-                "told": before.reported,
-                "last_id": before.last_id,
-                "missed": self._missed,
-            }
+            Snapshot(state=state_json(before.state), told=before.reported, last_id=before.last_id, missed=self._missed)
         )
 
     def _tell_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
@@ -167,16 +162,15 @@ class Journal:
             found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
             put = [_row(member) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
-            if not self._tell({"t": "ranking", "whole": whole, "put": put, "removed": removed}):
+            if not self._tell(Ranking(whole, put, removed)):
                 return False
             whole = False
             if not left:
                 return True
 
-    def _tell(self, message: dict[str, Any]) -> bool:
+    def _tell(self, message: Ranking | Snapshot | Pass | Limit) -> bool:
         self._number += 1
-        message["number"] = self._number
-        if self._send(message):
+        if self._send(message._replace(number=self._number)):
             return True
         self._missed += 1
         self._broken = True

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from monitor.hot.gauge import Gauge
 from monitor.hot.leaving import NOTHING, WINDOW_NS, Growth, Leaving
@@ -19,6 +17,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Evicted, GiveBack, Left, Tell
 from monitor.policy.patience import JUMP_NS, Coming
 from monitor.sources.watch import Watch
 
@@ -39,8 +38,6 @@ DOUBTS_NS = 1_000_000_000
 #: Looks: so far apart, while it last gave something back less than so long ago. (A look costs 30 us, a pass as much.)
 PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 2_000_000))
 _REST = 4  # times what a look cost is rested, at least
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Patience:
@@ -72,7 +69,7 @@ class Patience:
 
     # what begins and ends a wait
 
-    def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: dict[str, Any]) -> None:
+    def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: Evicted) -> None:
         """The last process of an evicted pod is gone. It held ``held`` bytes, of which ``left`` are charged still.
 
         ``evicted`` is told, with the final figure in ``freed``, as soon as that is known.
@@ -141,7 +138,7 @@ class Patience:
         held: int,
         left: int,
         gone_ns: int,
-        evicted: dict[str, Any] | None,
+        evicted: Evicted | None,
         *,
         unsure: bool,
         size: int = 0,
@@ -173,7 +170,7 @@ class Patience:
         self.next_look_ns = 0
         self._leaving.append(leaving)
         if leaving.unsure:
-            self._tell({"t": "left", "id": leaving.number, "pod": uid})
+            self._tell(Left(leaving.number, uid))
         return True
 
     def answered(self, number: int, lives: bool) -> None:
@@ -187,7 +184,7 @@ class Patience:
                 elif lives:
                     if leaving.again:
                         leaving.again = False
-                        self._tell({"t": "left", "id": number, "pod": leaving.uid})
+                        self._tell(Left(number, leaving.uid))
                     else:
                         leaving.until_ns = 0
                     self.next_look_ns = 0
@@ -256,7 +253,7 @@ class Patience:
         leaving.asked = True
         if leaving.cgroup_id:
             leaving.until_ns = max(leaving.until_ns, now_ns + RECLAIM_NS)
-            self._tell({"t": "giveback", "id": leaving.number, "pod": leaving.uid})
+            self._tell(GiveBack(leaving.number, leaving.uid))
 
     def _count(self, leaving: Leaving, now_ns: int) -> None:
         """What it holds now, by its own counters."""
@@ -315,7 +312,8 @@ class Patience:
         else:
             self._stats.add("memory_kept")
         if leaving.evicted is not None:
-            self._tell({**leaving.evicted, "freed": max(0, leaving.held - leaving.left), "settled_ns": now_ns})
+            freed = max(0, leaving.held - leaving.left)
+            self._tell(leaving.evicted._replace(freed=freed, settled_ns=now_ns))
 
     def _learn(self, took_ns: int) -> None:
         """The bound is twice the slowest of late."""

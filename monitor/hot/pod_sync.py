@@ -13,7 +13,7 @@ from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
 from monitor.kernel.troubles import TROUBLES
-from monitor.link import channel
+from monitor.link import channel, messages
 
 #: A pod that could not be watched, for want of a descriptor say, is tried again so often.
 RETRY_NS = 1_000_000_000
@@ -35,22 +35,22 @@ class PodSync:
         self._life = parts.life
         self._housekeeping = housekeeping
         self._sent: set[str] = set()  # uids of the pods that this side has sent
-        self._unwatched: dict[str, dict[str, Any]] = {}  # uid -> the message of a pod that could not be watched yet
+        self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
         self._is_stale = False  # the messages of this turn ask for a sweep
         outbox, evictor, patience = parts.outbox, parts.evictor, parts.patience
-        self._handlers: dict[str, Callable[[dict[str, Any]], object]] = {
-            "pod+": self._came,
-            "pod-": lambda message: self._drop(message["uid"]),
-            "synced": self._synced,
-            "refresh": self._refresh,
-            "record": self._record,
-            "disks": self._decider.take_slow,
-            "stored": lambda message: outbox.stored(message["count"]),
-            "reaped": lambda message: evictor.reaped(message["id"]),
-            "reclaimed": lambda message: patience.reclaimed(message["id"]),
-            "lives": lambda message: patience.answered(message["id"], message["lives"]),
-            "bad": self._bad,
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            messages.PodSeen: self._came,
+            messages.PodGone: lambda message: self._drop(message.uid),
+            messages.Synced: self._synced,
+            messages.Refresh: self._refresh,
+            messages.Record: self._record,
+            messages.DiskFigures: self._decider.take_slow,
+            messages.Stored: lambda message: outbox.stored(message.total),
+            messages.Reaped: lambda message: evictor.reaped(message.id),
+            messages.Reclaimed: lambda message: patience.reclaimed(message.id),
+            messages.Lives: lambda message: patience.answered(message.id, message.lives),
+            messages.Bad: self._bad,
         }
 
     def begin(self) -> None:
@@ -66,19 +66,19 @@ class PodSync:
         for message in channel.drain(sock, limit=_MOST):
             if message is None:
                 break  # closed: the pidfd says the rest
-            handler = self._handlers.get(message["t"])
+            handler = self._handlers.get(type(message))
             if handler is not None:
                 handler(message)
         self._parts.stats.set("pods", len(self._registry))
         if self._is_stale and self._life.knows_pods:  # at the start one sweep for all: 110 would take half a second
             self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
 
-    def _came(self, message: dict[str, Any]) -> None:
+    def _came(self, message: messages.PodSeen) -> None:
         self._parts.guard(self._put, message)
-        self._sent.add(message["uid"])
+        self._sent.add(message.uid)
         self._is_stale = True
 
-    def _synced(self, _: dict[str, Any]) -> None:
+    def _synced(self, _: messages.Synced) -> None:
         """A side that was started again does not know which pods went while nobody looked."""
         for uid in self._registry.by_uid.keys() - self._sent:
             self._drop(uid)
@@ -86,17 +86,17 @@ class PodSync:
             self._life.advance(State.SYNCING)
         self._is_stale = True
 
-    def _refresh(self, _: dict[str, Any]) -> None:
+    def _refresh(self, _: messages.Refresh) -> None:
         self._is_stale = True
 
-    def _record(self, _: dict[str, Any]) -> None:
+    def _record(self, _: messages.Record) -> None:
         journal = self._parts.journal
         if journal is not None:
             journal.restart()
             self._decider.run_pass()  # a snapshot goes with a pass
 
-    def _bad(self, message: dict[str, Any]) -> None:
-        self._log("error", "a message of the side could not be read", problem=message["problem"])
+    def _bad(self, message: messages.Bad) -> None:
+        self._log("error", "a message of the side could not be read", type=message.type, problem=message.problem)
 
     def _counted(self) -> None:
         """A sweep has been over all pods that were sent."""
@@ -126,9 +126,9 @@ class PodSync:
                 parts.outbox.send,
             )
 
-    def _put(self, message: dict[str, Any]) -> None:
+    def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""
-        uid, name = message["uid"], message["name"]
+        uid, name = message.uid, message.name
         again = self._unwatched.pop(uid, None) is not None
         problem = ""
         try:
@@ -147,7 +147,7 @@ class PodSync:
             self._unwatched[uid] = message
             if not again:
                 self._log("error", "a pod is not watched", pod=name, problem=problem)
-        if "kubepods" in message["cgroup"] and self._gauge.find_kubepods((Path(message["cgroup"]), uid)):
+        if "kubepods" in message.cgroup and self._gauge.find_kubepods((Path(message.cgroup), uid)):
             self._housekeeping.watch_thresholds()
 
     def retry_due_ns(self) -> int | None:

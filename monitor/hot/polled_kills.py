@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from monitor.errors import MonitorError, remedy_of
 from monitor.hot.gauge import Gauge
@@ -20,8 +19,10 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroupfs
 from monitor.kernel.alarms import Epoll
 from monitor.kernel.kmsg import Kmsg
+from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
-from monitor.sources.oomlog import NEVER_SAID, OomLog, kmsg_records, stamp
+from monitor.link.messages import LogLine, Oom, Tell
+from monitor.sources.oomlog import NEVER_SAID, LoggedKill, OomLog, kmsg_records, stamp
 from monitor.sources.source import Table
 
 #: After a step down the pods are waited for so long before the log is read; they come within a second.
@@ -30,17 +31,6 @@ PATIENCE_NS = 5_000_000_000
 _WAITING = 20_000
 #: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
 _TURN = 50
-#: Everything of an `OomEvent` that a counter does not tell.
-_UNKNOWN: dict[str, Any] = dict.fromkeys(
-    (
-        "victim_pid", "victim_tid", "uid", "oom_score_adj", "anon_rss", "file_rss", "shmem_rss", "swap", "total_vm",
-        "pgtables", "invoker_pid", "invoker_tid", "invoker_cgroup", "oom_cgroup", "oom_usage", "oom_limit",
-    ),
-    0,
-) | {
-    "victim_comm": "", "invoker_comm": "", "domain": None, "oom_inactive_file": None, "oom_active_file": None,
-    "memsw": False, "exiting": False, "si_code": 0,
-}  # fmt: skip
 
 
 class PolledKills:
@@ -57,7 +47,7 @@ class PolledKills:
         registry: Registry,
         table: Table,
         stats: SharedStats,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Tell,
         log_fd: int = -1,
     ) -> None:
         self._gauge = gauge
@@ -71,7 +61,7 @@ class PolledKills:
         self._fd = -1
         self._kept_fd, self._listen_ns = log_fd, 0
         self._epoll: Epoll | None = None
-        self._dying: dict[int, dict[str, Any]] = {}  # pidfd -> the message about the kill
+        self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
 
     def open(self, epoll: Epoll) -> None:
@@ -87,13 +77,11 @@ class PolledKills:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
             self._tell(
-                {
-                    "t": "log",
-                    "level": "warning",
-                    "msg": "OOM kills are only counted: who was killed cannot be known",
-                    "problem": error.message,
-                    "remedy": error.remedy,
-                }
+                LogLine(
+                    "warning",
+                    "OOM kills are only counted: who was killed cannot be known",
+                    {"problem": error.message, "remedy": error.remedy},
+                )
             )
             return
         epoll.register(self._fd, select.EPOLLIN)
@@ -119,7 +107,8 @@ class PolledKills:
         if message is None:
             return False
         os.close(fd)
-        self._send("records_exit", {**message, "kind": "exit", "ts_ns": time.monotonic_ns(), "missing": []})
+        event = replace(message.event, kind="exit", ts_ns=time.monotonic_ns())
+        self._send("records_exit", message._replace(event=event, missing=()))
         return True
 
     def _read(self, while_away: bool = False) -> None:
@@ -130,9 +119,9 @@ class PolledKills:
             self._epoll.unregister(self._fd)
             os.close(self._fd)
             self._fd = -1
-            said = {"msg": "the kernel's log cannot be read", "problem": str(error)}
             remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
-            self._tell({"t": "log", "level": "error", **said, "remedy": remedy_of(error.errno, remedy)})
+            said = {"problem": str(error), "remedy": remedy_of(error.errno, remedy)}
+            self._tell(LogLine("error", "the kernel's log cannot be read", said))
             return
         self._log.calibrate(records)
         for i, record in enumerate(records):
@@ -146,28 +135,23 @@ class PolledKills:
 
     def _lost(self, until_ns: int) -> None:
         """Lines written before this were overwritten: what they said is not told."""
-        self._tell({"t": "log", "level": "warning", "msg": "lines of the kernel's log were lost"})
+        self._tell(LogLine("warning", "lines of the kernel's log were lost", {}))
         self._log.forget()
         self._since_ns = until_ns
 
-    def _mark(self, found: dict[str, Any], while_away: bool) -> None:
-        pod = self._owner(found["victim_cgroup"], found.pop("victim_path"))
-        message = {
-            "t": "oom",
-            **found,
-            "pod": pod.uid if pod else None,
-            "pod_name": pod.title if pod else None,
-            "while_away": while_away,
-        }
+    def _mark(self, found: LoggedKill, while_away: bool) -> None:
+        pod = self._owner(found.event.victim_cgroup, found.victim_path)
+        uid, title = (pod.uid, pod.title) if pod else (None, None)
+        message = Oom(found.event, uid, title, while_away, missing=found.missing)
         try:
-            fd = os.pidfd_open(message["victim_pid"])
+            fd = os.pidfd_open(message.event.victim_pid)
             assert self._epoll is not None
             self._epoll.register(fd, select.EPOLLIN)
             self._dying[fd] = message
         except OSError:
-            message["missing"] = [*message["missing"], "exit"]  # gone already: when, nobody knows
+            message = message._replace(missing=(*found.missing, "exit"))  # gone already: when, nobody knows
         self._stats.add("oom_kills")
-        self._send("records_oom", {**message, "order": self._registry.leaders()})
+        self._send("records_oom", message._replace(order=self._registry.leaders()))
 
     def _owner(self, cgroup_id: int, path: Path | None) -> PodEntry | None:
         """The pod a victim's cgroup belongs to, also one deeper than its containers."""
@@ -176,12 +160,12 @@ class PolledKills:
             found = next((entry for entry in self._registry if path.is_relative_to(entry.cgroup)), None)
         return found
 
-    def _send(self, counter: str, message: dict[str, Any]) -> None:
-        self.marked = self.marked or message["kind"] == "mark"
+    def _send(self, counter: str, message: Oom) -> None:
+        self.marked = self.marked or message.event.kind == "mark"
         self._stats.add("records")
         self._stats.add(counter)
-        if "source" not in message:  # counts name nobody: those kills are told in full by who can
-            message = {**message, "told": [self._since_ns, time.monotonic_ns()]}
+        if not message.source:  # counts name nobody: those kills are told in full by who can
+            message = message._replace(told=(self._since_ns, time.monotonic_ns()))
         self._tell(message)
 
     # counters
@@ -213,19 +197,15 @@ class PolledKills:
         self._stats.add("oom_kills")
         self._send(
             "records_oom",
-            {
-                "t": "oom",
-                "kind": "mark",
-                "ts_ns": time.monotonic_ns(),
-                **_UNKNOWN,
-                "victim_cgroup": victim,
-                "pod": pod.uid if pod else None,
-                "pod_name": pod.title if pod else None,
-                "while_away": False,
-                "missing": ["victim", "oom", "exit", "decision", *NEVER_SAID],
-                "source": source,
-                "order": self._registry.leaders(),
-            },
+            Oom(
+                OomEvent(kind="mark", ts_ns=time.monotonic_ns(), victim_cgroup=victim),
+                pod=pod.uid if pod else None,
+                pod_name=pod.title if pod else None,
+                while_away=False,
+                order=self._registry.leaders(),
+                missing=("victim", "oom", "exit", "decision", *NEVER_SAID),
+                source=source,
+            ),
         )
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
@@ -23,6 +22,7 @@ from monitor.kernel import bounds, meminfo, pace
 from monitor.kernel.alarms import Epoll, Timer
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Cross, Tell
 from monitor.settings.config import RunConfig
 from monitor.sources.alarms import Alarms
 from monitor.sources.polled_table import Entry, PolledTable
@@ -61,7 +61,7 @@ class PolledRecords:
         registry: Registry,
         decider: Decider,
         stats: SharedStats,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Tell,
         log_fd: int = -1,
     ) -> None:
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -247,18 +247,17 @@ class PolledRecords:
                 self._stats.add("records_cross")
                 self._stats.add("records")
                 self._tell(
-                    {
-                        "t": "cross",
-                        "ts_ns": ts_ns,
-                        "seen_ns": seen_ns,
-                        "domain": watch.name,
-                        "signal": threshold.signal,
-                        "hard": threshold.hard,
-                        "quantity": watch.lines[which],
-                        "capacity": watch.capacity,
-                        "usage": entry.usage,
-                        "working_set": entry.working_set,
-                    }
+                    Cross(
+                        ts_ns=ts_ns,
+                        seen_ns=seen_ns,
+                        domain=watch.name,
+                        signal=threshold.signal,
+                        hard=threshold.hard,
+                        quantity=watch.lines[which],
+                        capacity=watch.capacity,
+                        usage=entry.usage,
+                        working_set=entry.working_set,
+                    )
                 )
 
     def _pods(self, now_ns: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.domains import POD
+from monitor.link.messages import PodSeen
 from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.ranking import Candidate
 from monitor.sources.source import Table
@@ -95,21 +96,21 @@ class Registry:
     def __iter__(self) -> Iterator[PodEntry]:
         return iter(self.by_uid.values())
 
-    def put(self, message: dict[str, Any]) -> PodEntry:
-        """Take in a ``pod+`` message (docs/architecture.md).
+    def put(self, message: PodSeen) -> PodEntry:
+        """Take in a pod.
 
         Raises OSError when a cgroup of it is gone, MonitorError when the table of watched cgroups is full; the pod is
         then not watched.
         """
-        old = self.by_uid.get(message["uid"])
-        cgroup = Path(message["cgroup"])
+        old = self.by_uid.get(message.uid)
+        cgroup = Path(message.cgroup)
         cgroup_id = cgroup.stat().st_ino
         if old is not None and old.cgroup_id != cgroup_id:
             self.drop(old.uid)
             old = None
         if cgroup_id in self.protected:
             raise MonitorError(f"{cgroup} is the node or kubepods itself", "name a cgroup of the pod's own")
-        wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message["containers"].items()}
+        wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message.containers.items()}
         ids = {name: ident for name, (ident, _) in wanted.items()}
         if old is not None and {name: at[0] for name, at in old.containers.items()} != ids:
             self.drop(old.uid)
@@ -120,16 +121,14 @@ class Registry:
             entry = self._new(message, cgroup, cgroup_id, wanted)
         else:
             entry = old
-        entry.namespace, entry.name = message["namespace"], message["name"]
-        entry.priority, entry.request = message["priority"], message["request"]
-        entry.request_nanos = message.get("request_nanos", 0)
-        entry.qos, entry.critical, entry.grace_s = message["qos"], message["critical"], message["grace_s"]
+        entry.namespace, entry.name = message.namespace, message.name
+        entry.priority, entry.request = message.priority, message.request
+        entry.request_nanos = message.request_nanos
+        entry.qos, entry.critical, entry.grace_s = message.qos, message.critical, message.grace_s
         self._rank(entry)
         return entry
 
-    def _new(
-        self, message: dict[str, Any], cgroup: Path, cgroup_id: int, wanted: dict[str, tuple[int, Path]]
-    ) -> PodEntry:
+    def _new(self, message: PodSeen, cgroup: Path, cgroup_id: int, wanted: dict[str, tuple[int, Path]]) -> PodEntry:
         self._table.check_room(1 + len(wanted))
         watched: list[int] = []
         try:
@@ -144,15 +143,15 @@ class Registry:
                 self._unwatch(ident)
             raise
         entry = PodEntry(
-            uid=message["uid"],
-            namespace=message["namespace"],
-            name=message["name"],
-            priority=message["priority"],
-            request=message["request"],
-            request_nanos=message.get("request_nanos", 0),
-            qos=message["qos"],
-            critical=message["critical"],
-            grace_s=message["grace_s"],
+            uid=message.uid,
+            namespace=message.namespace,
+            name=message.name,
+            priority=message.priority,
+            request=message.request,
+            request_nanos=message.request_nanos,
+            qos=message.qos,
+            critical=message.critical,
+            grace_s=message.grace_s,
             cgroup=cgroup,
             cgroup_id=cgroup_id,
             index=index,

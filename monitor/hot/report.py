@@ -12,6 +12,7 @@ from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
 from monitor.kernel.sched import Protection
 from monitor.kernel.troubles import TROUBLES
+from monitor.link import messages
 
 #: From one `state` message to the next at least.
 PUBLISH_NS = 250_000_000
@@ -79,25 +80,24 @@ class Report:
         outcome = decider.outcome
         first = parts.registry.first()
         parts.outbox.send(
-            {
-                "t": "state",
-                "conditions": sorted(outcome.conditions) if outcome else [],
-                "met": [
+            messages.State(
+                conditions=sorted(outcome.conditions) if outcome else [],
+                met=[
                     {"signal": t.signal, "kind": "hard" if t.hard else "soft"}
                     for t in (outcome.observed if outcome else ())
                 ],
-                "armed": parts.gauge.arming.armed,
-                "bound_bytes": parts.stats.get("bound_bytes"),
-                "order": [c.uid for c in parts.registry.order()[:10]],
-                "victim": first.uid if first else None,
-                "observation": {w.name: parts.gauge.describe(w) for w in parts.gauge.watches},
-                "pods": len(parts.registry),
-                "spec_unknown": sum(entry.priority is None for entry in parts.registry),
-                "braked": decider.braked,
-                "trigger": parts.config.trigger,
-                "ready": self._life.is_ready,
+                armed=parts.gauge.arming.armed,
+                bound_bytes=parts.stats.get("bound_bytes"),
+                order=[c.uid for c in parts.registry.order()[:10]],
+                victim=first.uid if first else None,
+                observation={w.name: parts.gauge.describe(w) for w in parts.gauge.watches},
+                pods=len(parts.registry),
+                spec_unknown=sum(entry.priority is None for entry in parts.registry),
+                braked=decider.braked,
+                trigger=parts.config.trigger,
+                ready=self._life.is_ready,
                 **self._protected(),
-            }
+            )
         )
 
     def _protected(self) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
@@ -19,6 +17,7 @@ from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Cross, LogLine, Oom, Tell
 from monitor.link.reported_kills import forget, holds, spans
 from monitor.sources.watch import Watch
 
@@ -53,7 +52,7 @@ class Records:
         registry: Registry,
         decider: Decider,
         stats: SharedStats,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Tell,
         told: Path | None = None,
     ) -> None:
         self.watches: dict[int, Watch] = {}
@@ -155,13 +154,14 @@ class Records:
         if not self._unpinned and not self._pins.directory.is_dir():
             self._unpinned = True
             self._tell(
-                {
-                    "t": "log",
-                    "level": "warning",
-                    "msg": "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
-                    "pin_dir": str(self._pins.directory),
-                    "remedy": "mount bpffs again if it is not, and restart outrace",
-                }
+                LogLine(
+                    "warning",
+                    "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
+                    {
+                        "pin_dir": str(self._pins.directory),
+                        "remedy": "mount bpffs again if it is not, and restart outrace",
+                    },
+                )
             )
 
     def send_flight(self) -> None:
@@ -227,18 +227,17 @@ class Records:
         self.eventful = True
         threshold = watch.thresholds[which]
         self._tell(
-            {
-                "t": "cross",
-                "ts_ns": ts_ns,
-                "seen_ns": seen_ns,
-                "domain": watch.name,
-                "signal": threshold.signal,
-                "hard": threshold.hard,
-                "quantity": watch.lines[which],
-                "capacity": watch.capacity,
-                "usage": reading.usage,
-                "working_set": reading.working_set,
-            }
+            Cross(
+                ts_ns=ts_ns,
+                seen_ns=seen_ns,
+                domain=watch.name,
+                signal=threshold.signal,
+                hard=threshold.hard,
+                quantity=watch.lines[which],
+                capacity=watch.capacity,
+                usage=reading.usage,
+                working_set=reading.working_set,
+            )
         )
 
     def _was_told(self, event: OomEvent) -> bool:
@@ -264,16 +263,10 @@ class Records:
             if pod is not None and not self._away:
                 self._decider.left(pod, event.pgtables)
             return
-        message: dict[str, Any] = {
-            "t": "oom",
-            **event.as_dict(),
-            "pod": pod.uid if pod else None,
-            "pod_name": pod.title if pod else None,
-            "while_away": self._away,
-        }
+        message = Oom(event, pod.uid if pod else None, pod.title if pod else None, self._away)
         if event.kind == "mark":
             self._stats.add("oom_exiting" if event.exiting else "oom_kills")
-            message["order"] = self._registry.leaders()
+            message = message._replace(order=self._registry.leaders())
             self.eventful = True
         if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
             size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark tells it

@@ -6,9 +6,10 @@ one order of eviction, one state of grace periods and one set of node conditions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from monitor.link.messages import DiskFigures, Reclaim, Tell
 from monitor.policy.layout import DiskLayout, disk
 from monitor.policy.releases import Era
 from monitor.policy.signals import PID
@@ -20,8 +21,6 @@ from monitor.settings.config import RunConfig
 SETTLE_NS = 30_000_000_000
 #: A clean-up that has not ended after this long is not waited for: the commands have 120 s each, one after the other.
 CLEANUP_TIMEOUT_NS = 300_000_000_000
-
-Tell = Callable[[dict[str, Any]], None]
 
 
 class Violation(NamedTuple):
@@ -52,13 +51,13 @@ class SlowSignals:
         self._settling: dict[str, tuple[int, Mapping[str, Observation]]] = {}  # disk -> (until when, what was read)
         self._passed: dict[str, int] = {}  # signal -> the stamp of what was last offered to a pass to act on
 
-    def take(self, message: Mapping[str, Any]) -> None:
-        """Take in a ``disks`` message (docs/architecture.md)."""
-        self._observations = {signal: Observation(*numbers) for signal, numbers in message["observations"].items()}
-        self._orders = message["orders"]
+    def take(self, message: DiskFigures) -> None:
+        """Take in new figures."""
+        self._observations = {signal: Observation(*numbers) for signal, numbers in message.observations.items()}
+        self._orders = message.orders
         # Each is told once when it is measured, so one that could not be acted on at once is kept.
-        self._violations |= {v["uid"]: Violation(v["uid"], v["message"]) for v in message["violations"]}
-        self._cleaned = bool(message["reclaimed"])
+        self._violations |= {v["uid"]: Violation(v["uid"], v["message"]) for v in message.violations}
+        self._cleaned = bool(message.reclaimed)
         if self._cleaned:
             self._cleaning_until_ns = 0
 
@@ -108,7 +107,7 @@ class SlowSignals:
             return False
         if now_ns >= self._cleaning_until_ns:
             self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
-            self._tell({"t": "reclaim", "signal": signal, "actions": list(actions)})
+            self._tell(Reclaim(signal, actions))
         return True
 
     def order(self, signal: str) -> Sequence[str]:

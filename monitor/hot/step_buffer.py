@@ -6,10 +6,10 @@ Kept as tuples and never looked at here: one append (60 ns) is all it costs wher
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from monitor.kernel.wire import PAGE
+from monitor.link import messages
+from monitor.link.messages import Tell
 
 #: Steps of 1 MiB: the last 4 GiB that anybody took or gave back.
 MOST = 4096
@@ -23,7 +23,7 @@ Step = tuple[int, int, int, int, int]
 class Flight:
     """The last steps of every watched cgroup."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._steps: deque[Step] = deque(maxlen=MOST)
         self.note = self._steps.append
@@ -37,4 +37,4 @@ class Flight:
                 (ts, cgroup, usage * PAGE, inactive * PAGE, active * PAGE)
                 for ts, cgroup, usage, inactive, active in steps[at : at + _CHUNK]
             ]
-            self._tell({"t": "flight", "samples": samples})
+            self._tell(messages.Flight(samples))

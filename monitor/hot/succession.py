@@ -7,8 +7,6 @@ shortage; so the eviction is gone on with, and what it holds counts as coming ba
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from monitor.actions.evict import Eviction
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, Noted
@@ -19,6 +17,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
+from monitor.link.messages import LogLine, Tell
 
 
 def succeed(
@@ -29,7 +28,7 @@ def succeed(
     gauge: Gauge,
     pulled_ns: int,
     pressed: bool,
-    tell: Callable[[dict[str, Any]], None],
+    tell: Tell,
 ) -> None:
     """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known.
 
@@ -60,14 +59,14 @@ def succeed(
         return
     held = max(noted.held, usage)
     eviction = Eviction.resumed(trigger.take(entry), noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
-    eviction.decision = {"id": 0, "name": entry.title}  # ids of this daemon begin with 1
+    eviction.name = entry.title
     evictor.resume(eviction, entry)
     _log(tell, "going on with the eviction that the daemon before had begun", entry, noted, usage)
 
 
-def _log(tell: Callable[[dict[str, Any]], None], msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
+def _log(tell: Tell, msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
     times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
-    tell({"t": "log", "level": "warning", "msg": msg, "pod": entry.title, **times, "bytes": usage})
+    tell(LogLine("warning", msg, {"pod": entry.title, **times, "bytes": usage}))
 
 
 def _is_dying(entry: PodEntry) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 #: si_code of a signal that the kernel itself sent: the OOM killer, or a BPF program.
 SI_KERNEL = 128
@@ -66,35 +65,36 @@ class OomEvent:
     known where it is a watched domain.
     A process that was not killed has ``left``: only its identity and ``pgtables`` are known.
     ``exiting``: the task was marked while already dying; the kernel killed nothing.
+    What is not known without BPF is 0, "" or None.
     """
 
     kind: str
     ts_ns: int
-    victim_pid: int
-    victim_tid: int
-    victim_comm: str
-    victim_cgroup: int
-    domain: int | None
-    uid: int
-    oom_score_adj: int
-    anon_rss: int
-    file_rss: int
-    shmem_rss: int
-    swap: int
-    total_vm: int
-    pgtables: int
-    invoker_pid: int
-    invoker_tid: int
-    invoker_comm: str
-    invoker_cgroup: int
-    oom_cgroup: int
-    oom_usage: int
-    oom_limit: int
-    oom_inactive_file: int | None
-    oom_active_file: int | None
-    memsw: bool
-    exiting: bool
-    si_code: int
+    victim_pid: int = 0
+    victim_tid: int = 0
+    victim_comm: str = ""
+    victim_cgroup: int = 0
+    domain: int | None = None
+    uid: int = 0
+    oom_score_adj: int = 0
+    anon_rss: int = 0
+    file_rss: int = 0
+    shmem_rss: int = 0
+    swap: int = 0
+    total_vm: int = 0
+    pgtables: int = 0
+    invoker_pid: int = 0
+    invoker_tid: int = 0
+    invoker_comm: str = ""
+    invoker_cgroup: int = 0
+    oom_cgroup: int = 0
+    oom_usage: int = 0
+    oom_limit: int = 0
+    oom_inactive_file: int | None = None
+    oom_active_file: int | None = None
+    memsw: bool = False
+    exiting: bool = False
+    si_code: int = 0
 
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
@@ -131,9 +131,6 @@ class OomEvent:
             exiting=bool(flags & OOM_EXITING),
             si_code=code,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

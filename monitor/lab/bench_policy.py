@@ -145,25 +145,27 @@ class _NoCounters:
 def time_lookups(pods: int, critical: int, name: str, repeats: int) -> dict[str, Any]:
     """One row: `Registry.first` over ``pods`` ranked pods, of which ``critical`` stand first and may not be evicted."""
     from monitor.hot.registry import Registry
+    from monitor.link.messages import PodSeen
 
     registry = Registry(cast(Any, _NoCounters()), MIB)
     with tempfile.TemporaryDirectory(prefix="outrace-bench-policy-") as directory:
         for i in range(pods):
             place = Path(directory) / f"p{i:05d}"
             place.mkdir()
-            message: dict[str, Any] = {
-                "uid": f"uid-{i:05d}",
-                "namespace": "ns",
-                "name": f"p{i:05d}",
-                "priority": 2_000_000_000 if i < critical else 0,
-                "request": 0 if i < critical else MIB,
-                "qos": "Burstable",
-                "critical": i < critical,
-                "grace_s": 30,
-                "cgroup": str(place),
-                "containers": {},
-            }
-            registry.move(registry.put(message), MIB)
+            pod = PodSeen(
+                uid=f"uid-{i:05d}",
+                namespace="ns",
+                name=f"p{i:05d}",
+                priority=2_000_000_000 if i < critical else 0,
+                request=0 if i < critical else MIB,
+                qos="Burstable",
+                spec_known=True,
+                critical=i < critical,
+                grace_s=30,
+                cgroup=str(place),
+                containers={},
+            )
+            registry.move(registry.put(pod), MIB)
     return {**summary(name, _timed(registry.first, repeats)), "pods": pods}
 
 

@@ -1,24 +1,22 @@
-"""The socket between the hot process and the side: one JSON object per packet (see docs/architecture.md for the types).
+"""The socket between the hot process and the side: one message (`monitor.link.messages`) per packet.
 
 The hot end never waits: a message that does not fit is dropped and the caller told, so it can be counted. The side's
-end may block, because the side may. What arrives and is no message (too large, not JSON, no object with a type) becomes
-one of type ``bad`` with the ``problem``, for the receiver to count and log: neither end dies of the other's mistake.
+end may block, because the side may. What arrives and is no message (too large, of no known type, a field missing)
+becomes a `Bad` with the ``problem``, for the receiver to count and log: neither end dies of the other's mistake.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.troubles import TROUBLES
+from monitor.link import codec
+from monitor.link.messages import NAMES, Bad, Message
 
 #: A packet larger than this is refused by the sender (a pod with containers is ~600 bytes; a `state` ~3 KB).
 MAX_PACKET = 128 * 1024
-#: Type of what stands for a packet that was no message.
-BAD = "bad"
 _BUFFER = 4 * 1024 * 1024
 
 
@@ -39,15 +37,17 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return hot, side
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: Message) -> bytes:
     """The packet of one message. Raises TooLarge."""
-    packet = json.dumps(message, separators=(",", ":")).encode()
+    packet = codec.encode(message)
     if len(packet) > MAX_PACKET:
-        raise TooLarge(f"its {message['t']} message has {len(packet)} bytes, more than the {MAX_PACKET} of a packet")
+        raise TooLarge(
+            f"its {NAMES[type(message)]} message has {len(packet)} bytes, more than the {MAX_PACKET} of a packet"
+        )
     return packet
 
 
-def send(sock: socket.socket, message: dict[str, Any]) -> bool:
+def send(sock: socket.socket, message: Message) -> bool:
     """Send one message; False if it is too large or the other end full or gone (it is lost, nothing waited)."""
     try:
         return send_packet(sock, encode(message))
@@ -64,28 +64,18 @@ def send_packet(sock: socket.socket, packet: bytes) -> bool:
     return True
 
 
-def receive(sock: socket.socket, flags: int = 0) -> dict[str, Any] | None:
+def receive(sock: socket.socket, flags: int = 0) -> Message | Bad | None:
     """One message, waited for if the socket blocks; None when the other end is closed. Raises BlockingIOError."""
     try:
         packet, _, seen, _ = sock.recvmsg(MAX_PACKET, 0, flags)
     except ConnectionError:
         return None
     if seen & socket.MSG_TRUNC:
-        return {"t": BAD, "problem": f"a packet of more than {MAX_PACKET} bytes"}
-    return _decode(packet) if packet else None
+        return Bad(f"a packet of more than {MAX_PACKET} bytes")
+    return codec.decode(packet) if packet else None
 
 
-def _decode(packet: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(packet)
-    except (ValueError, RecursionError) as error:
-        return {"t": BAD, "problem": f"not JSON: {error}"}
-    if not isinstance(message, dict) or not isinstance(message.get("t"), str):
-        return {"t": BAD, "problem": "not an object with a type"}
-    return message
-
-
-def drain(sock: socket.socket, limit: int = 64) -> Iterator[dict[str, Any] | None]:
+def drain(sock: socket.socket, limit: int = 64) -> Iterator[Message | Bad | None]:
     """Up to ``limit`` messages that wait already; yields None once if the other end closed. Never waits."""
     for _ in range(limit):
         try:
@@ -100,7 +90,7 @@ def drain(sock: socket.socket, limit: int = 64) -> Iterator[dict[str, Any] | Non
             return
 
 
-def leftover(sock: socket.socket) -> Iterator[dict[str, Any]]:
+def leftover(sock: socket.socket) -> Iterator[Message | Bad]:
     """The messages in a channel whose other end is closed, to the last. Never waits."""
     resets = 0
     while resets < 2:
@@ -114,7 +104,7 @@ def leftover(sock: socket.socket) -> Iterator[dict[str, Any]]:
         if not packet:
             return
         if not seen & socket.MSG_TRUNC:
-            yield _decode(packet)
+            yield codec.decode(packet)
 
 
 def is_read(sock: socket.socket) -> bool:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any
 
 from monitor.kernel.troubles import CALLS
+from monitor.link.messages import NAMES, HotMessage, Oom
 
 #: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
 LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -134,10 +133,10 @@ class SharedStats:
     def add(self, name: str, n: int = 1) -> None:
         self._view[_SLOTS[name]] += n
 
-    def dropped(self, message: Mapping[str, Any]) -> None:
+    def dropped(self, message: HotMessage) -> None:
         """A message for the side was dropped."""
         self.add("channel_dropped")
-        kind = f"oom_{message['kind']}" if message["t"] == "oom" else message["t"]
+        kind = f"oom_{message.event.kind}" if isinstance(message, Oom) else NAMES[type(message)]
         self.add(f"dropped_{kind}" if kind in MESSAGES else "dropped_other")
 
     def set(self, name: str, value: int) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from monitor.link.messages import Clear, Cross, Decision, Evicted, HotMessage, Killed, Oom
+
+RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom
 #: Types of messages that an episode is made of.
-KINDS = frozenset({"cross", "clear", "decision", "killed", "evicted", "oom"})
+KINDS = (Cross, Clear, Decision, Killed, Evicted, Oom)
 #: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30.
 MOST = 2048
 
@@ -20,12 +22,12 @@ class Retold:
     """Both ends count the messages of `KINDS`; the side says up to which of them all is stored."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST)
+        self._kept: deque[tuple[int, RaceMessage]] = deque(maxlen=MOST)
         self._told = 0
 
-    def note(self, message: dict[str, Any]) -> None:
+    def note(self, message: HotMessage) -> None:
         """This message was given to the side, or there is none to give it to."""
-        if message["t"] in KINDS:
+        if isinstance(message, KINDS):
             self._told += 1
             self._kept.append((self._told, message))
 
@@ -34,14 +36,14 @@ class Retold:
         while self._kept and self._kept[0][0] <= count:
             self._kept.popleft()
 
-    def again(self, offer: Callable[[dict[str, Any]], bool]) -> int:
+    def again(self, offer: Callable[[HotMessage], bool]) -> int:
         """Tell a new side all that is kept, in order; how many it did not take."""
         kept = [message for _, message in self._kept]
         self._kept.clear()
         self._told = 0
         refused = 0
         for message in kept:
-            if offer({**message, "again": True}):
+            if offer(message._replace(again=True)):
                 self.note(message)
             else:
                 refused += 1

@@ -1,4 +1,4 @@
-"""What a pod source finds, what it reports, and the message that describes a pod to the hot process."""
+"""What a pod source finds, and what it reports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod
-from monitor.policy.releases import CURRENT, Era
 
 #: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
@@ -153,24 +151,3 @@ class PodSource(ABC):
         self._problems = tuple(dict.fromkeys(scan.problems))
         problems = [p for p in self._problems if p not in reported]
         return Change(updated, removed, problems)
-
-
-def pod_message(found: FoundPod, era: Era = CURRENT) -> dict[str, Any]:
-    """The ``pod+`` message of docs/architecture.md: sizes in bytes, directories absolute."""
-    pod = found.pod
-    request, nanos = divmod(era.request(pod, "memory").nanos, 10**9)
-    return {
-        "t": "pod+",
-        "uid": pod.uid,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "priority": pod.known_priority,
-        "spec_known": pod.spec_known,
-        "request": request,
-        "request_nanos": nanos,
-        "qos": era.qos_class(pod),
-        "critical": era.is_critical(pod),
-        "grace_s": DEFAULT_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,
-        "cgroup": str(found.cgroup),
-        "containers": {name: str(path) for name, path in found.containers.items()},
-    }

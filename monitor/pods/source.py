@@ -3,7 +3,6 @@
 source = open_source("manifests:/etc/outrace/pods", detect(), mem_total())
 while select([source.fileno()], ..., timeout=1):    # or every second, where fileno() is None
     change = source.poll()
-    for found in change.updated: channel.send(sock, pod_message(found))
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from pathlib import Path
 
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import Change, FoundPod, PodSource, pod_message
+from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.pods.spec import check_spec
 
-__all__ = ["Change", "FoundPod", "PodSource", "open_source", "pod_message"]
+__all__ = ["Change", "FoundPod", "PodSource", "open_source"]
 
 
 def open_source(

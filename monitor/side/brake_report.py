@@ -5,12 +5,11 @@ To name them the processes of the node are read, which may take some millisecond
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.oom_candidates import Owner, candidates
+from monitor.link.messages import Braked, Released
 from monitor.policy.releases import era
 from monitor.race.badness import Process
 from monitor.side.export.log import Log
@@ -31,19 +30,20 @@ class BrakeNews:
         self._worker = Worker("takers", 1)  # while one look is under way, another would say the same
         view.takers = lambda: self.takers
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Evictions are held, for another reason than before, or not any more."""
-        fields = {key: value for key, value in message.items() if key not in ("t", "victim", "name", "order")}
-        if not message["reason"]:
-            self._log.info("evictions are not held any more", **fields)
-            self.takers = ()
-            return
-        self._log.warning("evictions are held: they would not help", kubelet_would_evict=message["name"], **fields)
+    def released(self, message: Released) -> None:
+        """Evictions are not held any more."""
+        self._log.info("evictions are not held any more", reason="", **message._asdict())
+        self.takers = ()
+
+    def braked(self, message: Braked) -> None:
+        """Evictions are held, or for another reason than before."""
+        fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
+        self._log.warning("evictions are held: they would not help", kubelet_would_evict=message.name, **fields)
         self._worker.submit(self._look)
 
     def _look(self) -> None:
         found = takers(self._view)
-        if self._view.state.get("braked") is not None or not self.takers:
+        if self._view.braked is not None or not self.takers:
             self.takers = found
         self._log.warning("what no eviction gives back is taken by", takers=list(found))
 

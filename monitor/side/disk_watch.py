@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
+from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
@@ -97,7 +98,7 @@ class DiskWatch:
         self._lock = threading.Lock()
         self._violations: dict[str, str] = {}  # uid -> message, found and not yet sent
         self._reclaimed: list[str] = []
-        self._message: dict[str, Any] | None = None
+        self._message: DiskFigures | None = None
         self._failure: Exception | None = None
 
     def start(self) -> None:
@@ -106,7 +107,7 @@ class DiskWatch:
             self._sampler.start()
             self._walker.start()
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[DiskFigures]:
         """The messages for the hot process since the last call: one at most, newer ones replace what it had not yet.
 
         Raises what one of the threads died of.
@@ -117,7 +118,7 @@ class DiskWatch:
             message, self._message = self._message, None
         return [] if message is None else [message]
 
-    def take_back(self, message: dict[str, Any]) -> None:
+    def take_back(self, message: DiskFigures) -> None:
         """A message that could not be delivered: what it told of goes with the next one."""
         with self._lock:
             self._message = message if self._message is None else _merged(message, self._message)
@@ -294,13 +295,12 @@ class DiskWatch:
         reclaimed: Sequence[str],
     ) -> None:
         watched = {threshold.signal for threshold in self._thresholds}
-        newer: dict[str, Any] = {
-            "t": "disks",
-            "observations": {signal: list(seen) for signal, seen in observations.items() if signal in watched},
-            "orders": orders,
-            "violations": [{"uid": uid, "message": text} for uid, text in violations.items()],
-            "reclaimed": list(reclaimed),
-        }
+        newer = DiskFigures(
+            observations={signal: list(seen) for signal, seen in observations.items() if signal in watched},
+            orders=orders,
+            violations=[{"uid": uid, "message": text} for uid, text in violations.items()],
+            reclaimed=list(reclaimed),
+        )
         with self._lock:
             self._message = newer if self._message is None else _merged(self._message, newer)
         self._deliver()
@@ -360,10 +360,10 @@ class DiskWatch:
         return self._closing.is_set()
 
 
-def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+def _merged(older: DiskFigures, newer: DiskFigures) -> DiskFigures:
     """The newer message, with what only the older one tells."""
-    found = {item["uid"]: item for item in (*older["violations"], *newer["violations"])}
-    return newer | {
-        "violations": list(found.values())[:MOST],
-        "reclaimed": list(dict.fromkeys([*older["reclaimed"], *newer["reclaimed"]])),
-    }
+    found = {item["uid"]: item for item in (*older.violations, *newer.violations)}
+    return newer._replace(
+        violations=list(found.values())[:MOST],
+        reclaimed=list(dict.fromkeys([*older.reclaimed, *newer.reclaimed])),
+    )

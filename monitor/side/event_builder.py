@@ -6,11 +6,12 @@ Only tells apart and names; what an episode was is judged elsewhere (`monitor.si
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from monitor.kernel.wire import PAGE
+from monitor.link import messages
 from monitor.link.clock import WallClock
 from monitor.policy.ranking import Candidate
 from monitor.race import episode
@@ -87,16 +88,17 @@ class EventBuilder:
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
         self._urgent_ns: int | None = None  # when to judge what is going on, because somebody was killed
-        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
-            "cross": self._on_cross,
-            "decision": self._on_decision,
-            "braked": self._on_braked,
-            "killed": self._on_killed,
-            "evicted": self._on_evicted,
-            "clear": self._on_clear,
-            "oom": self._on_oom,
-            "flight": self._on_flight,
-            "state": self._on_state,
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            messages.Cross: self._on_cross,
+            messages.Decision: self._on_decision,
+            messages.Braked: self._on_braked,
+            messages.Released: self._on_released,
+            messages.Killed: self._on_killed,
+            messages.Evicted: self._on_evicted,
+            messages.Clear: self._on_clear,
+            messages.Oom: self._on_oom,
+            messages.Flight: self._on_flight,
+            messages.State: self._on_state,
         }
 
     @property
@@ -104,13 +106,13 @@ class EventBuilder:
         """Whether an episode is going on."""
         return bool(self._state.open or self._state.waiting)
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def hear(self, message: messages.Message | messages.Bad) -> None:
         """Take in one message of the hot process; those that do not matter here are passed over."""
-        handler = self._handlers.get(message["t"])
+        handler = self._handlers.get(type(message))
         if handler is not None:
             now = time.monotonic_ns()
             self._clock.look(now)
-            if message.get("ts_ns", now) < now - LATE_NS:
+            if _time_of(message, now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
             self.look_at_pods()
             handler(message)
@@ -190,12 +192,12 @@ class EventBuilder:
 
     # what the hot process says
 
-    def _on_state(self, message: Mapping[str, Any]) -> None:
+    def _on_state(self, message: messages.State) -> None:
         now = time.monotonic_ns()
         domains = {"memory.available": "node", "allocatableMemory.available": "kubepods"}
         for threshold in self._view.thresholds:
             domain = domains.get(threshold.signal)
-            seen = message["observation"].get(domain)
+            seen = message.observation.get(domain) if domain is not None else None
             if domain is None or seen is None:
                 continue
             reclaim = threshold.min_reclaim
@@ -219,195 +221,208 @@ class EventBuilder:
 
         self._clear_what_is_not_met(message, now)
 
-    def _clear_what_is_not_met(self, message: Mapping[str, Any], now_ns: int) -> None:
+    def _clear_what_is_not_met(self, message: messages.State, now_ns: int) -> None:
         """A crossing that was over when the hot process read it is followed by no `clear`, but by a `state`."""
-        met = {(entry["signal"], entry["kind"] == "hard") for entry in message["met"]}
+        met = {(entry["signal"], entry["kind"] == "hard") for entry in message.met}
         for domain, signal, is_hard in [key for key in self._crossed if key[1:] not in met]:
-            seen = message["observation"].get(domain)
+            seen = message.observation.get(domain)
             available = seen["available"] if seen is not None else 0
             self._crossed.discard((domain, signal, is_hard))
             self._feed(Clear(now_ns, domain, signal, is_hard, available))
 
-    def _on_cross(self, message: Mapping[str, Any]) -> None:
-        available = message["capacity"] - message["working_set"]
-        keys = ("ts_ns", "domain", "signal", "hard", "quantity", "capacity", "usage", "working_set")
-        self._crossed.add((message["domain"], message["signal"], message["hard"]))
-        self._feed(Crossing(**{key: message[key] for key in keys}, available=available))
-        self._feed(Seen(message["seen_ns"], message["domain"], message["signal"], available))
+    def _on_cross(self, message: messages.Cross) -> None:
+        available = message.capacity - message.working_set
+        self._crossed.add((message.domain, message.signal, message.hard))
+        self._feed(
+            Crossing(
+                message.ts_ns,
+                message.domain,
+                message.signal,
+                message.hard,
+                quantity=message.quantity,
+                capacity=message.capacity,
+                usage=message.usage,
+                working_set=message.working_set,
+                available=available,
+            )
+        )
+        self._feed(Seen(message.seen_ns, message.domain, message.signal, available))
 
-    def _on_decision(self, message: Mapping[str, Any]) -> None:
-        if message["signal"] not in ("memory.available", "allocatableMemory.available"):
+    def _on_decision(self, message: messages.Decision) -> None:
+        if message.signal not in ("memory.available", "allocatableMemory.available"):
             return  # disks and process ids are no race with the OOM killer
-        self._order(message["decided_ns"], message["order"])
-        reclaim = self._watched.get((message["domain"], message["signal"], message["kind"] == "hard"))
-        grace_s = message["given_s"]  # a hard threshold's victim gets none, whatever stands in the books
+        self._order(message.decided_ns, message.order)
+        reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
+        grace_s = message.given_s  # a hard threshold's victim gets none, whatever stands in the books
         self._feed(
             Decided(
-                ts_ns=message["decided_ns"],
-                domain=message["domain"],
-                signal=message["signal"],
-                hard=message["kind"] == "hard",
-                quantity=message["quantity"],
-                capacity=message["capacity"],
-                available=message["available"],
-                usage=message["usage"],
-                pod=message["pod"],
-                pod_name=message["name"],
-                rank=message["rank"],
+                ts_ns=message.decided_ns,
+                domain=message.domain,
+                signal=message.signal,
+                hard=message.kind == "hard",
+                quantity=message.quantity,
+                capacity=message.capacity,
+                available=message.available,
+                usage=message.usage,
+                pod=message.pod,
+                pod_name=message.name,
+                rank=message.rank,
                 grace_s=grace_s,
-                observed=message["observed"],
-                trigger=message["trigger"],
-                crossed_ns=message["crossed_ns"],
-                working_set=message["working_set"],
-                request=message["request"],
+                observed=message.observed,
+                trigger=message.trigger,
+                crossed_ns=message.crossed_ns,
+                working_set=message.working_set,
+                request=message.request,
                 min_reclaim=reclaim.min_reclaim if reclaim is not None else 0,
-                coming=message.get("coming", 0),
+                coming=message.coming,
             )
         )
-        if message["signalled_ns"] is not None:
+        if message.signalled_ns is not None:
             number = SIGTERM if grace_s else SIGKILL
-            self._feed(Signalled(message["signalled_ns"], message["pod"], message["name"], number))
+            self._feed(Signalled(message.signalled_ns, message.pod, message.name, number))
 
-    def _on_braked(self, message: Mapping[str, Any]) -> None:
-        where = (message["ts_ns"], message["domain"], message["signal"], message["kind"] == "hard", message["reason"])
-        if not message["reason"]:
-            self._feed(Held(*where))
-            return
-        self._order(message["ts_ns"], message["order"])
+    def _on_braked(self, message: messages.Braked) -> None:
+        self._order(message.ts_ns, message.order)
         self._feed(
             Held(
-                *where,
-                available=message["available"],
-                quantity=message["quantity"],
-                pods=message["pods_bytes"],
-                outside=message["outside_bytes"],
-                pod=message["victim"],
-                pod_name=message["name"],
+                message.ts_ns,
+                message.domain,
+                message.signal,
+                message.kind == "hard",
+                message.reason,
+                available=message.available,
+                quantity=message.quantity,
+                pods=message.pods_bytes,
+                outside=message.outside_bytes,
+                pod=message.victim,
+                pod_name=message.name,
             )
         )
 
-    def _on_killed(self, message: Mapping[str, Any]) -> None:
-        self._feed(Signalled(message["ts_ns"], message["pod"], message["name"] or message["pod"], SIGKILL))
+    def _on_released(self, message: messages.Released) -> None:
+        self._feed(Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
-    def _on_evicted(self, message: Mapping[str, Any]) -> None:
-        found = self._view.pods.get(message["pod"])
-        name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message["pod"]
-        self._feed(
-            Gone(message["gone_ns"], message["pod"], name, message["freed"], settled_ns=message.get("settled_ns"))
-        )
+    def _on_killed(self, message: messages.Killed) -> None:
+        self._feed(Signalled(message.ts_ns, message.pod, message.name or message.pod, SIGKILL))
 
-    def _on_clear(self, message: Mapping[str, Any]) -> None:
-        self._crossed.discard((message["domain"], message["signal"], message["hard"]))
-        keys = ("ts_ns", "domain", "signal", "hard", "available")
-        self._feed(Clear(**{key: message[key] for key in keys}))
+    def _on_evicted(self, message: messages.Evicted) -> None:
+        found = self._view.pods.get(message.pod)
+        name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message.pod
+        self._feed(Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
-    def _on_flight(self, message: Mapping[str, Any]) -> None:
-        for ts, cgroup, usage, inactive, active in message["samples"]:
+    def _on_clear(self, message: messages.Clear) -> None:
+        self._crossed.discard((message.domain, message.signal, message.hard))
+        self._feed(Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
+
+    def _on_flight(self, message: messages.Flight) -> None:
+        for ts, cgroup, usage, inactive, active in message.samples:
             self._sampler.take(ts, self._names.of_cgroup(cgroup), usage, inactive, active)
 
-    def _on_oom(self, message: Mapping[str, Any]) -> None:
-        kind, pod = message["kind"], message["pod"]
+    def _on_oom(self, message: messages.Oom) -> None:
+        event = message.event
+        kind, pod = event.kind, message.pod
         if not self._is_of_the_node(message):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            self._names.locate(message["victim_cgroup"])
-            if message["oom_cgroup"]:
-                self._names.locate(message["oom_cgroup"])
-        if message["while_away"] and kind == "mark":
+            self._names.locate(event.victim_cgroup)
+            if event.oom_cgroup:
+                self._names.locate(event.oom_cgroup)
+        if message.while_away and kind == "mark":
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
-                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
-        for what in message.get("missing", ()):  # without BPF: what could not be known of this kill
+                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+        for what in message.missing:  # without BPF: what could not be known of this kill
             if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
-                self._feed(Lost(message["ts_ns"], message["ts_ns"] - 1, what, 1))
-        victim = self._names.of_cgroup(message["victim_cgroup"], pod)
+                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+        victim = self._names.of_cgroup(event.victim_cgroup, pod)
         if kind == "reclaim":
-            limit = self._names.of_cgroup(message["oom_cgroup"]) if message["oom_cgroup"] else None
+            limit = self._names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
             memcg = "global" if limit is None else limit.path
-            self._feed(Reclaim(message["ts_ns"], memcg, limit.pod if limit is not None else None))
+            self._feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
         elif kind == "kill":
             self._on_kill(message, victim)
         elif kind == "exit":
-            who = (pod or victim.pod, message["pod_name"] or victim.name)
-            self._feed(Exit(message["ts_ns"], message["victim_pid"], message["victim_comm"], *who))
+            who = (pod or victim.pod, message.pod_name or victim.name)
+            self._feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
         else:
             self._on_mark(message, victim)
 
-    def _on_kill(self, message: Mapping[str, Any], victim: NamedCgroup) -> None:
-        sender = message["invoker_pid"]
+    def _on_kill(self, message: messages.Oom, victim: NamedCgroup) -> None:
+        event = message.event
+        sender = event.invoker_pid
         kill = Kill(
-            ts_ns=message["ts_ns"],
-            victim_pid=message["victim_pid"],
-            victim_comm=message["victim_comm"],
-            pod=message["pod"] or victim.pod,
-            pod_name=message["pod_name"] or victim.name,
+            ts_ns=event.ts_ns,
+            victim_pid=event.victim_pid,
+            victim_comm=event.victim_comm,
+            pod=message.pod or victim.pod,
+            pod_name=message.pod_name or victim.name,
             memcg=victim.path,
-            si_code=message["si_code"],
+            si_code=event.si_code,
             sender_pid=sender,
-            sender_comm=message["invoker_comm"],
-            ours=message["si_code"] != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+            sender_comm=event.invoker_comm,
+            ours=event.si_code != 128 and sender in (self._view.hot_pid, self._view.side_pid),
         )
-        if kill.by_runtime and self._names.is_of_a_pod(message["invoker_cgroup"]):
+        if kill.by_runtime and self._names.is_of_a_pod(event.invoker_cgroup):
             kill = replace(kill, sender_in_pod=True)
         self._feed(kill)
         if kill.by_runtime and kill.pod is not None and self._crossed:
             self._stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
 
-    def _is_of_the_node(self, message: Mapping[str, Any]) -> bool:
+    def _is_of_the_node(self, message: messages.Oom) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
 
         (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
         victim's is.)
         """
-        if self._view.config.node_cgroup is None or message["kind"] in ("kill", "exit") or message["pod"]:
+        event = message.event
+        if self._view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
             return True
         if is_outside_node(message, self._view.config.node_cgroup):
             return False
-        at = message["oom_cgroup"]
-        if message["kind"] == "reclaim":  # begun often, and only of interest where something else happens
+        at = event.oom_cgroup
+        if event.kind == "reclaim":  # begun often, and only of interest where something else happens
             return not at or self._names.knows(at)
-        return not at or self._names.locate(at) or self._names.locate(message["victim_cgroup"])
+        return not at or self._names.locate(at) or self._names.locate(event.victim_cgroup)
 
-    def _on_mark(self, message: Mapping[str, Any], victim: NamedCgroup) -> None:
-        self._order(message["ts_ns"], message["order"])
-        pod = message["pod"] or victim.pod
-        at = message["oom_cgroup"]
+    def _on_mark(self, message: messages.Oom, victim: NamedCgroup) -> None:
+        event = message.event
+        self._order(event.ts_ns, message.order)
+        pod = message.pod or victim.pod
+        at = event.oom_cgroup
         limit = self._names.of_cgroup(at, pod) if at else None
         # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
-        pages = message["oom_limit"] // PAGE if at else self._view.mem_total // PAGE
-        same = message["invoker_cgroup"] == message["victim_cgroup"]
-        invoker = victim if same else self._names.of_process(message["invoker_pid"], message["invoker_cgroup"])
+        pages = event.oom_limit // PAGE if at else self._view.mem_total // PAGE
+        same = event.invoker_cgroup == event.victim_cgroup
+        invoker = victim if same else self._names.of_process(event.invoker_pid, event.invoker_cgroup)
         self._feed(
             Mark(
-                ts_ns=message["ts_ns"],
-                victim_pid=message["victim_pid"],
-                victim_comm=message["victim_comm"],
+                ts_ns=event.ts_ns,
+                victim_pid=event.victim_pid,
+                victim_comm=event.victim_comm,
                 pod=pod,
-                pod_name=message["pod_name"] or victim.name,
+                pod_name=message.pod_name or victim.name,
                 memcg=victim.path,
-                rss=message["anon_rss"] + message["file_rss"] + message["shmem_rss"],
-                oom_score_adj=message["oom_score_adj"],
-                invoker_pid=message["invoker_pid"],
-                invoker_tid=message["invoker_tid"],
-                invoker_comm=message["invoker_comm"],
+                rss=event.anon_rss + event.file_rss + event.shmem_rss,
+                oom_score_adj=event.oom_score_adj,
+                invoker_pid=event.invoker_pid,
+                invoker_tid=event.invoker_tid,
+                invoker_comm=event.invoker_comm,
                 invoker_pod=invoker.name,
                 scope="global" if limit is None else limit.kind,
                 oom_cgroup_id=at,
                 oom_path=None if limit is None else limit.path,
-                oom_usage=message["oom_usage"] if at else None,
-                oom_limit=message["oom_limit"] if at else None,
-                oom_inactive_file=message["oom_inactive_file"],
-                oom_active_file=message["oom_active_file"],
+                oom_usage=event.oom_usage if at else None,
+                oom_limit=event.oom_limit if at else None,
+                oom_inactive_file=event.oom_inactive_file,
+                oom_active_file=event.oom_active_file,
                 totalpages=pages,
-                exiting=message["exiting"],
+                exiting=event.exiting,
                 group=self._is_group(victim),
             )
         )
-        if not message["exiting"] and not message["while_away"]:  # nobody listened to the log then
-            kill = RecordedKill(
-                message["ts_ns"], message["victim_cgroup"], victim.path, None if limit is None else limit.path
-            )
-            self.confirmation.marked(message["victim_pid"], kill)
+        if not event.exiting and not message.while_away:  # nobody listened to the log then
+            kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
+            self.confirmation.marked(event.victim_pid, kill)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
@@ -422,5 +437,12 @@ class EventBuilder:
             path = path.parent
         return found
 
-    def _order(self, ts_ns: int, leaders: list[list[Any]]) -> None:
+    def _order(self, ts_ns: int, leaders: Sequence[Sequence[Any]]) -> None:
         self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))
+
+
+def _time_of(message: messages.Message | messages.Bad, now_ns: int) -> int:
+    """When what a message is about happened, where it says so."""
+    if isinstance(message, messages.Oom):
+        return message.event.ts_ns
+    return int(getattr(message, "ts_ns", now_ns))

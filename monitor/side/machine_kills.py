@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from monitor.link.messages import Oom
 from monitor.side.export.log import Log
 
 #: They are logged this often at most.
 LOG_INTERVAL_NS = 1_000_000_000
 
 
-def is_outside_node(message: Mapping[str, Any], node_cgroup: str | None) -> bool:
+def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
     """Whether an `oom` message is about a process outside the cgroup that is the node, and about no limit in it.
 
     The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the tree
     of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a mark has
     no task, so no cgroup) the tree is searched all the same. A machine that runs out concerns the node too.
     """
-    if node_cgroup is None or message["pod"] or message["while_away"] or message.get("domain") is not None:
+    if node_cgroup is None or message.pod or message.while_away or message.event.domain is not None:
         return False
-    return bool(message["victim_cgroup"]) and (message["kind"] != "mark" or bool(message["oom_cgroup"]))
+    return bool(message.event.victim_cgroup) and (message.event.kind != "mark" or bool(message.event.oom_cgroup))
 
 
 class MachineKills:
@@ -37,12 +37,12 @@ class MachineKills:
         self._unlogged: Counter[str] = Counter()
         self._logged_ns = -LOG_INTERVAL_NS
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def take(self, message: Oom) -> None:
         """One step of a kill that is not the node's."""
-        if message["kind"] != "mark" or message["exiting"]:
+        if message.event.kind != "mark" or message.event.exiting:
             return
         self._count()
-        self._unlogged[message["victim_comm"]] += 1
+        self._unlogged[message.event.victim_comm] += 1
         self.flush()
 
     def flush(self) -> None:

@@ -30,9 +30,9 @@ from monitor.kernel.sched import hurry, started
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.resend import KINDS
+from monitor.link.messages import Flight, LogLine, Oom, PodGone, Synced
 from monitor.pods.kubepods import of_pods
-from monitor.pods.source import Change, FoundPod, open_source, pod_message
+from monitor.pods.source import Change, FoundPod, open_source
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
@@ -41,7 +41,7 @@ from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
 from monitor.side.message_handler import MessageHandler, label
 from monitor.side.over_budget import OverBudget
-from monitor.side.pod_watch import PodWatch
+from monitor.side.pod_watch import PodWatch, pod_message
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -55,8 +55,9 @@ _RETELL_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
-#: What is worth hearing although it was told to a side that died: what happened, not what is.
-_OF_INCIDENTS = frozenset({"log", "cross", "clear", "decision", "killed", "evicted", "oom", "flight"})
+#: What is worth hearing although it was sent to a side that died: what happened, not what is. (Messages about races
+#: are sent again.)
+_OF_INCIDENTS = (LogLine, Flight)
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
 #: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
@@ -197,8 +198,8 @@ class Side:
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
                     self.pulse.beat()
-                    of_races = message["t"] in _OF_INCIDENTS and message["t"] not in KINDS  # those are told again
-                    if of_races and self.messages.hear(message) and self.races is not None:
+                    known = isinstance(message, _OF_INCIDENTS) and self.messages.hear(message)
+                    if known and self.races is not None:
                         self.races.hear(message)
 
     def _wait(self, poll: select.poll) -> set[int]:
@@ -258,7 +259,7 @@ class Side:
             if message is None:
                 self._ending = True
                 return
-            if message["t"] == "oom":
+            if isinstance(message, Oom):
                 self.over.records_came()
             if self.messages.hear(message) and self.races is not None:
                 self.races.hear(message)
@@ -338,7 +339,7 @@ class Side:
                 if uid in self.view.pods:
                     sendable.removed.append(uid)
         for uid in sendable.removed:
-            self._untold[uid] = channel.encode({"t": "pod-", "uid": uid})
+            self._untold[uid] = channel.encode(PodGone(uid))
         return sendable
 
     def _take(self, change: Change) -> None:
@@ -377,7 +378,7 @@ class Side:
                     qos=self.era.qos_class(found.pod),
                     cgroup=str(found.cgroup),
                 )
-                admission = admit(found.pod, self.view.state.get("conditions", ()))
+                admission = admit(found.pod, self.view.conditions)
                 if not admission.admitted:
                     self.log.warning(
                         "a kubelet would not have admitted this pod now",
@@ -396,7 +397,7 @@ class Side:
                 return
             del self._untold[uid]
         if not self.view.synced and self.pods.wait_known(0):
-            self.view.synced = channel.send(self.sock, {"t": "synced"})
+            self.view.synced = channel.send(self.sock, Synced())
 
     def _tell_disks(self) -> None:
         """Pass on what was measured. What does not get through goes with the next measurement."""

@@ -16,7 +16,26 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
-from monitor.link import channel
+from monitor.link.codec import event_fields, present
+from monitor.link.messages import (
+    NAMES,
+    Bad,
+    Braked,
+    Decision,
+    Evicted,
+    GiveBack,
+    Left,
+    Lives,
+    LogLine,
+    Message,
+    Oom,
+    Reap,
+    Reaped,
+    Reclaim,
+    Reclaimed,
+    Released,
+    State,
+)
 from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -37,14 +56,9 @@ from monitor.side.worker import Worker
 _MAX_EVICTIONS = 256
 #: What a decision is counted as that no signal led to: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
-#: Messages that only matter to the record of a race (`monitor.side.event_builder`).
-FOR_THE_EVENT_BUILDER = ("cross", "clear", "killed", "flight")
-#: Messages that only matter to a recording (`monitor.side.recorder`).
-FOR_THE_RECORD = ("ranking", "snapshot", "pass", "limit")
-
-
-def _pass_over(_message: Mapping[str, Any]) -> None:
-    """Nothing to say or to do here."""
+#: Fields of a decision that are not logged: of one about a pod over a limit of its own, a disk, and memory.
+_NOT_OF_LIMITS = {"domain", "quantity", "available", "capacity", "usage", "coming", "cleanup"}
+_NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 
 
 class MessageHandler:
@@ -79,131 +93,132 @@ class MessageHandler:
         self._brake = BrakeNews(view, log)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_told: set[int] = set()
-        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
-            "log": self._on_log,
-            "state": self._on_state,
-            "decision": self._on_decision,
-            "evicted": self._on_evicted,
-            "left": self._on_left,
-            "giveback": self._on_giveback,
-            "braked": self._brake.hear,
-            "reap": self._on_reap,
-            "reclaim": self._on_reclaim,
-            "oom": self._on_oom,
-        } | dict.fromkeys((*FOR_THE_EVENT_BUILDER, *FOR_THE_RECORD), _pass_over)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            LogLine: self._on_log,
+            State: self._on_state,
+            Decision: self._on_decision,
+            Evicted: self._on_evicted,
+            Left: self._on_left,
+            GiveBack: self._on_giveback,
+            Braked: self._brake.braked,
+            Released: self._brake.released,
+            Reap: self._on_reap,
+            Reclaim: self._on_reclaim,
+            Oom: self._on_oom,
+        }
 
-    def hear(self, message: Mapping[str, Any]) -> bool:
+    def hear(self, message: Message | Bad) -> bool:
         """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
         comes anyway.
         """
-        kind = message["t"]
+        if isinstance(message, Bad):
+            return self._cannot_use(message.type, message.problem)
+        handler = self._handlers.get(type(message))
         try:
-            handler = self._handlers.get(kind)
             if handler is not None:
                 handler(message)
-                return True
-            problem = message["problem"] if kind == channel.BAD else "unknown type"
+            return True
         except MonitorError as error:
             self.log.error(str(error))
             return False
         except (LookupError, TypeError, ValueError) as error:
-            problem = f"{type(error).__name__}: {error}"
+            return self._cannot_use(NAMES[type(message)], f"{type(error).__name__}: {error}")
+
+    def _cannot_use(self, kind: str, problem: str) -> bool:
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
-    def _on_log(self, message: Mapping[str, Any]) -> None:
-        fields = {key: value for key, value in message.items() if key not in ("t", "level", "msg")}
-        (self.log_budget if "pod" in fields else self.log)(message["level"], message["msg"], **fields)
+    def _on_log(self, message: LogLine) -> None:
+        (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
 
-    def _on_state(self, message: Mapping[str, Any]) -> None:
-        before = self.view.state.get("conditions", [])
+    def _on_state(self, message: State) -> None:
+        before = self.view.conditions
         self.view.state = message
-        node = message["observation"].get("node")
+        node = message.observation.get("node")
         if node is not None and node["capacity"] != self.view.capacity:
             self.view.capacity = node["capacity"]
             self.view.mem_total = meminfo.mem_total()
             self.on_capacity(self.view.capacity)
-        if message["conditions"] != before:
-            self.log.warning("node conditions changed", conditions=message["conditions"], before=before)
+        if message.conditions != before:
+            self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
-    def _on_decision(self, message: Mapping[str, Any]) -> None:
-        self.view.decisions[message["signal"] or LOCAL_STORAGE] += 1
-        found = self.view.pods.get(message["pod"])
-        fields = {key: value for key, value in message.items() if key not in ("t", "pod", "name", "order")}
-        fields["uid"] = message["pod"]
+    def _on_decision(self, message: Decision) -> None:
+        self.view.decisions[message.signal or LOCAL_STORAGE] += 1
+        found = self.view.pods.get(message.pod)
+        fields = _logged(message)
         if found is None:
             self.log.error("decided on a pod unknown here", **fields)
             return
         text, annotations = self._told(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
-        self.log.warning("would evict" if message["observed"] else "evicting", **fields)
-        if message["observed"]:
+        self.log.warning("would evict" if message.observed else "evicting", **fields)
+        if message.observed:
             return
         eviction = EvictedPod(
-            id=str(message["id"]),
+            id=str(message.id),
             pod=found.pod,
             qos=self._era.qos_class(found.pod),
             message=text,
             annotations=annotations,
             started=self.view.first_seen[found.pod.uid],
-            decided=message["realtime"],
+            decided=message.realtime,
             node=os.uname().nodename,
-            resource=RESOURCE[message["signal"]] if message["signal"] else None,
+            resource=RESOURCE[message.signal] if message.signal else None,
         )
         while len(self._evictions) >= _MAX_EVICTIONS:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
         self.files.submit(lambda: self.store.write(eviction))
 
-    def _told(self, pod: Pod, decision: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    def _told(self, pod: Pod, decision: Decision) -> tuple[str, dict[str, str]]:
         """What the evicted pod is told, and the annotations of its event."""
-        signal = decision["signal"]
+        signal = decision.signal
         if signal is None:
-            return decision["message"], {}
+            return decision.message, {}
         resource = RESOURCE[signal]
         if signal in MEMORY_SIGNALS:
-            containers = decision["containers"]
+            containers: Mapping[str, int] | None = decision.containers
         else:
             stats = self._pod_stats(pod.uid)
-            containers = None if stats is None else container_usage(stats, resource)
-        quantity, available = self._quantity(decision), decision["available"]
-        return eviction_message(pod, resource, quantity, available, containers, decision["working_set"])
+            containers = None if stats is None else dict(container_usage(stats, resource))
+        quantity, available = self._quantity(decision), decision.available
+        return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
 
-    def _quantity(self, decision: Mapping[str, Any]) -> Quantity | int:
+    def _quantity(self, decision: Decision) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
         for threshold in self.view.thresholds:
-            same = threshold.signal == decision["signal"] and threshold.hard == (decision["kind"] == "hard")
-            if same and threshold.quantity(decision["capacity"]) == decision["quantity"]:
-                return threshold.value.shown(decision["capacity"])
-        return int(decision["quantity"])
+            same = threshold.signal == decision.signal and threshold.hard == (decision.kind == "hard")
+            if same and threshold.quantity(decision.capacity) == decision.quantity:
+                return threshold.value.shown(decision.capacity)
+        return decision.quantity
 
-    def _on_evicted(self, message: Mapping[str, Any]) -> None:
-        eviction = self._evictions.pop(str(message["id"]), None)
-        fields = {key: value for key, value in message.items() if key not in ("t", "pod")}
-        known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message["pod"]), "pod", None)
-        fields |= {"uid": message["pod"], "pod": label(known) if known is not None else None}
+    def _on_evicted(self, message: Evicted) -> None:
+        eviction = self._evictions.pop(str(message.id), None)
+        fields = {key: value for key, value in present(message).items() if key != "pod"}
+        known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)
+        fields |= {"uid": message.pod, "pod": label(known) if known is not None else None}
         self.log.info("evicted", **fields)
         if eviction is not None:
-            self.files.submit(lambda: self.store.finish(eviction, message))
-        found = self.view.pods.get(message["pod"])
+            self.files.submit(lambda: self.store.finish(eviction, message._asdict()))
+        found = self.view.pods.get(message.pod)
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
 
-    def _on_left(self, message: Mapping[str, Any]) -> None:
+    def _on_left(self, message: Left) -> None:
         """Others killed a process of a pod: whether anybody lives on in it."""
-        found = self.view.pods.get(message["pod"])
+        found = self.view.pods.get(message.pod)
         pids = cgroup_procs.pids_below(found.cgroup) if found is not None else ()
-        self.view.send({"t": "lives", "id": message["id"], "lives": any(map(lives, pids))})
+        self.view.send(Lives(message.id, any(map(lives, pids))))
 
-    def _on_giveback(self, message: Mapping[str, Any]) -> None:
+    def _on_giveback(self, message: GiveBack) -> None:
         """A pod that went keeps some of its memory, and the next one may have to go for it."""
-        found, number = self.view.pods.get(message["pod"]), message["id"]
+        found, number = self.view.pods.get(message.pod), message.id
 
         def reclaim() -> None:
             if found is not None:
                 self._give_back(found)
-            self.view.send({"t": "reclaimed", "id": number})
+            self.view.send(Reclaimed(number))
 
         self._reclaimer.submit(reclaim)
 
@@ -215,14 +230,12 @@ class MessageHandler:
             self.view.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
 
-    def _on_reclaim(self, message: Mapping[str, Any]) -> None:
-        self.log.info(
-            "cleaning up the node before a pod is evicted", signal=message["signal"], actions=message["actions"]
-        )
-        self._reclaim(tuple(message["actions"]))
+    def _on_reclaim(self, message: Reclaim) -> None:
+        self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
+        self._reclaim(tuple(message.actions))
 
-    def _on_reap(self, message: Mapping[str, Any]) -> None:
-        pids, number = list(message["pids"]), message["id"]
+    def _on_reap(self, message: Reap) -> None:
+        pids, number = list(message.pids), message.id
         self.reaper.submit(lambda: self._reap(pids, number))
 
     def _reap(self, pids: list[int], number: int) -> None:
@@ -234,36 +247,39 @@ class MessageHandler:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
-        self.view.send({"t": "reaped", "id": number})
+        self.view.send(Reaped(number))
 
-    def _on_oom(self, message: Mapping[str, Any]) -> None:
+    def _on_oom(self, message: Oom) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
-        if message["kind"] == "reclaim":
+        event = message.event
+        if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
-        if "told" in message:
-            self.files.submit(partial(self._noted.note, *message["told"]))
+        if message.told:
+            self.files.submit(partial(self._noted.note, *message.told))
         if is_outside_node(message, self.view.config.node_cgroup):
             self._machine_kills.take(message)
             return
-        uid = message["pod"] or self._owner(message["victim_cgroup"])
+        uid = message.pod or self._owner(event.victim_cgroup)
         found = self.view.pods.get(uid) if uid is not None else None
-        pod = label(found.pod) if found is not None else message["pod_name"]
-        about = f"cgroup {message['victim_cgroup']}"
-        if message["kind"] != "mark":
+        pod = label(found.pod) if found is not None else message.pod_name
+        about = f"cgroup {event.victim_cgroup}"
+        if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
-            known = {key: message[key] for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
-            if message["kind"] == "exit":
+            known = {key: getattr(event, key) for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
+            if event.kind == "exit":
                 self.log_budget("info", "a killed process is gone", pod=pod, about=about, **known)
-            elif message["si_code"] == SI_KERNEL:
+            elif event.si_code == SI_KERNEL:
                 self.log_budget("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
-            elif message["invoker_pid"] != self.view.hot_pid:  # our own kills are reported as evictions
-                sender = {key: message[key] for key in ("invoker_pid", "invoker_comm", "si_code")}
+            elif event.invoker_pid != self.view.hot_pid:  # our own kills are reported as evictions
+                sender = {key: getattr(event, key) for key in ("invoker_pid", "invoker_comm", "si_code")}
                 said = "SIGKILL by a process: no OOM kill"
                 self.log_budget("info", said, pod=pod, about=about, **known, **sender)
             return
-        fields = {key: value for key, value in message.items() if key not in ("t", "kind", "pod", "pod_name", "told")}
-        scope = "memcg" if message["oom_cgroup"] or "oom" in message.get("missing", ()) else "global"
-        if message["exiting"]:
+        more = present(message)
+        fields = event_fields(event) | {k: v for k, v in more.items() if k not in ("event", "pod", "pod_name", "told")}
+        del fields["kind"]
+        scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"
+        if event.exiting:
             said = "OOM killer chose a process that was exiting anyway"
             self.log_budget("info", said, pod=pod, about=about, scope=scope, **fields)
             return
@@ -281,6 +297,17 @@ class MessageHandler:
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
         return next((uid for uid, found in self.view.pods.items() if cgroup in found.cgroup_ids), None)
+
+
+def _logged(message: Decision) -> dict[str, Any]:
+    """What the log says of a decision beside the pod's name."""
+    left_out = {"pod", "name", "order"}
+    if message.signal is None:
+        left_out |= _NOT_OF_LIMITS
+    else:
+        left_out |= _NOT_OF_MEMORY if message.signal in MEMORY_SIGNALS else _NOT_OF_DISKS
+    left_out |= {name for name in ("braked", "again") if not getattr(message, name)}
+    return {key: value for key, value in message._asdict().items() if key not in left_out} | {"uid": message.pod}
 
 
 def label(pod: Pod) -> str:

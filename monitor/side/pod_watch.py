@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from monitor.errors import MonitorError
-from monitor.pods.model import Change, PodSource
+from monitor.link.messages import PodSeen
+from monitor.pods.model import DEFAULT_GRACE_S, Change, FoundPod, PodSource
+from monitor.policy.releases import CURRENT, Era
 
 #: The least pause between two looks where no event announces a change.
 _POLL_S = 1.0
@@ -80,3 +82,23 @@ class PodWatch:
             self._known.set()  # after the queue has it: a waiting thread finds it there
         if found != Change():
             self._wake()
+
+
+def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:
+    """What the hot process is sent about a pod."""
+    pod = found.pod
+    request, nanos = divmod(era.request(pod, "memory").nanos, 10**9)
+    return PodSeen(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        priority=pod.known_priority,
+        spec_known=pod.spec_known,
+        request=request,
+        request_nanos=nanos,
+        qos=era.qos_class(pod),
+        critical=era.is_critical(pod),
+        grace_s=DEFAULT_GRACE_S if pod.grace_period_s is None else pod.grace_period_s,
+        cgroup=str(found.cgroup),
+        containers={name: str(path) for name, path in found.containers.items()},
+    )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
+from monitor.link.messages import NAMES, Bad, Message, Record, State, Stored
 from monitor.link.resend import KINDS
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event
@@ -67,7 +68,7 @@ class Races:
         from monitor.side.recorder import Recorder, RecordingEventBuilder, header
 
         head = header(view.config, view.hierarchy.version, self.judge.offset_ns)
-        self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send({"t": "record"}))
+        self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send(Record()))
         return RecordingEventBuilder(view, self._on_episode, self._on_event, has_log, self.recorder)
 
     def start(self) -> None:
@@ -90,19 +91,21 @@ class Races:
             self._kmsg.close()
             self._kmsg = None
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def hear(self, message: Message | Bad) -> None:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.hear(message)
-        self._heard += message["t"] in KINDS
+        self._heard += isinstance(message, KINDS)
         try:
             self.event_builder.hear(message)
         except (LookupError, TypeError, ValueError) as error:
             self._view.bad_messages += 1
             self._log.error(
-                "a message cannot be made an event", type=message["t"], problem=f"{type(error).__name__}: {error}"
+                "a message cannot be made an event",
+                type=NAMES[type(message)],
+                problem=f"{type(error).__name__}: {error}",
             )
-        if message["t"] == "state" and (message["met"], _reason(message)) != (self._met_told, self._braked_told):
+        if isinstance(message, State) and (message.met, _reason(message)) != (self._met_told, self._braked_told):
             self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
 
     _met_told: Any = None
@@ -121,7 +124,7 @@ class Races:
             self.forecaster.look()
         if self._heard != self._stored and not self.event_builder.open and self.judge.idle:
             heard = self._heard
-            if self._view.send({"t": "stored", "count": heard}):
+            if self._view.send(Stored(heard)):
                 self._stored = heard
         if self.forecaster.problem != self._forecast_problem:
             self._forecast_problem = self.forecaster.problem
@@ -163,7 +166,7 @@ class Races:
         lost = view.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._met_told, self._braked_told = view.state.get("met", []), _reason(view.state)
+        self._met_told, self._braked_told = view.met, _reason(view.state)
         oom_in_s, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
@@ -181,6 +184,6 @@ class Races:
         )
 
 
-def _reason(state: Mapping[str, Any]) -> str:
+def _reason(state: State | None) -> str:
     """Why evictions are held, "" if they are not."""
-    return str((state.get("braked") or {}).get("reason", ""))
+    return str(((state and state.braked) or {}).get("reason", ""))

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from monitor import __version__
+from monitor.link.messages import NAMES, Bad, Message
+from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
 from monitor.race.episode import Episode, State
 from monitor.race.events import Event
 from monitor.race.snapshot import state_to_json
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
-from monitor.side.message_handler import FOR_THE_RECORD
 from monitor.side.recording import FILE_BYTES, FILES, Writer
 from monitor.side.view import View
 from monitor.side.worker import Worker
@@ -114,14 +115,13 @@ class Recorder:
 
     _queue_dropped = _hot_missed = 0
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def hear(self, message: Message | Bad) -> None:
         """Take in a message of the hot process; those that are not for a recording are passed over."""
-        kind = message["t"]
-        if kind not in FOR_THE_RECORD:
+        if not isinstance(message, Ranking | Snapshot | Pass | Limit):
             return
-        if kind == "snapshot":
-            self._hot_missed = message["missed"]
-        self._add(kind, lambda: {key: value for key, value in message.items() if key != "t"})
+        if isinstance(message, Snapshot):
+            self._hot_missed = message.missed
+        self._add(NAMES[type(message)], message._asdict)
 
     def event(self, event: Event) -> None:
         """An event goes into the reducer."""

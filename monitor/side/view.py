@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import LimitCache
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
@@ -48,7 +49,7 @@ class View:
     hierarchy: Hierarchy
     capacity: int
     stats: SharedStats
-    send: Callable[[dict[str, Any]], bool]
+    send: Callable[[SideMessage], bool]
     hot_pid: int
     side_pid: int
     wake_side: Callable[[], None]  # makes the side's main loop turn
@@ -60,7 +61,7 @@ class View:
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: State | None = None
     synced: bool = False
     started: float = field(default_factory=time.time)
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
@@ -80,9 +81,19 @@ class View:
         self.limits = LimitCache(self.hierarchy)
 
     @property
+    def conditions(self) -> Sequence[str]:
+        """The node conditions that are true."""
+        return self.state.conditions if self.state is not None else ()
+
+    @property
+    def met(self) -> Sequence[Mapping[str, str]]:
+        """The thresholds that are met: signal and kind."""
+        return self.state.met if self.state is not None else ()
+
+    @property
     def braked(self) -> dict[str, Any] | None:
         """Why evictions are held and since when, with who takes the memory; None while they are not."""
-        braked: Mapping[str, Any] | None = self.state.get("braked")
+        braked = self.state and self.state.braked
         if braked is None:
             return None
         held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
@@ -100,7 +111,7 @@ class View:
             if self.table is None or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
                 return
             sweeps = stats.get("sweeps")
-            if self.send({"t": "refresh"}):
+            if self.send(Refresh()):
                 _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
 
     def hot_lives(self) -> bool:
@@ -109,7 +120,7 @@ class View:
         if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
             return True
         loops = stats.get("loops")
-        return self.send({"t": "refresh"}) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
+        return self.send(Refresh()) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
 
     def side_lives(self) -> bool:
         """Whether the side's main loop turns when it is woken; may wait 2 s."""
@@ -129,9 +140,9 @@ class View:
             return "the pods are not known yet"
         if not self.stats.get("ready_ns"):
             return "the hot process is starting"
-        if not self.state:
+        if self.state is None:
             return "the hot process has not reported its state yet"
-        if not self.state.get("ready", False):
+        if not self.state.ready:
             return "the hot process is not ready: its counters are not complete yet"
         return ""
 
@@ -191,7 +202,7 @@ class View:
 
     def domains(self) -> dict[str, MemoryReading]:
         """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses."""
-        observation: Mapping[str, Any] = self.state.get("observation", {})
+        observation = self.state.observation if self.state is not None else {}
         found: dict[str, MemoryReading] = {}
         for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
             if path is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import pace
@@ -14,6 +13,7 @@ from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import EVENTFD, PSI
 from monitor.kernel.wire import PAGE
+from monitor.link.messages import LogLine, Tell
 from monitor.sources.polled_table import Entry
 from monitor.sources.watch import Watch
 
@@ -25,7 +25,7 @@ Alarm = PsiTrigger | EventsFile | UsageThreshold
 class Alarms:
     """Opened for what is watched, closed for what is not any more. What cannot be had is logged once."""
 
-    def __init__(self, rung: str, version: int, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, rung: str, version: int, send: Tell) -> None:
         self._rung = rung
         self._version = version
         self._send = send
@@ -91,8 +91,8 @@ class Alarms:
     def _complain(self, problem: str, remedy: str) -> None:
         if problem not in self._reported:
             self._reported.add(problem)
-            said = {"msg": "an alarm cannot be had: polling alone", "problem": problem, "remedy": remedy}
-            self._send({"t": "log", "level": "warning", **said})
+            said = {"problem": problem, "remedy": remedy}
+            self._send(LogLine("warning", "an alarm cannot be had: polling alone", said))
 
     def acknowledge(self, fd: int) -> int | None:
         """Take in an alarm: the id of the cgroup that has passed its usage threshold, 0 for an alarm that only calls to

@@ -10,9 +10,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
@@ -51,6 +51,14 @@ class _Report:
     limit: int = 0
 
 
+class LoggedKill(NamedTuple):
+    """A kill, what is ``missing`` of it, and the victim's cgroup directory (None: not known)."""
+
+    event: OomEvent
+    missing: tuple[str, ...]
+    victim_path: Path | None
+
+
 class OomLog:
     """Puts the lines of one kill together. ``index`` gives a watched cgroup's place in the table by its id."""
 
@@ -66,11 +74,8 @@ class OomLog:
         #: CLOCK_MONOTONIC less the log's clock, of which the least is nearest, and when that was begun with.
         self._offset_ns, self._offset_at_ns = 0, -_STANDS_NS
 
-    def feed(self, record: bytes) -> dict[str, Any] | None:
-        """Take in one record of /dev/kmsg; the kill as a dict of `OomEvent` when it is complete.
-
-        With it ``missing`` and ``victim_path`` (the victim's cgroup directory, None: not known).
-        """
+    def feed(self, record: bytes) -> LoggedKill | None:
+        """Take in one record of /dev/kmsg; the kill when it is complete."""
         line = parse(record)
         if isinstance(line, Killed):
             return self._killed(line)
@@ -103,7 +108,7 @@ class OomLog:
         """No process was killed in the end, or lines were lost: no later kill belongs to the lines so far."""
         self._report, self._constraint, self._group = _Report(), None, None
 
-    def _killed(self, line: Killed) -> dict[str, Any] | None:
+    def _killed(self, line: Killed) -> LoggedKill | None:
         self._victims = {pid: at for pid, at in self._victims.items() if line.ts_ns - at < _AGAIN_NS}
         if line.pid in self._victims:
             return None
@@ -163,7 +168,7 @@ class OomLog:
             exiting=False,
             si_code=SI_KERNEL,
         )
-        return asdict(event) | {"missing": missing, "victim_path": task}
+        return LoggedKill(event, tuple(missing), task)
 
     def _is_member(self, line: Killed, task: Path | None) -> bool:
         """Whether this is one of the group that the last kill was extended to."""

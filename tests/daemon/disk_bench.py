@@ -12,6 +12,7 @@ import pytest
 
 from monitor.kernel.disks import Disks, find_disks
 from monitor.link import channel
+from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots
 from monitor.policy.pods import Pod
@@ -27,7 +28,7 @@ MI = 1 << 20
 SIZE = 8 * MI
 
 
-Message = dict[str, Any]
+Message = DiskFigures
 
 
 class Lines(Log):
@@ -87,7 +88,6 @@ class Bench:
         while True:
             self.delivered.get(timeout=live.TIMEOUT_S)
             for message in self.watch.take():
-                assert message["t"] == "disks"
                 channel.encode(message)
                 return message
 

@@ -18,8 +18,10 @@ from typing import IO, Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.kernel import cgroupfs
+from monitor.kernel.wire import OomEvent
 from monitor.link import channel
 from monitor.link.counters import SharedStats
+from monitor.link.messages import NAMES, Bad, Decision, HotMessage, Message, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,60 +29,60 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 
 #: Messages that a hot process sends, as the side takes them.
-STATE: dict[str, Any] = {
-    "t": "state",
-    "conditions": [],
-    "met": [],
-    "armed": False,
-    "bound_bytes": 0,
-    "order": [],
-    "victim": None,
-    "observation": {},
-    "pods": 0,
-    "scheduler": "SCHED_FIFO",
-    "mlocked": True,
-    "oom_score_adj": 0,
-    "trigger": "user",
-    "ready": True,
-}
-DECISION: dict[str, Any] = {
-    "t": "decision",
-    "id": 1,
-    "signal": "memory.available",
-    "kind": "hard",
-    "domain": "node",
-    "quantity": 100 << 20,
-    "available": 99 << 20,
-    "capacity": 512 << 20,
-    "usage": 413 << 20,
-    "pod": "uid-a",
-    "name": "default/a",
-    "rank": 1,
-    "grace_s": 1,
-    "observed": True,
-    "trigger": "user",
-    "crossed_ns": 1,
-    "decided_ns": 2,
-    "signalled_ns": None,
-    "working_set": 200 << 20,
-    "request": 64 << 20,
-    "containers": {"main": 200 << 20},
-    "realtime": 1_800_000_000.5,
-}
-OOM: dict[str, Any] = {
-    "t": "oom",
-    "kind": "mark",
-    "ts_ns": 1,
-    "victim_pid": 4711,
-    "victim_comm": "hog",
-    "domain": 0,
-    "victim_cgroup": 1,
-    "oom_cgroup": 7,
-    "exiting": False,
-    "pod": None,
-    "pod_name": None,
-    "while_away": False,
-}
+STATE = State(
+    conditions=[],
+    met=[],
+    armed=False,
+    bound_bytes=0,
+    order=[],
+    victim=None,
+    observation={},
+    pods=0,
+    spec_unknown=0,
+    braked=None,
+    scheduler="SCHED_FIFO",
+    mlocked=True,
+    oom_score_adj=0,
+    trigger="user",
+    ready=True,
+)
+DECISION = Decision(
+    id=1,
+    signal="memory.available",
+    kind="hard",
+    domain="node",
+    quantity=100 << 20,
+    available=99 << 20,
+    capacity=512 << 20,
+    usage=413 << 20,
+    pod="uid-a",
+    name="default/a",
+    rank=1,
+    grace_s=1,
+    observed=True,
+    trigger="user",
+    prepared=True,
+    crossed_ns=1,
+    decided_ns=2,
+    signalled_ns=None,
+    given_s=0,
+    working_set=200 << 20,
+    request=64 << 20,
+    containers={"main": 200 << 20},
+    order=[],
+    realtime=1_800_000_000.5,
+)
+OOM_EVENT = OomEvent(kind="mark", ts_ns=1, victim_pid=4711, victim_comm="hog", domain=0, victim_cgroup=1, oom_cgroup=7)
+
+
+def oom(**fields: Any) -> Oom:
+    """One step of an OOM kill in no pod, with these fields of its record."""
+    return Oom(dataclasses.replace(OOM_EVENT, **fields), None, None, while_away=False)
+
+
+def name_of(message: Message | Bad) -> str:
+    """Its type in a packet."""
+    return NAMES.get(type(message), "bad")
 
 
 class Hot:
@@ -116,26 +118,26 @@ class Hot:
         os.close(config_fd)
         side_end.close()
 
-    def receive(self, kind: str) -> dict[str, Any]:
+    def receive(self, kind: str) -> Any:
         """The next message of this type from the side."""
         assert self.sock is not None
         while True:
             message = channel.receive(self.sock)
             assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
-            if message["t"] == kind:
+            if name_of(message) == kind:
                 return message
 
-    def receive_until(self, kind: str) -> list[dict[str, Any]]:
+    def receive_until(self, kind: str) -> list[Any]:
         """All messages up to and with the first of this type."""
         assert self.sock is not None
-        messages = []
-        while not messages or messages[-1]["t"] != kind:
+        messages: list[Any] = []
+        while not messages or name_of(messages[-1]) != kind:
             message = channel.receive(self.sock)
             assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
             messages.append(message)
         return messages
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: HotMessage) -> None:
         assert self.sock is not None
         assert channel.send(self.sock, message)
 

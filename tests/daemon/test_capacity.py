@@ -46,7 +46,7 @@ def test_where_the_file_is_another_machines_it_is_read_again(tmp_path: Path) -> 
 def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the machine, whose memory nobody plugs in a test here; the guests do (below)."""
     thresholds = parse_thresholds({NODE_SIGNAL: "25%", KUBEPODS_SIGNAL: "50%"}, {}, {}, {}, ("pods",))
-    told: list[dict[str, Any]] = []
+    told: list[Any] = []
     with live.cgroup("kubepods") as kubepods, live.Watching(attach=False) as watch:
         memory = [8 * GIB]
         monkeypatch.setattr(meminfo, "MemTotal", lambda: SimpleNamespace(now=lambda: memory[0]))
@@ -67,7 +67,7 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
             gauge.arm_thresholds()
             assert not gauge.recapped
             assert -MIB < watch.table.room(node.index) - (now - now // 4 - watch.table.working_set(node.index)) < MIB
-            assert [record["now"] for record in told] == [now, now - GIB]
+            assert [record.fields["now"] for record in told] == [now, now - GIB]
             gauge.take_capacities()
             assert len(told) == 2, "said once"
             told.clear()

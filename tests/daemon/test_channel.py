@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.link import channel
+from monitor.link.messages import Bad, LogLine, Synced
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -22,9 +23,8 @@ def ends() -> Iterator[Pair]:
         yield hot, side
 
 
-def of_size(size: int) -> dict[str, str]:
-    empty = {"t": "x", "text": ""}
-    return {"t": "x", "text": "a" * (size - len(json.dumps(empty, separators=(",", ":"))))}
+def of_size(size: int) -> LogLine:
+    return LogLine("info", "a" * (size - len(channel.encode(LogLine("info", "")))))
 
 
 def test_the_largest_packet_passes_and_one_byte_more_is_refused(ends: Pair) -> None:
@@ -33,7 +33,7 @@ def test_the_largest_packet_passes_and_one_byte_more_is_refused(ends: Pair) -> N
     assert channel.send(side, largest)
     assert list(channel.drain(hot)) == [largest]
     larger = of_size(channel.MAX_PACKET + 1)
-    with pytest.raises(channel.TooLarge, match=f"x message has {channel.MAX_PACKET + 1} bytes"):
+    with pytest.raises(channel.TooLarge, match=f"log message has {channel.MAX_PACKET + 1} bytes"):
         channel.encode(larger)
     assert not channel.send(side, larger)
     assert list(channel.drain(hot)) == []
@@ -55,27 +55,27 @@ def test_what_is_no_message_is_told_and_the_next_one_comes(ends: Pair, packet: b
     hot, side = ends
     for sender, receiver in ((hot, side), (side, hot)):
         sender.send(packet)
-        assert channel.send(sender, {"t": "next"})
+        assert channel.send(sender, Synced())
         bad, after = channel.drain(receiver)
         assert bad is not None
-        assert bad["t"] == channel.BAD
-        assert bad["problem"].startswith(problem)
-        assert after == {"t": "next"}
+        assert isinstance(bad, Bad)
+        assert bad.problem.startswith(problem)
+        assert after == Synced()
 
 
 @given(st.binary(min_size=1, max_size=200) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
-def test_any_packet_is_received_as_a_typed_message(packet: bytes | str) -> None:
+def test_any_packet_is_received_as_no_message(packet: bytes | str) -> None:
     hot, side = channel.pair()
     with hot, side:
         hot.send(packet if isinstance(packet, bytes) else packet.encode())
         [message] = channel.drain(side)
         assert message is not None
-        assert isinstance(message["t"], str)
+        assert isinstance(message, Bad)
 
 
 def test_a_closed_end_is_told_once(ends: Pair) -> None:
     hot, side = ends
-    assert channel.send(hot, {"t": "last"})
+    assert channel.send(hot, Synced())
     hot.close()
-    assert list(channel.drain(side)) == [{"t": "last"}, None]
-    assert not channel.send(side, {"t": "x"})
+    assert list(channel.drain(side)) == [Synced(), None]
+    assert not channel.send(side, Synced())

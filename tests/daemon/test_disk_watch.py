@@ -22,7 +22,7 @@ from tests.policy.builders import container, pod
 
 
 def signals(message: Message) -> list[str]:
-    return list(message["observations"])
+    return list(message.observations)
 
 
 # --- thresholds ----------------------------------------------------------------------------------------------------
@@ -46,28 +46,28 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
         bench.add(pod(name), size)
     bench.add(pod("static", annotations={"kubernetes.io/config.source": "file"}), MI)
     watch = bench.open({"nodefs.available": "50%", "imagefs.inodesFree": "1"})
-    message = bench.until(lambda m: m["orders"])
+    message = bench.until(lambda m: m.orders)
     # The container file system has the node's thresholds, and its numbers.
     both = ["nodefs.available", "containerfs.available"]
     assert signals(message) == [both[0], "imagefs.inodesFree", both[1]]
-    assert message["observations"][both[0]][:2] == [3 * MI, SIZE]
-    assert message["orders"] == {signal: ["uid-b", "uid-a", "uid-c"] for signal in both}
-    assert message["violations"] == message["reclaimed"] == []
+    assert message.observations[both[0]][:2] == [3 * MI, SIZE]
+    assert message.orders == {signal: ["uid-b", "uid-a", "uid-c"] for signal in both}
+    assert message.violations == message.reclaimed == []
     stats = watch.pod_stats("uid-b")
     assert stats is not None
     assert stats.ephemeral_storage() == 3 * MI
     assert watch.pod_stats("uid-static") is None
 
     following = bench.next()  # of the next second
-    assert following["observations"][both[0]][2] > message["observations"][both[0]][2]
-    assert following["orders"] == message["orders"]
+    assert following.observations[both[0]][2] > message.observations[both[0]][2]
+    assert following.orders == message.orders
     bench.remove("uid-b")
-    following = bench.until(lambda m: m["orders"] != message["orders"])
-    assert following["orders"] == {signal: ["uid-a", "uid-c"] for signal in both}
+    following = bench.until(lambda m: m.orders != message.orders)
+    assert following.orders == {signal: ["uid-a", "uid-c"] for signal in both}
 
     (bench.roots.logs / "ns_b_uid-b" / "c" / "0.log").unlink()
-    last = bench.until(lambda m: not m["orders"])
-    assert last["observations"][both[0]][:2] == [6 * MI, SIZE]
+    last = bench.until(lambda m: not m.orders)
+    assert last.observations[both[0]][:2] == [6 * MI, SIZE]
     watch.take()
     bench.look()
     bench.look()
@@ -77,7 +77,7 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
 def test_what_is_to_be_reclaimed_keeps_a_threshold_met(bench: Bench) -> None:
     bench.add(pod("a"), 4 * MI)
     bench.open({"nodefs.available": "2Mi"}, eviction_minimum_reclaim={"nodefs.available": "3Mi"})
-    assert bench.until(lambda m: m["orders"])["orders"]["nodefs.available"] == ["uid-a"]
+    assert bench.until(lambda m: m.orders).orders["nodefs.available"] == ["uid-a"]
 
 
 def test_a_soft_threshold_is_told_from_its_first_second(bench: Bench) -> None:
@@ -87,7 +87,7 @@ def test_a_soft_threshold_is_told_from_its_first_second(bench: Bench) -> None:
         eviction_soft={"nodefs.inodesFree": "100%", "nodefs.available": "6Mi"},
         eviction_soft_grace_period={"nodefs.inodesFree": "1h", "nodefs.available": "1h"},
     )
-    assert "nodefs.available" in bench.until(lambda m: m["orders"])["orders"]
+    assert "nodefs.available" in bench.until(lambda m: m.orders).orders
 
 
 def test_inodes_are_ranked_by_inodes(bench: Bench) -> None:
@@ -97,7 +97,7 @@ def test_inodes_are_ranked_by_inodes(bench: Bench) -> None:
     for i in range(50):
         (bench.roots.logs / "ns_many_uid-many" / "c" / f"{i}").touch()
     bench.open({"nodefs.inodesFree": "990", "nodefs.available": "7Mi"})
-    orders = bench.until(lambda m: m["orders"])["orders"]
+    orders = bench.until(lambda m: m.orders).orders
     assert orders["nodefs.inodesFree"] == ["uid-many", "uid-big"]
     assert orders["nodefs.available"] == ["uid-big", "uid-many"]
 
@@ -120,7 +120,7 @@ def test_two_disks(mounts: Mounts, containers_apart: bool, node_order: list[str]
     layered(bench, "b", MI, MI)
     try:
         bench.open({"nodefs.available": "100Mi", "imagefs.available": "100Mi"})
-        orders = bench.until(lambda m: m["orders"])["orders"]
+        orders = bench.until(lambda m: m.orders).orders
     finally:
         assert bench.watch is not None
         bench.watch.close()
@@ -135,14 +135,14 @@ def test_another_era_ranks_in_its_own_way(bench: Bench) -> None:
     bench.add(pod("b"), MI)
     bench.open({"nodefs.available": "6Mi"}, policy="kubelet-1.8")
     # A guaranteed pod comes last there, whatever it uses.
-    assert bench.until(lambda m: m["orders"])["orders"]["nodefs.available"] == ["uid-b", "uid-a"]
+    assert bench.until(lambda m: m.orders).orders["nodefs.available"] == ["uid-b", "uid-a"]
 
 
 def test_an_order_is_no_longer_than_a_pass_can_need(bench: Bench) -> None:
     for i in range(60):
         bench.add(pod(f"pod-{i:02}"), 4096 * (i + 1))
     bench.open({"nodefs.available": "8Mi", "imagefs.available": "8Mi"})
-    orders = bench.until(lambda m: m["orders"])["orders"]
+    orders = bench.until(lambda m: m.orders).orders
     assert len(orders) == 3
     for order in orders.values():
         assert len(order) == MOST
@@ -177,11 +177,11 @@ def test_there_is_no_order_before_every_pod_was_measured(bench: Bench, monkeypat
     assert gate.waiting.get(timeout=live.TIMEOUT_S) == "b"
     watch.take()
     message = bench.next()
-    assert message["orders"] == {}
-    assert message["observations"]["nodefs.available"][:2] == [5 * MI, SIZE]
+    assert message.orders == {}
+    assert message.observations["nodefs.available"][:2] == [5 * MI, SIZE]
     gate.open.set()
-    message = bench.until(lambda m: m["orders"])
-    assert message["orders"]["nodefs.available"] == ["uid-b", "uid-a"]
+    message = bench.until(lambda m: m.orders)
+    assert message.orders["nodefs.available"] == ["uid-b", "uid-a"]
 
     # One that appears meanwhile does not take the order away, nor come first for not having been measured.
     gate.open.clear()
@@ -189,10 +189,10 @@ def test_there_is_no_order_before_every_pod_was_measured(bench: Bench, monkeypat
     watch.pods_changed()
     assert gate.waiting.get(timeout=live.TIMEOUT_S) == "late"
     watch.take()
-    assert bench.next()["orders"]["nodefs.available"] == ["uid-b", "uid-a"]
+    assert bench.next().orders["nodefs.available"] == ["uid-b", "uid-a"]
     gate.open.set()
-    message = bench.until(lambda m: len(m["orders"]["nodefs.available"]) == 3)
-    assert message["orders"]["nodefs.available"] == ["uid-b", "uid-a", "uid-late"]
+    message = bench.until(lambda m: len(m.orders["nodefs.available"]) == 3)
+    assert message.orders["nodefs.available"] == ["uid-b", "uid-a", "uid-late"]
 
 
 def test_closing_ends_a_walk_and_forgets_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

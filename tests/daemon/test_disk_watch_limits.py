@@ -12,6 +12,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.disks import find_disks
+from monitor.link.messages import DiskFigures
 from monitor.pods.storage import Roots
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.signals import PID, Observation
@@ -32,8 +33,8 @@ def test_process_ids_are_ranked_by_processes_without_walking_any_disk(bench: Ben
             bench.add(pod("low", priority=-1), 0, parent / "none")
             watch = bench.open({"pid.available": str(most), "nodefs.available": "1Mi"})
             message = bench.next()
-    assert message["orders"] == {PID: ["uid-low", "uid-two", "uid-one"]}
-    available, capacity, _ = message["observations"][PID]
+    assert message.orders == {PID: ["uid-low", "uid-two", "uid-one"]}
+    available, capacity, _ = message.observations[PID]
     assert 0 < available < capacity <= most
     assert all(watch.pod_stats(uid) is None for uid in bench.pods)
 
@@ -52,13 +53,7 @@ def test_a_pod_over_its_limit_is_told_although_there_is_no_threshold(bench: Benc
     bench.add(pod("critical", container(limits=LIMIT), priority=2_000_000_000), 2 * MI)
     bench.add(pod("unlimited"), MI)
     watch.pods_changed()
-    assert bench.next() == {
-        "t": "disks",
-        "observations": {},
-        "orders": {},
-        "violations": [{"uid": "uid-over", "message": OVER}],
-        "reclaimed": [],
-    }
+    assert bench.next() == DiskFigures({}, {}, [{"uid": "uid-over", "message": OVER}], [])
     live.until(lambda: watch.pod_stats("uid-under"), "the other pod")
     assert watch.pod_stats("uid-critical") is None
     assert watch.pod_stats("uid-unlimited") is None
@@ -68,8 +63,8 @@ def test_a_pod_over_its_limit_is_told_although_there_is_no_threshold(bench: Benc
 def test_limits_do_not_count_where_isolation_is_switched_off(bench: Bench) -> None:
     bench.add(pod("over", container(limits=LIMIT)), 2 * MI)
     watch = bench.open({"nodefs.available": "7Mi"}, local_storage=False)
-    message = bench.until(lambda m: m["orders"])
-    assert message["violations"] == []
+    message = bench.until(lambda m: m.orders)
+    assert message.violations == []
     assert watch.pod_stats("uid-over") is not None
 
 
@@ -84,7 +79,7 @@ def test_violations_not_taken_yet_are_not_lost_and_pods_gone_are(bench: Bench) -
     bench.remove("uid-c")
     watch._turn()
     [message] = watch.take()
-    assert [item["uid"] for item in message["violations"]] == ["uid-a", "uid-b"]
+    assert [item["uid"] for item in message.violations] == ["uid-a", "uid-b"]
     assert watch.take() == []
 
 
@@ -108,12 +103,12 @@ def test_a_clean_up_is_told_with_the_disks_after_it(bench: Bench, enforce: bool)
     junk.write_bytes(bytes(4 * MI))
     watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=("rm", str(junk)))
     before = bench.next()
-    assert before["observations"]["nodefs.available"][:2] == [4 * MI, SIZE]
+    assert before.observations["nodefs.available"][:2] == [4 * MI, SIZE]
     watch.reclaim([DELETE_CONTAINERS, DELETE_IMAGES])
-    message = bench.until(lambda m: m["reclaimed"])
-    assert message["reclaimed"] == [DELETE_CONTAINERS, DELETE_IMAGES]
-    assert message["observations"]["nodefs.available"][:2] == [SIZE if enforce else 4 * MI, SIZE]
-    assert message["observations"]["nodefs.available"][2] > before["observations"]["nodefs.available"][2]
+    message = bench.until(lambda m: m.reclaimed)
+    assert message.reclaimed == [DELETE_CONTAINERS, DELETE_IMAGES]
+    assert message.observations["nodefs.available"][:2] == [SIZE if enforce else 4 * MI, SIZE]
+    assert message.observations["nodefs.available"][2] > before.observations["nodefs.available"][2]
     assert junk.exists() != enforce
     assert [text for _, text in bench.log.lines] == (["clean-up done"] if enforce else [])
 

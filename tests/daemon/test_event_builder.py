@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
+from monitor.kernel.wire import OomEvent
+from monitor.link import messages
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.domain_forecasts import DomainForecast
@@ -23,6 +26,7 @@ from monitor.side import event_builder as module
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
+from tests.daemon import harness
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -70,55 +74,38 @@ class Heard:
         return [e for e in self.events if isinstance(e, kind)]
 
 
-def crossed(ts_ns: int) -> dict[str, Any]:
-    return {
-        "t": "cross",
-        "ts_ns": ts_ns,
-        "seen_ns": ts_ns + 1,
-        "domain": "node",
-        "signal": "memory.available",
-        "hard": True,
-        "quantity": 32 * MIB,
-        "capacity": 160 * MIB,
-        "usage": 130 * MIB,
-        "working_set": 130 * MIB,
-    }
-
-
-def state(*met: str) -> dict[str, Any]:
-    return {
-        "t": "state",
-        "met": [{"signal": "memory.available", "kind": kind} for kind in met],
-        "observation": {"node": {"available": 100 * MIB}},
-    }
-
-
-def marked(victim: int, limit: int, domain: int | None = 0) -> dict[str, Any]:
-    zero = dict.fromkeys(
-        ("anon_rss", "file_rss", "shmem_rss", "oom_score_adj", "oom_inactive_file", "oom_active_file"), 0
+def crossed(ts_ns: int) -> messages.Cross:
+    return messages.Cross(
+        ts_ns, ts_ns + 1, "node", "memory.available", True, 32 * MIB, 160 * MIB, 130 * MIB, working_set=130 * MIB
     )
-    return {
-        "t": "oom",
-        "kind": "mark",
-        "while_away": False,
-        "ts_ns": time.monotonic_ns(),
-        "victim_pid": 1 << 22,  # above every pid
-        "victim_comm": "x",
-        "victim_cgroup": victim,
-        "invoker_pid": 1 << 22,
-        "invoker_tid": 1 << 22,
-        "invoker_comm": "x",
-        "invoker_cgroup": victim,
-        "domain": domain,
-        "oom_cgroup": limit,
-        "oom_usage": MIB,
-        "oom_limit": MIB,
-        "exiting": False,
-        "pod": None,
-        "pod_name": None,
-        "order": [],
-        **zero,
-    }
+
+
+def state(*met: str) -> messages.State:
+    return harness.STATE._replace(
+        met=[{"signal": "memory.available", "kind": kind} for kind in met],
+        observation={"node": {"available": 100 * MIB}},
+    )
+
+
+def marked(victim: int, limit: int, domain: int | None = 0, *, while_away: bool = False, **fields: Any) -> messages.Oom:
+    event = OomEvent(
+        kind="mark",
+        ts_ns=time.monotonic_ns(),
+        victim_pid=1 << 22,  # above every pid
+        victim_comm="x",
+        victim_cgroup=victim,
+        invoker_pid=1 << 22,
+        invoker_tid=1 << 22,
+        invoker_comm="x",
+        invoker_cgroup=victim,
+        domain=domain,
+        oom_cgroup=limit,
+        oom_usage=MIB,
+        oom_limit=MIB,
+        oom_inactive_file=0,
+        oom_active_file=0,
+    )
+    return messages.Oom(replace(event, **fields), None, None, while_away)
 
 
 def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +114,10 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
         heard.event_builder.hear(marked(at, at, domain=None))
-        heard.event_builder.hear(marked(at, at, domain=None) | {"kind": "reclaim", "victim_cgroup": 0})
+        heard.event_builder.hear(marked(0, at, domain=None, kind="reclaim"))
     assert heard.events[1:] == []
-    heard.event_builder.hear(marked(at, at) | {"domain": None, "victim_cgroup": 0})  # a kernel that does not say whose
-    heard.event_builder.hear(marked(at, at, domain=None) | {"while_away": True})
+    heard.event_builder.hear(marked(0, at, domain=None))  # a kernel that does not say whose
+    heard.event_builder.hear(marked(at, at, domain=None, while_away=True))
     assert heard.of(Mark) == []
     heard.event_builder.hear(marked(system, system))
     (mark,) = heard.of(Mark)
@@ -175,8 +162,9 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     found = FoundPod(made, pod, {"c": pod / "c"}, (cgroup_id(pod), cgroup_id(pod / "c")))
     heard = Heard(node, pods={"u": found}, kubepods=pod.parent)
     sender = node / "system" if where == "../system" else pod.parent / where
-    sent = {"kind": "kill", "si_code": 0, "invoker_comm": "runc", "invoker_cgroup": cgroup_id(sender)}
-    heard.event_builder.hear(marked(cgroup_id(pod), 0) | sent)
+    heard.event_builder.hear(
+        marked(cgroup_id(pod), 0, kind="kill", si_code=0, invoker_comm="runc", invoker_cgroup=cgroup_id(sender))
+    )
     (kill,) = heard.of(Kill)
     assert (kill.by_runtime, kill.by_user) == (where == "../system", where != "../system")
 
@@ -209,7 +197,7 @@ def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
     heard = Heard(node)
     heard.event_builder.hear(crossed(clock[0] - 5 * S))
-    heard.event_builder.hear(crossed(clock[0] - 5 * S) | {"t": "clear", "available": 100 * MIB})
+    heard.event_builder.hear(messages.Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
     assert heard.event_builder.turn() is False
     assert heard.episodes == [], "though by now it has been quiet for five seconds"
     assert heard.event_builder.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
@@ -226,7 +214,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, mo
     system = cgroup_id(node / "system")
     waited = 0
     while not heard.episodes:
-        heard.event_builder.hear(marked(system, system) | {"ts_ns": clock[0] - S, "victim_pid": (1 << 22) + waited})
+        heard.event_builder.hear(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + waited))
         assert heard.event_builder.turn() is False
         if heard.episodes:
             break

@@ -19,6 +19,7 @@ from monitor.hot.patience import Patience
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
+from monitor.link.messages import NAMES, LogLine, Reap
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -30,7 +31,7 @@ class Bench:
 
     def __init__(self, cgroup: Path) -> None:
         self.held = 64 * live.MIB
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Any] = []
         self.epoll = select.epoll()
         self.victim = Victim("uid", cgroup, cgroupfs.detect().version)
         self.victim.refresh()
@@ -46,7 +47,7 @@ class Bench:
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(cast(Any, self.entry), 0)
-        eviction.decision = {"id": NUMBER, "name": "lab/pod"}
+        eviction.decision_id, eviction.name = NUMBER, "lab/pod"
         return eviction
 
     def endings(self, timeout: float = 0) -> int:
@@ -58,7 +59,7 @@ class Bench:
         return len(found)
 
     def messages(self) -> list[str]:
-        return [message.get("msg", message["t"]) for message in self.told]
+        return [message.msg if isinstance(message, LogLine) else NAMES[type(message)] for message in self.told]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         held, bench.held = bench.held, 0
         bench.patience.look(2)
         assert bench.messages() == ["evicted"]
-        assert (bench.told[-1]["gone_ns"], bench.told[-1]["settled_ns"], bench.told[-1]["freed"]) == (1, 2, held)
+        assert (bench.told[-1].gone_ns, bench.told[-1].settled_ns, bench.told[-1].freed) == (1, 2, held)
 
 
 def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path
         assert bench.evictor.holds("uid")
         frozen = "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it"
         assert bench.messages() == ["reap", frozen]
-        assert bench.told[-1]["bytes"] == bench.held
+        assert bench.told[-1].fields["bytes"] == bench.held
         bench.evictor.follow_stuck(time.monotonic_ns())
         assert bench.evictor.holds("uid")
         (freezer / "freezer.state").write_text("THAWED")
@@ -126,7 +127,7 @@ def test_the_side_is_waited_for_until_it_answers(pod: Path, answer: int | None) 
         bench = Bench(pod)
         eviction = bench.begin()
         assert not bench.evictor.follow(eviction.signalled_ns + 2 * REAP_AFTER_NS, side.pid)
-        assert bench.told == [{"t": "reap", "id": NUMBER, "pids": [puppet.pid]}]
+        assert bench.told == [Reap(NUMBER, [puppet.pid])]
         if answer is not None:
             bench.evictor.reaped(answer)
         assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, side.pid) is (answer == NUMBER)

@@ -18,6 +18,7 @@ from monitor.kernel.alarms import Timer
 from monitor.link import channel, heartbeat
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, STARTING, TURNING, Evidence, Heartbeat, HeartbeatWatch
+from monitor.link.messages import LogLine
 from tests import live
 
 SLEEP = "import time, sys; print(1, flush=True); time.sleep(1000)"
@@ -219,13 +220,13 @@ def test_what_a_dead_side_did_not_read_is_there_for_the_next() -> None:
     hot, side = channel.pair()
     with side:
         for i in range(5):
-            assert channel.send(hot, {"t": "log", "i": i})
-        assert channel.receive(side) == {"t": "log", "i": 0}
+            assert channel.send(hot, LogLine("info", str(i)))
+        assert channel.receive(side) == LogLine("info", "0")
         side.send(b"{}")  # the hot end has something unread when it is closed
         assert not channel.is_read(side)
         hot.close()
         assert not channel.is_read(side)
-        assert [message["i"] for message in channel.leftover(side)] == [1, 2, 3, 4]
+        assert list(channel.leftover(side)) == [LogLine("info", str(i)) for i in (1, 2, 3, 4)]
         assert channel.is_read(side)
         assert list(channel.leftover(side)) == []
 
@@ -236,7 +237,7 @@ def test_what_is_told_to_nobody_fills_a_channel_and_blocks_nobody() -> None:
         done = threading.Event()
 
         def flood() -> None:
-            while channel.send(hot, {"t": "log", "msg": "x" * 1000}):
+            while channel.send(hot, LogLine("info", "x" * 1000)):
                 pass
             done.set()
 

@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
+from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
+from monitor.link.messages import HOT_TO_SIDE, Oom
+from monitor.link.record_messages import Snapshot
 from monitor.race.events import End, Lost
 from monitor.race.verdict import verdict
 from monitor.side.sampler import Losses
 from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
 
 
-def message(name: str) -> dict[str, Any]:
+def message(name: str) -> Any:
     kind, _, step = name.partition("_")
-    return {"t": kind, "kind": step} if step else {"t": kind}
+    if step:
+        return Oom(OomEvent(step, 1), None, None, while_away=False)
+    cls = HOT_TO_SIDE.get(kind, Snapshot)
+    return cls._make([None] * len(cls._fields))
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -29,7 +35,7 @@ def test_each_kind_is_counted_by_itself(name: str) -> None:
 
 def test_what_is_not_known_is_counted_too() -> None:
     stats = SharedStats.create()
-    stats.dropped({"t": "snapshot"})
+    stats.dropped(message("snapshot"))
     assert stats.get("dropped_other") == 1
 
 

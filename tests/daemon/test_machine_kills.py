@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monitor.kernel.wire import OomEvent
+from monitor.link.messages import Oom
 from monitor.side import machine_kills
 from monitor.side.machine_kills import LOG_INTERVAL_NS, MachineKills, is_outside_node
 
-MARK = {
-    "kind": "mark",
-    "pod": None,
-    "domain": None,
-    "victim_cgroup": 7,
-    "victim_comm": "stress",
-    "oom_cgroup": 7,
-    "while_away": False,
-    "exiting": False,
-}
+
+def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:
+    mark = OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)
+    return Oom(replace(mark, **fields), pod, None, while_away)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,7 @@ MARK = {
     ],
 )
 def test_what_is_elsewhere(more: dict[str, Any], node: str | None, expected: bool) -> None:
-    assert is_outside_node(MARK | more, node) is expected
+    assert is_outside_node(step(**more), node) is expected
 
 
 def test_they_are_counted_and_told_of_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +46,9 @@ def test_they_are_counted_and_told_of_once_a_second(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
     one = MachineKills(lambda: counted.append(1), log)
     for _ in range(100):
-        one.take(MARK)
-        one.take(MARK | {"kind": "kill"})
-        one.take(MARK | {"exiting": True})
+        one.take(step())
+        one.take(step(kind="kill"))
+        one.take(step(exiting=True))
     assert len(counted) == 100
     assert told == [{"kills": 1, "victims": {"stress": 1}}]
     now[0] += LOG_INTERVAL_NS

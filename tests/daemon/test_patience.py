@@ -20,6 +20,7 @@ from monitor.hot.patience import (
     Patience,
 )
 from monitor.kernel.domains import Reading
+from monitor.link.messages import NAMES, Evicted
 from monitor.policy.patience import Coming, waits
 
 MIB, MS, SIGNAL = 1 << 20, 1_000_000, "memory.available"
@@ -33,7 +34,7 @@ class World:
         self.now = 10**12
         self.held: dict[str, int] = {}
         self.rest = 0
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Any] = []
         self.stats: dict[str, int] = {}
         self.by_uid: dict[str, Any] = {}
         watch = SimpleNamespace(signal=SIGNAL, thresholds=(1,), path=ROOT)
@@ -59,14 +60,14 @@ class World:
 
     def evicted(self, name: str) -> None:
         held = self.held[name]
-        self.patience.left(name, held, held, self.now, {"t": "evicted", "pod": name})
+        self.patience.left(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
 
     def look(self, after_ms: float = 1) -> Coming | None:
         self.now += int(after_ms * MS)
         return self.patience.look(self.now).get(SIGNAL)
 
-    def messages(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.told if message["t"] == kind]
+    def messages(self, kind: str) -> list[Any]:
+        return [message for message in self.told if NAMES[type(message)] == kind]
 
 
 def test_what_is_coming_and_who_grows_are_told_apart() -> None:
@@ -83,7 +84,7 @@ def test_what_is_coming_and_who_grows_are_told_apart() -> None:
     assert world.messages("evicted") == []
     world.held["dead"] = 0
     assert world.look() is None
-    assert [m["freed"] for m in world.messages("evicted")] == [100 * MIB]
+    assert [m.freed for m in world.messages("evicted")] == [100 * MIB]
 
 
 def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None:
@@ -100,7 +101,7 @@ def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None
     assert (seen.coming, seen.grown) == (30 * MIB, 0)
     world.rest = 0
     assert world.look() is None
-    assert world.messages("evicted")[0]["freed"] == 100 * MIB
+    assert world.messages("evicted")[0].freed == 100 * MIB
 
 
 def test_what_stays_is_asked_for_and_given_up() -> None:
@@ -114,12 +115,12 @@ def test_what_stays_is_asked_for_and_given_up() -> None:
     seen = world.look()
     assert seen is not None
     assert seen.back_ns > FIRST_BOUND_NS
-    world.patience.reclaimed(asked["id"])
+    world.patience.reclaimed(asked.id)
     seen = world.look()
     assert seen is not None
     assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
     assert world.look(FIRST_BOUND_NS / MS) is None
-    assert world.messages("evicted")[0]["freed"] == 0
+    assert world.messages("evicted")[0].freed == 0
     assert world.stats["memory_kept"] == 1
 
 
@@ -140,7 +141,7 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
             if world.patience.killed(entry, 0, world.now):
                 before = world.now
                 assert world.look(10) is not None
-                world.patience.answered(world.messages("left")[-1]["id"], lives=True)
+                world.patience.answered(world.messages("left")[-1].id, lives=True)
                 assert world.look(0) is None
                 waited += world.now - before
             else:
@@ -153,7 +154,7 @@ def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     entry = world.pod("pod", 100)
     assert world.patience.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
     assert not world.patience.killed(entry, 70 * MIB, world.now)
-    world.patience.answered(world.messages("left")[0]["id"], lives=True)
+    world.patience.answered(world.messages("left")[0].id, lives=True)
     seen = world.look()
     assert seen is not None
     assert seen.coming == 70 * MIB
@@ -219,4 +220,4 @@ def test_what_keeps_coming_is_counted_on_and_told_in_the_end() -> None:
         world.held["dead"] -= 3 * MIB
     world.held["dead"] = 0
     assert world.look() is None
-    assert world.messages("evicted")[0]["freed"] == 100 * MIB
+    assert world.messages("evicted")[0].freed == 100 * MIB

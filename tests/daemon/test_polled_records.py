@@ -76,7 +76,7 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
 def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     passed: int | None, looked_ns: int, at: int
 ) -> None:
-    said: list[dict[str, Any]] = []
+    said: list[Any] = []
     passes: list[int] = []
     threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
     watch: Any = SimpleNamespace(cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1)
@@ -85,7 +85,7 @@ def test_a_crossing_happened_after_the_last_look_unless_the_kernel_says_when(
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None  # type: ignore[method-assign]
     soft._cross([(watch, 1)], NOW, passed)
-    assert (passes, [message["ts_ns"] for message in said]) == ([at], [at])
+    assert (passes, [message.ts_ns for message in said]) == ([at], [at])
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroupfs
+from monitor.link.messages import PodSeen
 from monitor.policy.ranking import memory_order
 from monitor.sources.polled_table import PolledTable
 from tests import live
@@ -29,22 +30,22 @@ def watch() -> Iterator[live.Watching]:
         yield watching
 
 
-def told(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+def told(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> PodSeen:
     """A `pod+` message."""
-    return {
-        "t": "pod+",
-        "uid": uid,
-        "namespace": "ns",
-        "name": f"name-{uid}",
-        "priority": 0,
-        "request": 0,
-        "qos": "BestEffort",
-        "critical": False,
-        "grace_s": None,
-        "cgroup": str(cgroup),
-        "containers": {name: str(cgroup / name) for name in containers},
-        **fields,
-    }
+    made = PodSeen(
+        uid=uid,
+        namespace="ns",
+        name=f"name-{uid}",
+        priority=0,
+        request=0,
+        qos="BestEffort",
+        spec_known=True,
+        critical=False,
+        grace_s=30,
+        cgroup=str(cgroup),
+        containers={name: str(cgroup / name) for name in containers},
+    )
+    return made._replace(**fields)
 
 
 def test_a_pod_and_its_containers_are_watched_until_it_is_dropped(watch: live.Watching) -> None:
@@ -70,7 +71,7 @@ def test_a_pod_that_cannot_be_watched_whole_leaves_nothing_behind(tmp_path: Path
     registry = Registry(table, STEP)
     descriptors = len(os.listdir("/proc/self/fd"))
     with live.cgroup("registry") as pod:
-        message = told("a", pod) | {"containers": {"c0": str(tmp_path)}}
+        message = told("a", pod)._replace(containers={"c0": str(tmp_path)})
         with pytest.raises(FileNotFoundError):
             registry.put(message)
         assert table.index(cgroupfs.cgroup_id(pod)) is None

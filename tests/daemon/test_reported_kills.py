@@ -94,7 +94,7 @@ def test_what_was_told_is_passed_over_step_by_step(tmp_path: Path) -> None:
 def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
     from monitor.hot import polled_kills
 
-    said: list[dict[str, Any]] = []
+    said: list[Any] = []
     gauge: Any = SimpleNamespace(hierarchy=Hierarchy(1, Path("/")))
     other: Any = SimpleNamespace(index=lambda _: None)
     soft = polled_kills.PolledKills(gauge, other, other, other, said.append)
@@ -103,7 +103,7 @@ def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pyt
     monkeypatch.setattr(polled_kills, "kmsg_records", lambda *_: (lines, 3 if last else 1))
     soft._fd, soft._since_ns = 0, 5
     soft._read()
-    assert [record["msg"] for record in said] == ["lines of the kernel's log were lost"]
+    assert [record.msg for record in said] == ["lines of the kernel's log were lost"]
     # The last line is of now, the first one after the gap half a second before it.
     expected = now if last else now - 500_000_000
     assert expected <= soft._since_ns <= expected + 400_000_000

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.link.messages import Refresh
 from tests import live
 from tests.daemon import harness
-from tests.daemon.harness import OOM, STATE, Node, eventually, metric, metrics
+from tests.daemon.harness import STATE, Node, eventually, metric, metrics, oom
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -33,16 +34,16 @@ def test_readiness_and_liveness(node: Node) -> None:
     hot.receive("synced")
     assert hot.get("/readyz") == (503, "the hot process is starting\n")
     hot.stats.set("ready_ns", 1)
-    hot.send(**STATE | {"ready": False})
+    hot.send(STATE._replace(ready=False))
     eventually(lambda: "counters are not complete" in hot.get("/readyz")[1])
-    hot.send(**STATE)
+    hot.send(STATE)
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
 
     hot.stats.set("published_ns", time.monotonic_ns())
     assert hot.get("/healthz") == (200, "ok\n")
     hot.stats.set("published_ns", 0)
     assert hot.get("/healthz") == (503, "the hot loop does not turn\n")
-    assert hot.receive("refresh") == {"t": "refresh"}  # it had been asked for a sign of life
+    assert hot.receive("refresh") == Refresh()  # it had been asked for a sign of life
     status, body = hot.get("/nothing")
     assert status == 404
     assert "/metrics" in body
@@ -97,7 +98,7 @@ def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:
     assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 0
     assert metric(hot, "node_condition", condition="MemoryPressure") == 0
 
-    hot.send(**STATE | {"conditions": ["MemoryPressure"], "met": [{"signal": "memory.available", "kind": "hard"}]})
+    hot.send(STATE._replace(conditions=["MemoryPressure"], met=[{"signal": "memory.available", "kind": "hard"}]))
     eventually(lambda: metric(hot, "node_condition", condition="MemoryPressure") == 1)
     assert metric(hot, "threshold_met", signal="memory.available", kind="hard") == 1
 
@@ -129,10 +130,10 @@ def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:
     # every labelled counter is there before its first event
     assert metric(hot, "decisions_total", signal="allocatableMemory.available", mode="observe") == 0
     assert metric(hot, "oom_kills_total", scope="global") == 0
-    hot.send(**OOM)
-    hot.send(**OOM | {"exiting": True})
-    hot.send(**OOM | {"kind": "exit"})
-    hot.send(**OOM | {"oom_cgroup": 0})
+    hot.send(oom())
+    hot.send(oom(exiting=True))
+    hot.send(oom(kind="exit"))
+    hot.send(oom(oom_cgroup=0))
     eventually(lambda: metric(hot, "oom_kills_total", scope="global") == 1)
     assert metric(hot, "oom_kills_total", scope="memcg") == 1
     assert metric(hot, "process_resident_memory_bytes", process="side")
@@ -195,7 +196,7 @@ def test_hung_clients_by_the_hundred_keep_nobody_out(node: Node) -> None:
             assert hot.get("/healthz") == (200, "ok\n")
             assert hot.get("/readyz") == (503, "the hot process is starting\n")
         node.pod("a")
-        assert hot.receive("pod+")["uid"] == "uid-a"
+        assert hot.receive("pod+").uid == "uid-a"
         cut = metric(hot, "http_cut_total")
         assert cut is not None
         assert cut >= 400 - 256

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.link.messages import LogLine, PodGone, PodSeen, Reap, Synced
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, STATE, Node, eventually, metric
 from tests.test_documents import MALICIOUS
@@ -31,16 +32,16 @@ def test_pods_are_told_when_they_come_change_and_go(node: Node) -> None:
     cgroup = node.pod("a", memory="64Mi")
     hot = node.run()
     first, synced = hot.receive_until("synced")
-    assert (first["t"], first["uid"], first["request"], first["qos"]) == ("pod+", "uid-a", 64 << 20, "Burstable")
-    assert first["containers"] == {"main": str(cgroup)}
-    assert synced == {"t": "synced"}
+    assert (type(first), first.uid, first.request, first.qos) == (PodSeen, "uid-a", 64 << 20, "Burstable")
+    assert first.containers == {"main": str(cgroup)}
+    assert synced == Synced()
 
     node.pod("b")
-    assert hot.receive("pod+")["uid"] == "uid-b"
+    assert hot.receive("pod+").uid == "uid-b"
     node.pod("b", memory="1Gi")
-    assert hot.receive("pod+")["request"] == 1 << 30
+    assert hot.receive("pod+").request == 1 << 30
     (node.manifests / "b.json").unlink()
-    assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-b"}
+    assert hot.receive("pod-") == PodGone("uid-b")
     assert hot.end() == 0
     assert 'msg="pod gone" pod=default/b' in hot.log()
 
@@ -64,7 +65,7 @@ def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
         node.pod("inside")
         hot = node.run()
         told = hot.receive_until("synced")
-        assert [message.get("uid") for message in told] == ["uid-inside", None]
+        assert [getattr(message, "uid", None) for message in told] == ["uid-inside", None]
         for file, cgroup in (("stranger", stranger), ("itself", node.cgroup)):
             line = hot.wait_for_log(f"{file}.json: document 1: metadata.annotations[outrace/cgroup]: ")
             assert f"cgroup '{cgroup.name}' is not below the node {node.cgroup}; name a cgroup below it" in line
@@ -73,13 +74,13 @@ def test_a_pod_outside_the_node_is_no_candidate(node: Node) -> None:
 def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
     cgroup = node.pod("ours")
     hot = node.run()
-    assert hot.receive("pod+")["uid"] == "uid-ours"
+    assert hot.receive("pod+").uid == "uid-ours"
     assert hot.process is not None
     home = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if _carries_memory(line))
     (cgroup / "cgroup.procs").write_text(str(hot.process.pid))
     try:
         node.pod("b")  # any change makes the source look again
-        assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-ours"}
+        assert hot.receive("pod-") == PodGone("uid-ours")
         hot.wait_for_log(f"holds outrace itself (process {hot.process.pid})")
     finally:
         root = cgroupfs.detect().root
@@ -106,14 +107,14 @@ def test_a_pod_too_large_for_a_message_is_a_problem_and_the_others_are_told(node
     manifest["metadata"]["annotations"] |= {f"outrace/cgroup.{name}": relative for name in names}
     (node.manifests / ".new").write_text(json.dumps(manifest))
     (node.manifests / ".new").rename(node.manifests / "big.json")
-    assert hot.receive("pod-") == {"t": "pod-", "uid": "uid-big"}
+    assert hot.receive("pod-") == PodGone("uid-big")
     line = hot.wait_for_log("pod default/big is not watched: its pod+ message has ")
     assert "give it fewer containers" in line
     node.pod("late")
-    assert hot.receive("pod+")["uid"] == "uid-late"
+    assert hot.receive("pod+").uid == "uid-late"
     eventually(lambda: metric(hot, "pods") == 2)
     node.pod("big")
-    assert hot.receive("pod+")["uid"] == "uid-big"
+    assert hot.receive("pod+").uid == "uid-big"
 
 
 @contextmanager
@@ -142,18 +143,18 @@ def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
     hot.receive("synced")
     hot.stats.set("ready_ns", 1)
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)
-    hot.send(**STATE)
+    hot.send(STATE)
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
     with hung(node.manifests):
         cgroupfs.make(node.cgroup / "stir")  # makes the source look
         eventually(lambda: "has been hanging for" in hot.get("/readyz")[1])
-        hot.send(**DECISION | {"observed": False})
+        hot.send(DECISION._replace(observed=False))
         assert "pod=default/a" in hot.wait_for_log("msg=evicting")
         eventually(lambda: (node.state_dir / "pods" / "default_a_uid-a.json").exists())
         assert hot.get("/healthz") == (200, "ok\n")
     node.pod("b")
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))
-    assert hot.receive("pod+")["uid"] == "uid-b"
+    assert hot.receive("pod+").uid == "uid-b"
 
 
 def test_oom_score_adj_is_audited_once_in_observe_mode(node: Node) -> None:
@@ -185,8 +186,8 @@ def test_reap_of_live_and_dead_processes_is_harmless(node: Node) -> None:
     hot = node.run()
     hot.receive("synced")
     with harness.sleeper(cgroup) as pid:
-        hot.send(t="reap", id=7, pids=[pid, 2**22 + 1])
-        hot.send(t="log", level="info", msg="after the reap")
+        hot.send(Reap(7, [pid, 2**22 + 1]))
+        hot.send(LogLine("info", "after the reap"))
         hot.wait_for_log("after the reap")
         assert Path(f"/proc/{pid}").exists()
     assert hot.end() == 0
@@ -211,7 +212,7 @@ def test_files_made_to_fill_the_memory_cost_a_line_each(node: Node) -> None:
         hot.wait_for_log(f"{name.replace(' ', '-')}.yaml: document 1: ")
     hot.wait_for_log("values.json: document 1: more than 400000 values")
     node.pod("later")
-    assert hot.receive("pod+")["uid"] == "uid-later"
+    assert hot.receive("pod+").uid == "uid-later"
     assert metric(hot, "pod_memory_usage_bytes", namespace="default", pod="good") is not None
     assert resident() < before + (48 << 20)  # the import of YAML, metrics and the buffers of an 8 MiB file among it
     assert hot.process.poll() is None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.link import channel
+from monitor.link.messages import LogLine
 from monitor.settings.config import RunConfig
 from tests.daemon import harness
 from tests.daemon.harness import Node, metric
@@ -31,11 +32,17 @@ def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: 
     assert hot.sock is not None
     for packet in (b"{", b"[]", b"x" * (channel.MAX_PACKET + 1), b'{"t":"nonsense"}', b'{"t":"oom"}', b'{"t":"state"}'):
         hot.sock.send(packet)
-    hot.send(t="log", level="info", msg="still here")
+    hot.send(LogLine("info", "still here"))
     hot.wait_for_log("still here")
     assert metric(hot, "events_lost_total", where="messages") == 6
     log = hot.log()
-    for problem in ("not JSON", "not an object with a type", "packet of more than", "unknown type", "KeyError"):
+    for problem in (
+        "not JSON",
+        "not an object with a type",
+        "packet of more than",
+        "unknown type",
+        "required positional argument",
+    ):
         assert problem in log
 
 

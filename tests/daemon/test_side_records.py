@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from monitor.link.messages import Evicted, LogLine, Oom
 from tests.daemon import harness
-from tests.daemon.harness import DECISION, OOM, Node, eventually, metric
+from tests.daemon.harness import DECISION, Node, eventually, metric, oom
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -28,23 +29,23 @@ def test_observed_decision_is_logged_in_the_kubelets_words_and_writes_nothing(no
     node.pod("a", memory="64Mi")
     hot = node.run()
     hot.receive("synced")
-    hot.send(**DECISION)
+    hot.send(DECISION)
     line = hot.wait_for_log('msg="would evict"')
     assert "The node was low on resource: memory. Threshold quantity: 100Mi, available: 99Mi. " in line
     assert "Container main was using 200Mi, request is 64Mi, has larger consumption of memory. " in line
     assert "pod=default/a" in line
     assert metric(hot, "decisions_total", signal="memory.available", mode="observe") == 1
     assert hot.end() == 0  # which also finishes what was queued for the disk
-    assert not node.state_dir.exists()
+    assert not (node.state_dir / "pods").exists()
 
 
 def test_eviction_leaves_status_and_event(node: Node) -> None:
     node.pod("a", memory="64Mi")
     hot = node.run(enforce=True)
     hot.receive("synced")
-    hot.send(**DECISION | {"observed": False, "signalled_ns": 3})
-    hot.send(t="evicted", id=1, pod="uid-a", gone_ns=4, pids=[11, 12], freed=12345)
-    hot.send(**DECISION | {"observed": False, "signalled_ns": 3, "id": 2})
+    hot.send(DECISION._replace(observed=False, signalled_ns=3))
+    hot.send(Evicted(1, "uid-a", 4, [11, 12], 2, freed=12345))
+    hot.send(DECISION._replace(observed=False, signalled_ns=3, id=2))
     assert hot.end() == 0
     first = json.loads((node.state_dir / "pods" / "default_a_uid-a.json").read_text())
     status = first["status"]
@@ -90,13 +91,13 @@ def test_full_disk_holds_up_nothing_and_loses_nothing(node: Node, small_disk: Pa
     hot = node.run(enforce=True, state_dir=str(small_disk))
     hot.receive("synced")
     for number in (1, 2, 3):
-        hot.send(**DECISION | {"observed": False, "id": number})
+        hot.send(DECISION._replace(observed=False, id=number))
     line = hot.wait_for_log("state directory cannot be written")
     assert "errno=28" in line
     assert str(small_disk) in line
     eventually(lambda: metric(hot, "state_write_failing") == 1)
     node.pod("b")
-    assert hot.receive("pod+")["uid"] == "uid-b"  # the main loop goes on
+    assert hot.receive("pod+").uid == "uid-b"  # the main loop goes on
     (small_disk / "ballast").unlink()
     hot.wait_for_log("can be written again")
     eventually(lambda: len(list((small_disk / "pods").glob("default_a_uid-a*.json"))) == 3)
@@ -115,7 +116,7 @@ def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
             assert hot.sock is not None
             hot.sock.send(json.dumps({"t": "log", "level": "info", "msg": line}).encode())
         node.pod("a")
-        assert hot.receive("pod+")["uid"] == "uid-a"
+        assert hot.receive("pod+").uid == "uid-a"
         lost = metric(hot, "events_lost_total", where="log")
         assert lost is not None
         assert lost > 0
@@ -130,10 +131,14 @@ def test_a_pod_fills_no_log(node: Node, kind: str) -> None:
     node.pod("b")
     hot = node.run()
     hot.receive("synced")
-    oom = OOM | {"kind": kind, "si_code": 0, "invoker_pid": 7, "invoker_comm": "x", "victim_cgroup": 1}
+
+    def step(pod: str, pid: int) -> Oom:
+        made = oom(kind=kind, invoker_pid=7, invoker_comm="x", victim_pid=pid)
+        return made._replace(pod=f"uid-{pod}", pod_name=f"default/{pod}")
+
     for n in range(3000):
-        hot.send(**oom | {"pod": "uid-a", "pod_name": "default/a", "victim_pid": n})
-    hot.send(**oom | {"pod": "uid-b", "pod_name": "default/b", "victim_pid": 4711})
+        hot.send(step("a", n))
+    hot.send(step("b", 4711))
     hot.wait_for_log("victim_pid=4711")
     assert (metric(hot, "pod_over_budget_total", namespace="default", pod="a", what="log_lines") or 0) > 2900
     assert metric(hot, "pod_over_budget_total", namespace="default", pod="b", what="log_lines") is None
@@ -150,6 +155,6 @@ def test_a_pod_fills_no_log(node: Node, kind: str) -> None:
 def test_json_log(node: Node) -> None:
     hot = node.run(log_format="json")
     hot.receive("synced")
-    hot.send(t="log", level="error", msg="something", n=1, text='a "quoted" text')
+    hot.send(LogLine("error", "something", {"n": 1, "text": 'a "quoted" text'}))
     record = json.loads(hot.wait_for_log('"something"'))
     assert (record["level"], record["msg"], record["n"], record["text"]) == ("error", "something", 1, 'a "quoted" text')

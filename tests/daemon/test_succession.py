@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.link.messages import Clear, HotMessage, Killed, LogLine
 from monitor.link.resend import MOST, Retold
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
@@ -220,28 +220,28 @@ def test_a_note_is_of_one_pod() -> None:
 def test_a_new_side_is_told_what_the_old_one_had_not_stored() -> None:
     retold, heard = Retold(), []
 
-    def take(message: dict[str, Any]) -> bool:
+    def take(message: HotMessage) -> bool:
         heard.append(message)
         return True
 
     for number in range(5):
-        retold.note({"t": "oom", "number": number})
-        retold.note({"t": "log"})
+        retold.note(Killed(number, "", "", 1))
+        retold.note(LogLine("info", ""))
     retold.stored(2)
     assert retold.again(take) == 0
-    assert heard == [{"t": "oom", "number": number, "again": True} for number in (2, 3, 4)]
+    assert heard == [Killed(number, "", "", 1, again=True) for number in (2, 3, 4)]
     retold.stored(2)  # the new side counts anew
     heard.clear()
-    retold.note({"t": "evicted", "number": 9})
-    refusing: Callable[[dict[str, Any]], bool] = lambda message: message["t"] != "oom" and take(message)  # noqa: E731
+    retold.note(Clear(9, "", "", True, 0))
+    refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Killed) and take(message)  # noqa: E731
     assert retold.again(refusing) == 1
-    assert heard == [{"t": "evicted", "number": 9, "again": True}]
+    assert heard == [Clear(9, "", "", True, 0, again=True)]
     for number in range(2 * MOST):
-        retold.note({"t": "oom", "number": number})
+        retold.note(Killed(number, "", "", 1))
     heard.clear()
     retold.again(take)
     assert len(heard) == MOST
-    assert heard[-1]["number"] == 2 * MOST - 1
+    assert heard[-1].id == 2 * MOST - 1
 
 
 def test_when_a_process_was_born() -> None:

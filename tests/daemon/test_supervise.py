@@ -20,6 +20,7 @@ from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
 from monitor.link import channel
 from monitor.link.counters import SharedStats
+from monitor.link.messages import NAMES, LogLine
 from monitor.settings.config import RunConfig
 from monitor.side import main as side_process
 from tests import live
@@ -52,7 +53,7 @@ def hear(side: Side, kind: str) -> None:
         assert select.select([sock], [], [], live.TIMEOUT_S)[0], f"no {kind!r}"
         for message in channel.drain(sock):
             assert message is not None, "the side closed the channel"
-            if message["t"] == kind:
+            if NAMES.get(type(message)) == kind:
                 return
 
 
@@ -142,11 +143,11 @@ def test_what_it_did_not_read_is_read_by_the_next_one(side: Side) -> None:
     hear(side, "synced")
     os.kill(side.pid, signal.SIGSTOP)
     assert side.sock is not None
-    assert channel.send(side.sock, {"t": "log", "level": "info", "msg": "to the first"})
+    assert channel.send(side.sock, LogLine("info", "to the first"))
     os.kill(side.pid, signal.SIGKILL)
     ended(side)
     assert side.sock is not None
-    assert channel.send(side.sock, {"t": "log", "level": "info", "msg": "to nobody"})
+    assert channel.send(side.sock, LogLine("info", "to nobody"))
     read, write = os.pipe()
     saved = os.dup(2)
     try:

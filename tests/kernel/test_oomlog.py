@@ -61,11 +61,10 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
         "uid": 7,
         "oom_score_adj": -5,
         "oom_inactive_file": None,
-        "missing": ["reclaim"],
-        "victim_path": tree.root / "a" / "b",
     }
-    assert {key: found[key] for key in expected} == expected
-    assert began <= found["ts_ns"] <= time.monotonic_ns(), "read as soon as written"
+    assert {key: getattr(found.event, key) for key in expected} == expected
+    assert (found.missing, found.victim_path) == (("reclaim",), tree.root / "a" / "b")
+    assert began <= found.event.ts_ns <= time.monotonic_ns(), "read as soon as written"
 
 
 def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) -> None:
@@ -82,16 +81,21 @@ def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) 
         assert [log.feed(one) for one in (line, *forged)] == [None] * 6
     found = log.feed(KILLED)
     assert found is not None
-    assert (found["invoker_comm"], found["invoker_pid"], found["oom_limit"]) == ("python3", 6600, 16384 * KIB)
-    assert found["missing"] == ["reclaim"]
+    assert (found.event.invoker_comm, found.event.invoker_pid, found.event.oom_limit) == ("python3", 6600, 16384 * KIB)
+    assert list(found.missing) == ["reclaim"]
 
 
 def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None:
     found = OomLog(tree, lambda _: None).feed(KILLED)
     assert found is not None
-    assert set(found["missing"]) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found["victim_cgroup"], found["oom_cgroup"], found["invoker_pid"], found["invoker_comm"]) == (0, 0, 0, "")
-    assert found["victim_pid"] == 6601
+    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
+    assert (found.event.victim_cgroup, found.event.oom_cgroup, found.event.invoker_pid, found.event.invoker_comm) == (
+        0,
+        0,
+        0,
+        "",
+    )
+    assert found.event.victim_pid == 6601
 
 
 def test_facts_of_one_kill_are_not_told_of_the_next(tree: Hierarchy) -> None:
@@ -103,8 +107,8 @@ def test_facts_of_one_kill_are_not_told_of_the_next(tree: Hierarchy) -> None:
     assert other is None
     found = log.feed(KILLED.replace(b"6601", b"6602"))
     assert found is not None
-    assert (found["invoker_comm"], found["invoker_pid"], found["victim_cgroup"]) == ("other", 0, 0)
-    assert "oom" in found["missing"]
+    assert (found.event.invoker_comm, found.event.invoker_pid, found.event.victim_cgroup) == ("other", 0, 0)
+    assert "oom" in list(found.missing)
 
 
 def later(line: bytes, pid: int, ms: int = 1) -> bytes:
@@ -120,12 +124,12 @@ def test_a_kill_without_a_report_has_nothing_of_the_one_before(tree: Hierarchy) 
         log.feed(line)
     found = log.feed(later(KILLED, 3999998))
     assert found is not None
-    assert set(found["missing"]) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found["oom_cgroup"], found["oom_usage"], found["oom_limit"]) == (0, 0, 0)
-    assert (found["invoker_pid"], found["invoker_comm"]) == (0, "")
+    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
+    assert (found.event.oom_cgroup, found.event.oom_usage, found.event.oom_limit) == (0, 0, 0)
+    assert (found.event.invoker_pid, found.event.invoker_comm) == (0, "")
     whole = log.feed(later(KILLED, 3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert whole is not None
-    assert (whole["oom_cgroup"], whole["oom_usage"], whole["invoker_pid"]) == (0, 0, 0)
+    assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
 
 
 def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hierarchy) -> None:
@@ -137,12 +141,12 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     assert log.feed(later(KILLED, 6601)) is None, "it has not gone yet, and is named again with the others"
     member = log.feed(later(KILLED, 3999997))
     assert member is not None
-    assert (member["oom_usage"], member["invoker_pid"]) == (16384 * KIB, 6600)
-    assert member["oom_cgroup"] == cgroupfs.cgroup_id(tree.root / "a")
-    assert member["victim_cgroup"] == 0, "gone: where it was is not known"
+    assert (member.event.oom_usage, member.event.invoker_pid) == (16384 * KIB, 6600)
+    assert member.event.oom_cgroup == cgroupfs.cgroup_id(tree.root / "a")
+    assert member.event.victim_cgroup == 0, "gone: where it was is not known"
     other = log.feed(later(KILLED, 3999996, ms=1500))
     assert other is not None
-    assert "oom" in other["missing"], "long after"
+    assert "oom" in list(other.missing), "long after"
     again = log.feed(later(KILLED, 6601, ms=60_000))
     assert again is not None, "another process of that number"
 
@@ -156,8 +160,8 @@ def test_what_is_read_late_keeps_its_distances(tree: Hierarchy) -> None:
     first, second, _ = (log.feed(line) for line in lines)
     assert first is not None
     assert second is not None
-    assert second["ts_ns"] - first["ts_ns"] == 3_000_000_000
-    assert began <= second["ts_ns"] + 1_000_000_000 <= time.monotonic_ns()
+    assert second.event.ts_ns - first.event.ts_ns == 3_000_000_000
+    assert began <= second.event.ts_ns + 1_000_000_000 <= time.monotonic_ns()
 
 
 def test_the_clocks_may_go_apart(tree: Hierarchy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +172,7 @@ def test_the_clocks_may_go_apart(tree: Hierarchy, monkeypatch: pytest.MonkeyPatc
     now += 86_400_000_000_000 + 1_728_000_000
     found = log.feed(later(KILLED, 3999998, ms=86_400_000))
     assert found is not None
-    assert found["ts_ns"] == now
+    assert found.event.ts_ns == now
 
 
 @pytest.mark.parametrize(
@@ -185,8 +189,8 @@ def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: byt
         log.feed(line)
     found = log.feed(later(KILLED, 3999998, ms=3000))
     assert found is not None
-    assert set(found["missing"]) >= {"victim_cgroup", "oom", "invoker"}
-    assert (found["oom_cgroup"], found["oom_usage"], found["invoker_pid"]) == (0, 0, 0)
+    assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
+    assert (found.event.oom_cgroup, found.event.oom_usage, found.event.invoker_pid) == (0, 0, 0)
 
 
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
@@ -197,8 +201,8 @@ def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
     )
     found = log.feed(KILLED.replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert found is not None
-    assert found["oom_cgroup"] == 0
-    assert "oom" not in found["missing"]
+    assert found.event.oom_cgroup == 0
+    assert "oom" not in list(found.missing)
 
 
 @pytest.mark.kernel
@@ -214,11 +218,11 @@ def test_a_real_kill() -> None:
             records, gap = kmsg_records(kmsg.fileno())
             assert gap is None
             kills.extend(found for record in records if (found := log.feed(record)) is not None)
-            return any(found["victim_pid"] == puppet.pid for found in kills)
+            return any(found.event.victim_pid == puppet.pid for found in kills)
 
         live.until(look, "the log's lines about the kill")
-        (found,) = (one for one in kills if one["victim_pid"] == puppet.pid)
-        assert found["victim_cgroup"] == found["oom_cgroup"] == cgroupfs.cgroup_id(path)
-        assert found["oom_limit"] == 24 * MIB
-        assert found["anon_rss"] > 10 * MIB
+        (found,) = (one for one in kills if one.event.victim_pid == puppet.pid)
+        assert found.event.victim_cgroup == found.event.oom_cgroup == cgroupfs.cgroup_id(path)
+        assert found.event.oom_limit == 24 * MIB
+        assert found.event.anon_rss > 10 * MIB
     kmsg.close()

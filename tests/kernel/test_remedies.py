@@ -66,7 +66,7 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    told: list[dict[str, Any]] = []
+    told: list[Any] = []
     with select.epoll() as epoll:
         epoll.register(read, select.EPOLLIN)
         other: Any = MagicMock()
@@ -77,8 +77,8 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert soft._fd == -1, "closed: kills are counted from now on"
     os.close(write)
     (said,) = told
-    assert said["msg"] == "the kernel's log cannot be read"
-    assert "CAP_SYSLOG" in said["remedy"]
+    assert said.msg == "the kernel's log cannot be read"
+    assert "CAP_SYSLOG" in said.fields["remedy"]
 
     log = kmsg.Kmsg("/dev/null")
     monkeypatch.setattr("monitor.kernel.kmsg.os.read", fail)

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.link.messages import PodSeen
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, parse
 from monitor.pods.containers import request_from_adj
 from monitor.pods.kubepods import kubepods_of
-from monitor.pods.source import pod_message
 from monitor.pods.tree import TreeSource
+from monitor.side.pod_watch import pod_message
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
 GI = 1 << 30
@@ -211,27 +212,26 @@ def test_pods_made_of_cgroups(root: Path) -> None:
     source = TreeSource(Hierarchy(2, root), 16 * GI)
     [found] = source.poll().updated
     assert (found.pod.namespace, found.pod.name, found.pod.uid) == ("", UID, UID)
-    assert pod_message(found) == {
-        "t": "pod+",
-        "uid": UID,
-        "namespace": "",
-        "name": UID,
-        "priority": None,
-        "spec_known": False,
-        "request": 96 << 20,
-        "request_nanos": 0,
-        "qos": "Guaranteed",
-        "critical": True,
-        "grace_s": 30,
-        "cgroup": str(pod),
-        "containers": {"aaa": str(a), "bbb": str(b)},
-    }
+    assert pod_message(found) == PodSeen(
+        uid=UID,
+        namespace="",
+        name=UID,
+        priority=None,
+        spec_known=False,
+        request=96 << 20,
+        request_nanos=0,
+        qos="Guaranteed",
+        critical=True,
+        grace_s=30,
+        cgroup=str(pod),
+        containers={"aaa": str(a), "bbb": str(b)},
+    )
     # A container more: the pod's limit grows, and it is told again.
     _cgroup(pod / "ccc", memory_max="max")
     (pod / "memory.max").write_text(str(128 << 20))
     [found] = source.poll().updated
     assert sorted(found.containers) == ["aaa", "bbb", "ccc"]
-    assert pod_message(found)["request"] == 128 << 20
+    assert pod_message(found).request == 128 << 20
     source.close()
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.source import pod_message
 from monitor.pods.tree import TreeSource
 from monitor.policy.oom_score import oom_score_adj
+from monitor.side.pod_watch import pod_message
 from tests.puppet import cgroup
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
@@ -78,7 +78,7 @@ def test_pods_come_change_and_go_on_the_kernel(
     container = cgroupfs.make(pod / name)
     [found] = source.poll().updated  # inotify tells of mkdir in a cgroup file system
     assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
-    assert (pod_message(found)["qos"], pod_message(found)["request"]) == ("Burstable", 0)
+    assert (pod_message(found).qos, pod_message(found).request) == ("Burstable", 0)
 
     process = _process(container, 937)
     try:
@@ -86,7 +86,7 @@ def test_pods_come_change_and_go_on_the_kernel(
         assert fd is not None
         assert select.select([fd], [], [], 10)[0]  # moving a process in writes cgroup.procs, which inotify tells
         [found] = source.poll().updated
-        assert pod_message(found)["request"] == -(-63 * 16 * GI // 1000)
+        assert pod_message(found).request == -(-63 * 16 * GI // 1000)
         assert oom_score_adj(found.pod, CID, 16 * GI) == 937
         assert source.poll().updated == []
     finally:
@@ -126,12 +126,12 @@ def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path
     process.stdout.readline()
     source = TreeSource(hierarchy, 10 * GI)
     try:
-        assert pod_message(source.poll().updated[0])["request"] == 0
+        assert pod_message(source.poll().updated[0]).request == 0
         process.stdin.write(b"go\nx\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"x\n"
         [found] = source.poll().updated  # what is unsettled is looked at again in the next poll
-        assert pod_message(found)["request"] == 3 * GI
+        assert pod_message(found).request == 3 * GI
     finally:
         _end(process)
         source.close()
@@ -143,8 +143,8 @@ def test_a_changed_limit_is_told(real: tuple[Hierarchy, Path]) -> None:
     pod = cgroupfs.make(path / f"kubepods/pod{UID}")
     cgroupfs.set_limit(pod, 64 << 20)
     source = TreeSource(hierarchy, 16 * GI)
-    assert pod_message(source.poll().updated[0])["request"] == 64 << 20
+    assert pod_message(source.poll().updated[0]).request == 64 << 20
     cgroupfs.set_limit(pod, 96 << 20)
     [found] = source.poll().updated
-    assert pod_message(found)["request"] == 96 << 20
+    assert pod_message(found).request == 96 << 20
     source.close()

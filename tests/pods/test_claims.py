@@ -15,7 +15,8 @@ import pytest
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims
-from monitor.pods.source import Change, open_source, pod_message
+from monitor.pods.source import Change, open_source
+from monitor.side.pod_watch import pod_message
 from tests.puppet import Puppet
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup, or be another user")
@@ -344,5 +345,5 @@ def test_no_author_of_a_pod_makes_it_a_static_one(
     )
     change = poll(folder, node)
     [found] = change.updated
-    assert pod_message(found)["critical"] == critical
+    assert pod_message(found).critical == critical
     assert len(change.problems) == (not critical and bool(notes))

@@ -11,9 +11,11 @@ import pytest
 from monitor import documents
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.link.messages import PodSeen
 from monitor.pods import manifest_files
 from monitor.pods.model import PodSource
-from monitor.pods.source import Change, open_source, pod_message
+from monitor.pods.source import Change, open_source
+from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
@@ -50,21 +52,20 @@ def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods
     change = pods.poll()
     assert (change.removed, change.problems) == ([], [])
     [found] = change.updated
-    assert pod_message(found) == {
-        "t": "pod+",
-        "uid": "uid-web",
-        "namespace": "default",
-        "name": "web",
-        "priority": 7,
-        "spec_known": True,
-        "request": 64 << 20,
-        "request_nanos": 0,
-        "qos": "Burstable",
-        "critical": False,
-        "grace_s": 30,
-        "cgroup": str(cgroup),
-        "containers": {"main": str(cgroup)},  # the only container: the pod's cgroup is its own
-    }
+    assert pod_message(found) == PodSeen(
+        uid="uid-web",
+        namespace="default",
+        name="web",
+        priority=7,
+        spec_known=True,
+        request=64 << 20,
+        request_nanos=0,
+        qos="Burstable",
+        critical=False,
+        grace_s=30,
+        cgroup=str(cgroup),
+        containers={"main": str(cgroup)},  # the only container: the pod's cgroup is its own
+    )
     assert pods.poll() == Change()
 
 
@@ -234,7 +235,7 @@ def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarc
     change = pods.poll()
     assert change.problems == []
     found = {f.pod.name: f for f in change.updated}
-    assert {n: pod_message(f)["qos"] for n, f in found.items()} == {
+    assert {n: pod_message(f).qos for n, f in found.items()} == {
         "besteffort-node1": "BestEffort",
         "burstable-node1": "Burstable",
         "guaranteed-node1": "Guaranteed",
@@ -242,9 +243,9 @@ def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarc
     main = found["burstable-node1"].containers["main"]  # by the container id in its status
     assert main.name == "3eaf95a1e79615591cdd86c0cd4bf8bc992398d8bdc3adc16272dd15036aaed5"
     assert main.parent == found["burstable-node1"].cgroup
-    assert pod_message(found["guaranteed-node1"])["request"] == 128 << 20
-    assert pod_message(found["guaranteed-node1"])["critical"]  # a static pod
-    assert pod_message(found["guaranteed-node1"])["grace_s"] == 1
+    assert pod_message(found["guaranteed-node1"]).request == 128 << 20
+    assert pod_message(found["guaranteed-node1"]).critical  # a static pod
+    assert pod_message(found["guaranteed-node1"]).grace_s == 1
 
 
 def test_the_api_servers_pods_wait_for_their_cgroups(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:

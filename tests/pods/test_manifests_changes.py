@@ -16,7 +16,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import manifest_files, source
 from monitor.pods.inotify import FILES, Watcher
 from monitor.pods.model import PodSource
-from monitor.pods.source import Change, open_source, pod_message
+from monitor.pods.source import Change, open_source
+from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write
 
 
@@ -31,7 +32,7 @@ def test_manifests_appear_change_and_vanish(folder: Path, hierarchy: Hierarchy, 
     assert _names(_wait(pods)) == ["b"]
     _write(folder / "a.yaml", _pod("a", "a", "96Mi"))
     [found] = _wait(pods).updated
-    assert pod_message(found)["request"] == 96 << 20
+    assert pod_message(found).request == 96 << 20
     (folder / "a.yaml").rename(folder / "c.yaml")
     assert _wait(pods) == Change()  # the same pod in another file
     (folder / "c.yaml").unlink()
@@ -47,7 +48,7 @@ def test_a_change_in_place_of_the_same_size_is_seen(folder: Path, hierarchy: Hie
     path.write_text(json.dumps(_pod("a", "a", "22Mi")))
     os.utime(path, (1_700_000_000, 1_700_000_000))
     [found] = _wait(pods).updated
-    assert pod_message(found)["request"] == 22 << 20
+    assert pod_message(found).request == 22 << 20
 
 
 def test_unchanged_files_are_not_parsed_again(
@@ -122,10 +123,10 @@ def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: 
         _write(folder / version / "a.yaml", _pod("a", "a", memory))
     (folder / "..data").symlink_to("..v1")
     (folder / "a.yaml").symlink_to("..data/a.yaml")
-    assert pod_message(pods.poll().updated[0])["request"] == GI
+    assert pod_message(pods.poll().updated[0]).request == GI
     (folder / "..new").symlink_to("..v2")
     (folder / "..new").rename(folder / "..data")
-    assert pod_message(_wait(pods).updated[0])["request"] == 2 * GI
+    assert pod_message(_wait(pods).updated[0]).request == 2 * GI
 
 
 def test_the_directory_itself_goes_and_comes_back(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:

@@ -17,7 +17,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods import containers
-from monitor.pods.source import FoundPod, pod_message
+from monitor.pods.source import FoundPod
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
@@ -26,6 +26,7 @@ from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
+from monitor.side.pod_watch import pod_message
 from tests.puppet import cgroup
 
 GI = 1 << 30
@@ -95,7 +96,7 @@ def only(tree: tuple[Hierarchy, Path]) -> FoundPod:
 
 def critical(found: FoundPod) -> bool:
     """What the hot process is told; the same by the policy of every era."""
-    told = {bool(pod_message(found, era(name))["critical"]) for name in ERAS}
+    told = {bool(pod_message(found, era(name)).critical) for name in ERAS}
     assert len(told) == 1
     return told.pop()
 
@@ -109,7 +110,7 @@ def test_an_ordinary_pod_may_be_evicted_and_has_no_priority(tree: tuple[Hierarch
     found = only(tree)
     assert not critical(found)
     message = pod_message(found)
-    assert (message["priority"], message["spec_known"], message["request"]) == (None, False, 8 * GI)
+    assert (message.priority, message.spec_known, message.request) == (None, False, 8 * GI)
 
 
 @pytest.mark.live
@@ -178,7 +179,7 @@ def test_a_score_that_comes_later_counts_too(
         source._next_scan = 0.0
         [found] = source.poll().updated
         assert critical(found)
-        assert pod_message(found)["request"] == 8 * GI  # what it asked for is not guessed anew
+        assert pod_message(found).request == 8 * GI  # what it asked for is not guessed anew
     finally:
         source.close()
 
@@ -210,7 +211,7 @@ def test_who_calls_itself_runc_is_being_started_only_for_a_while(
     monkeypatch.setattr(containers, "STARTING_S", 0.0)
     found = only(tree)
     assert not critical(found)
-    assert pod_message(found)["request"] == 8 * GI
+    assert pod_message(found).request == 8 * GI
 
 
 # ---- who is the sandbox

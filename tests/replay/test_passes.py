@@ -21,7 +21,9 @@ from monitor.hot.pass_record import SNAPSHOT_NS, Journal, RecordedEvictionOrder
 from monitor.hot.registry import Registry
 from monitor.hot.slow_signals import SlowSignals
 from monitor.kernel.domains import Reading
+from monitor.link import codec
 from monitor.link.counters import SharedStats
+from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
 from monitor.policy.patience import Coming
 from monitor.policy.releases import ERAS, era
 from monitor.replay import Replayed, replay, with_changes
@@ -126,13 +128,13 @@ class World:
         self.decider = Decider(*cast(Any, parts), self.journal)
         self.decider.may_act = True
 
-    def send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: HotMessage) -> bool:
         if not self.deaf:
-            self.lines.append(json.loads(json.dumps(message)))
+            self.lines.append(json.loads(codec.encode(message)))
         return not self.deaf
 
-    def tell(self, message: dict[str, Any]) -> None:
-        if message["t"] == "decision":
+    def tell(self, message: HotMessage) -> None:
+        if isinstance(message, Decision):
             self.told.append(message)
 
     def prepared(self, uid: str) -> Any:
@@ -151,9 +153,8 @@ class World:
     def put(self, pod: int, priority: int, request: int, qos: str, critical: bool, usage: int) -> None:
         place = self.directory / PODS[pod]
         place.mkdir(exist_ok=True)
-        message = {"uid": PODS[pod], "namespace": "ns" if pod else "", "name": f"p{pod}", "priority": priority}
-        message |= {"request": request * MIB, "qos": qos, "critical": critical, "grace_s": pod * 10}
-        entry = self.registry.put({**message, "cgroup": str(place), "containers": {}})
+        about = (PODS[pod], "ns" if pod else "", f"p{pod}", priority, True, request * MIB, qos, critical, pod * 10)
+        entry = self.registry.put(PodSeen(*about, cgroup=str(place), containers={}))
         self.table.sets[entry.index] = usage * MIB
         self.registry.refresh()
 
@@ -177,12 +178,12 @@ class World:
     def disks(self, available: int, order: list[int], over: list[int]) -> None:
         stamp = self.now_ns
         self.decider.take_slow(
-            {
-                "observations": {name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
-                "orders": {name: [PODS[i] for i in order] for name in DISKS},
-                "violations": [{"uid": PODS[i], "message": f"too much in {i}"} for i in over],
-                "reclaimed": [],
-            }
+            DiskFigures(
+                observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
+                orders={name: [PODS[i] for i in order] for name in DISKS},
+                violations=[{"uid": PODS[i], "message": f"too much in {i}"} for i in over],
+                reclaimed=[],
+            )
         )
 
     def end(self, pod: int, fires: bool) -> None:
@@ -305,7 +306,7 @@ def test_a_replay_decides_as_the_daemon_did(
     assert found.differences == []
     assert found.damage is None
     # Nothing is told of a pod over its own limit before the first pass: the recording begins with that.
-    late = [m for m in world.told if m["id"] > world.lines[1]["last_id"]]
+    late = [m for m in world.told if m.id > world.lines[1]["last_id"]]
     told = [recorded(message) for message in late]
     assert json.dumps(found.decisions, sort_keys=True) == json.dumps(told, sort_keys=True)
     assert found.passes == sum(1 for message in world.lines if message["t"] == "pass")
@@ -347,9 +348,7 @@ def test_more_pods_than_a_packet_takes(tmp_path: Path) -> None:
     for i in range(600):
         place = tmp_path / f"p{i}"
         place.mkdir()
-        message = {"uid": f"u{i}", "namespace": "a" * 60, "name": f"{i}" * 60, "priority": 0, "request": 0}
-        message |= {"qos": "B", "critical": False, "grace_s": 1, "cgroup": str(place), "containers": {}}
-        world.registry.put(message)
+        world.registry.put(PodSeen(f"u{i}", "a" * 60, f"{i}" * 60, 0, True, 0, "B", False, 1, str(place), {}))
     world.registry.refresh()
     world.journal.restart()
     _go_on(world)
@@ -388,7 +387,7 @@ def test_a_decision_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None
 def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> None:
     config = RunConfig(enforce=True, trigger="kernel")
     world = lived(config, [*BEGIN, GROWN, ("end", (0, True)), ("press", (50,))], tmp_path)
-    assert [(m["pod"], m["trigger"]) for m in world.told] == [("uid-0", "kernel")]
+    assert [(m.pod, m.trigger) for m in world.told] == [("uid-0", "kernel")]
     found = replayed(world.recording(tmp_path / "rec"))
     assert found.differences == []
     assert [(m["pod"], m["name"], m["trigger"]) for m in found.decisions] == [("uid-0", "p0", "kernel")]

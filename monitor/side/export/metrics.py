@@ -214,7 +214,7 @@ class Metrics(Collector):
 
     def _policy(self) -> Iterator[Metric]:
         view = self.view
-        met = {(entry["signal"], entry["kind"]) for entry in view.state.get("met", ())}
+        met = {(entry["signal"], entry["kind"]) for entry in view.met}
         domains = view.domains()
         seen = {
             signal: (domains[name].available, domains[name].capacity)
@@ -237,7 +237,7 @@ class Metrics(Collector):
         chosen, victims = view.stats.get("decisions"), view.stats.get("oom_kills")
         yield CounterMetricFamily("outrace_pods_chosen", "Pods chosen for eviction, since the daemon started.", chosen)
         yield CounterMetricFamily("outrace_oom_victims", "Processes the OOM killer killed, since then.", victims)
-        active = view.state.get("conditions", ())
+        active = view.conditions
         yield _labelled(
             GaugeMetricFamily,
             "node_condition",
@@ -245,7 +245,7 @@ class Metrics(Collector):
             ("condition",),
             (((name,), float(name in active)) for name in CONDITIONS),
         )
-        braked = view.state.get("braked") or {}
+        braked = (view.state and view.state.braked) or {}
         yield _labelled(
             GaugeMetricFamily,
             "evictions_braked",

@@ -1,0 +1,336 @@
+"""The messages between the hot process and the side: one class each, every field with its unit and meaning.
+
+`docs/messages.md` is made from this file (scripts/messages_doc.py). `monitor.link.codec` makes packets of them. Times
+are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default may be missing in a packet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monitor.kernel.wire import OomEvent
+from monitor.link.record_messages import Limit, Pass, Ranking, Rows, Snapshot
+
+# hot -> side
+
+
+class LogLine(NamedTuple):
+    """A line of the log."""
+
+    level: str  # `info`, `warning` or `error`
+    msg: str
+    fields: Mapping[str, Any] = {}  # what else the line has
+
+
+class State(NamedTuple):
+    """How things are; four times a second at most."""
+
+    conditions: Sequence[str]  # node conditions that are true
+    met: Sequence[Mapping[str, str]]  # thresholds that are met: [{signal, kind: hard/soft}]
+    armed: bool  # the fine-grained programs are attached
+    bound_bytes: int  # bytes that can move unseen
+    order: Sequence[str]  # uids of the first 10 in the order of eviction
+    victim: str | None  # uid of the first
+    observation: Mapping[str, Mapping[str, int]]  # {domain: {usage, inactive_file, active_file, working_set, ...}}
+    pods: int  # watched
+    spec_unknown: int  # of them, those whose spec is not known
+    braked: Mapping[str, Any] | None  # the fields of `braked` while evictions are held
+    trigger: str  # `user` or `kernel`: who sends the first signal
+    ready: bool  # all pods are known, evictions may begin
+    scheduler: str  # scheduling policy of the hot process
+    mlocked: bool  # its memory is locked
+    oom_score_adj: int  # of the hot process
+
+
+class Decision(NamedTuple):
+    """A pod is evicted, or would be (``observed``). Sent after its signal."""
+
+    id: int  # counts the decisions of this hot process from 1
+    signal: str | None  # null for a pod over a limit of its own
+    kind: str  # `hard`, `soft` or `limit`
+    grace_s: int  # seconds, as the kubelet has it
+    pod: str  # uid
+    name: str  # namespace/name
+    rank: int  # place in the order of eviction, from 1
+    observed: bool  # observe mode: nobody is signalled
+    trigger: str  # `user` or `kernel`: who sent the first signal
+    prepared: bool  # the pidfds were open before the crossing
+    crossed_ns: int | None  # null where no crossing led to it
+    decided_ns: int
+    signalled_ns: int | None  # null where nobody was signalled
+    given_s: int  # seconds, as it is given: 0 for a hard threshold for memory
+    working_set: int  # bytes of the pod
+    request: int  # bytes of memory that the pod requests
+    containers: Mapping[str, int]  # {name: working set}
+    order: Rows  # the first candidates: the fields of `monitor.policy.ranking.Candidate`
+    realtime: float  # unix seconds
+    domain: str = ""  # `node`, `kubepods`, a disk or `pid`; "" for a limit, as are the next three
+    quantity: int = 0  # the threshold, in the signal's unit
+    available: int = 0  # of the signal, in its unit
+    capacity: int = 0  # the same
+    usage: int = 0  # the same
+    coming: int = 0  # bytes of pods that are gone and charged still; of memory only
+    cleanup: Sequence[str] = ()  # for a disk: actions that go before
+    braked: str = ""  # why evictions are held, where growth demands this one
+    message: str = ""  # which limit of its own the pod is over
+    again: bool = False  # sent to a side before, which died before it stored what came of it
+
+
+class Reclaim(NamedTuple):
+    """Run the commands configured for these actions, then measure the disks again."""
+
+    signal: str
+    actions: Sequence[str]
+
+
+class Evicted(NamedTuple):
+    """Nobody is left of a pod, and its memory is back or is not waited for any more."""
+
+    id: int  # of the decision; 0: one of the daemon before
+    pod: str  # uid
+    gone_ns: int  # when the last process ended
+    pids: Sequence[int]  # at most 1000
+    pids_total: int
+    freed: int = 0  # bytes that came back
+    settled_ns: int | None = None  # when they were back
+    again: bool = False  # as in `decision`
+
+
+class GiveBack(NamedTuple):
+    """A pod that went gives nothing back by itself any more: ask the kernel for the rest."""
+
+    id: int  # for the answer
+    pod: str  # uid
+
+
+class Left(NamedTuple):
+    """Others killed a process of a pod: does anybody live on in it?"""
+
+    id: int  # for the answer
+    pod: str  # uid
+
+
+class Braked(NamedTuple):
+    """Evictions for memory are held, because they would not help."""
+
+    ts_ns: int
+    reason: str  # `not_covered`, `outgrown` or `no_gain`
+    since_ns: int
+    signal: str
+    domain: str  # `node` or `kubepods`
+    kind: str  # `hard` or `soft`
+    quantity: int  # bytes: the threshold
+    available: int  # bytes
+    capacity: int  # bytes
+    pods_bytes: int  # what eviction could give back
+    outside_bytes: int  # in use outside of all pods that may be evicted
+    growth_outside: int | None  # bytes a second, there
+    growth_inside: int | None  # bytes a second, in pods that may be evicted
+    victim: str  # uid of the pod that a kubelet would evict
+    name: str  # namespace/name of it
+    order: Rows  # as in `decision`
+
+
+class Released(NamedTuple):
+    """Evictions are not held any more."""
+
+    ts_ns: int
+    was: str  # the reason they were held for
+    why: str  # why they are not any more
+    held_ns: int  # for how long they were
+    signal: str  # what they were held for
+    domain: str
+    kind: str
+
+
+class Reap(NamedTuple):
+    """`process_mrelease` these processes."""
+
+    id: int  # of the decision, for the answer
+    pids: Sequence[int]
+
+
+class Cross(NamedTuple):
+    """A threshold was crossed. Sent after what was decided about it."""
+
+    ts_ns: int  # of the charge that crossed it
+    seen_ns: int  # when its record was read
+    domain: str  # `node` or `kubepods`
+    signal: str
+    hard: bool
+    quantity: int  # bytes: the threshold
+    capacity: int  # bytes
+    usage: int  # bytes at the crossing
+    working_set: int  # the same
+    again: bool = False  # as in `decision`
+
+
+class Clear(NamedTuple):
+    """A threshold is not met any more."""
+
+    ts_ns: int
+    domain: str
+    signal: str
+    hard: bool
+    available: int  # bytes
+    again: bool = False  # as in `decision`
+
+
+class Killed(NamedTuple):
+    """The grace of a pod being evicted is over."""
+
+    id: int  # of the decision; 0: one of the daemon before
+    pod: str  # uid
+    name: str  # namespace/name
+    ts_ns: int  # of its SIGKILL
+    again: bool = False  # as in `decision`
+
+
+class Flight(NamedTuple):
+    """The last steps of every watched cgroup; after a crossing or a kill."""
+
+    samples: Rows  # [[ts ns, cgroup id, usage, inactive file, active file]]
+
+
+class Oom(NamedTuple):
+    """One step of an OOM kill."""
+
+    event: OomEvent  # the kernel's record (`monitor/kernel/wire.py`), or what the log says of it
+    pod: str | None  # uid of the pod that the victim is in
+    pod_name: str | None  # namespace/name of it
+    while_away: bool  # nobody read the records when it was written
+    order: Rows = ()  # of a mark: as in `decision`
+    missing: Sequence[str] = ()  # without BPF: what could not be known of it
+    source: str = ""  # without BPF and without the log: the file of the counter that counted it
+    told: Sequence[int] = ()  # without BPF: [from ns, until ns] in which every kill is told
+    again: bool = False  # as in `decision`
+
+
+# side -> hot
+
+
+class PodSeen(NamedTuple):
+    """A pod; sent again when one of these changed."""
+
+    uid: str
+    namespace: str
+    name: str
+    priority: int | None  # null: its spec is not known
+    spec_known: bool
+    request: int  # whole bytes of memory
+    qos: str  # QoS class
+    critical: bool  # never evicted
+    grace_s: int  # seconds: terminationGracePeriodSeconds
+    cgroup: str  # absolute directory in the memory hierarchy
+    containers: Mapping[str, str]  # {name: absolute directory}
+    request_nanos: int = 0  # billionths of a byte above `request`
+
+
+class PodGone(NamedTuple):
+    """A pod is not there any more."""
+
+    uid: str
+
+
+class Reaped(NamedTuple):
+    """What `reap` asked for has been done, or could not be."""
+
+    id: int  # of the `reap`
+
+
+class Reclaimed(NamedTuple):
+    """What `giveback` asked for has been done, or could not be."""
+
+    id: int  # of the `giveback`
+
+
+class Lives(NamedTuple):
+    """The answer to `left`."""
+
+    id: int  # of the `left`
+    lives: bool
+
+
+class DiskFigures(NamedTuple):
+    """Disks and process ids; only while one of them is short, or a pod is over a limit of its own."""
+
+    observations: Mapping[str, Sequence[int]]  # {signal: [available, capacity, stamp ns]}
+    orders: Mapping[str, Sequence[str]]  # {signal: uids, first victim first}
+    violations: Sequence[Mapping[str, str]]  # pods over limits of their own: [{uid, message}]
+    reclaimed: Sequence[str]  # actions done before this was measured
+
+
+class Synced(NamedTuple):
+    """The first complete set of pods has been sent."""
+
+
+class Stored(NamedTuple):
+    """Of the messages about races that this side was sent, nothing is to come of the first so many any more."""
+
+    total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`
+
+
+class Record(NamedTuple):
+    """A recording begins, or a part of it is missing: send a snapshot."""
+
+
+class Refresh(NamedTuple):
+    """Bring every counter in the `domains` map up to date (the side waits until `sweeps` has moved)."""
+
+
+# either way, never sent
+
+
+class Bad(NamedTuple):
+    """Stands for a packet that is no message."""
+
+    problem: str
+    type: str = "bad"  # what it says that it is
+
+
+HotMessage = (
+    LogLine | State | Decision | Reclaim | Evicted | GiveBack | Left | Braked | Released | Reap | Cross | Clear
+    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit
+)  # fmt: skip
+SideMessage = PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
+Message = HotMessage | SideMessage
+
+Tell = Callable[[HotMessage], None]
+
+#: Type in a packet -> class.
+HOT_TO_SIDE: dict[str, type[HotMessage]] = {
+    "log": LogLine,
+    "state": State,
+    "decision": Decision,
+    "reclaim": Reclaim,
+    "evicted": Evicted,
+    "giveback": GiveBack,
+    "left": Left,
+    "braked": Braked,
+    "released": Released,
+    "reap": Reap,
+    "cross": Cross,
+    "clear": Clear,
+    "killed": Killed,
+    "flight": Flight,
+    "oom": Oom,
+    "ranking": Ranking,
+    "snapshot": Snapshot,
+    "pass": Pass,
+    "limit": Limit,
+}
+SIDE_TO_HOT: dict[str, type[SideMessage]] = {
+    "pod+": PodSeen,
+    "pod-": PodGone,
+    "reaped": Reaped,
+    "reclaimed": Reclaimed,
+    "lives": Lives,
+    "disks": DiskFigures,
+    "synced": Synced,
+    "stored": Stored,
+    "record": Record,
+    "refresh": Refresh,
+}
+#: Class -> type in a packet.
+NAMES: dict[type, str] = {cls: name for name, cls in (*HOT_TO_SIDE.items(), *SIDE_TO_HOT.items())}

@@ -1,0 +1,109 @@
+"""Every message: the same after its packet, refused when a field is missing or wrong, and described in the docs."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.kernel.wire import OomEvent
+from monitor.link import channel, codec
+from monitor.link.messages import HOT_TO_SIDE, NAMES, SIDE_TO_HOT, Bad, LogLine, Oom, PodGone
+
+ROOT = Path(__file__).resolve().parents[2]
+TYPES = {**HOT_TO_SIDE, **SIDE_TO_HOT}
+values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5)
+
+
+def of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that a field declared like this may have, as they come out of JSON."""
+    plain = {int: st.integers(), str: st.text(), bool: st.booleans(), Any: values, NoneType: st.none()}
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if hint is OomEvent:
+        return st.builds(OomEvent, **{name: of(one) for name, one in get_type_hints(OomEvent).items()})
+    if isinstance(hint, UnionType):
+        return st.one_of(*map(of, get_args(hint)))
+    if get_origin(hint) is Mapping:
+        return st.dictionaries(st.text(max_size=5), of(get_args(hint)[1]), max_size=3)
+    if get_origin(hint) is Sequence:
+        return st.lists(of(get_args(hint)[0]), max_size=3)
+    return plain[hint]
+
+
+def messages(cls: Any) -> st.SearchStrategy[Any]:
+    return st.builds(cls, **{name: of(hint) for name, hint in get_type_hints(cls).items()})
+
+
+@pytest.mark.parametrize("name", TYPES)
+@given(data=st.data())
+def test_a_message_comes_out_of_its_packet_as_it_went_in(name: str, data: st.DataObject) -> None:
+    message = data.draw(messages(TYPES[name]))
+    found = codec.decode(codec.encode(message))
+    assert found == message
+    assert type(found) is type(message)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@given(data=st.data())
+def test_a_missing_or_wrong_field_is_no_message(name: str, data: st.DataObject) -> None:
+    cls: Any = TYPES[name]
+    fields = json.loads(codec.encode(data.draw(messages(cls))))
+    for field, hint in get_type_hints(cls).items():
+        less = {key: value for key, value in fields.items() if key != field}
+        found = codec.decode(json.dumps(less).encode())
+        if field in cls._field_defaults:
+            assert getattr(found, field) == cls._field_defaults[field]
+        else:
+            assert isinstance(found, Bad)
+            assert (found.type, field in found.problem) == (name, True)
+        wrong: Any = [] if get_origin(hint) is not Sequence and Sequence not in map(get_origin, get_args(hint)) else "x"
+        found = codec.decode(json.dumps(fields | {field: wrong}).encode())
+        assert found == Bad(f"{field} is {type(wrong).__name__}", name)
+
+
+def test_a_number_is_no_yes_and_a_yes_no_number() -> None:
+    assert codec.decode(b'{"t": "lives", "id": 1, "lives": 1}') == Bad("lives is int", "lives")
+    assert codec.decode(b'{"t": "reaped", "id": true}') == Bad("id is bool", "reaped")
+
+
+def test_a_record_of_the_kernel_is_checked_too() -> None:
+    start = b'{"t": "oom", "pod": null, "pod_name": null, "while_away": false, "event": '
+    assert codec.decode(start + b'{"kind": "mark", "ts_ns": 1}}') == Oom(OomEvent("mark", 1), None, None, False)
+    assert codec.decode(start + b'{"kind": "mark", "ts_ns": "1"}}') == Bad("ts_ns is str", "oom")
+    assert codec.decode(start + b"7}") == Bad("event is int", "oom")
+    missing = codec.decode(start + b"{}}")
+    assert isinstance(missing, Bad)
+    assert "'kind' and 'ts_ns'" in missing.problem
+
+
+def test_a_type_of_another_version_is_unknown_and_its_new_fields_are_ignored() -> None:
+    assert codec.decode(b'{"t": "nonsense"}') == Bad("unknown type", "nonsense")
+    assert codec.decode(b'{"t": "pod-", "uid": "a", "new": 1}') == PodGone("a")
+
+
+@pytest.mark.parametrize("packet", [b"", b"{", b"[]", b"1", b'{"t": 1}', b"\xff", b"[" * 100_000])
+def test_what_is_no_object_with_a_type_is_no_message(packet: bytes) -> None:
+    assert isinstance(codec.decode(packet), Bad)
+
+
+def test_a_message_that_is_too_large_is_refused() -> None:
+    hot, side = channel.pair()
+    with hot, side:
+        large = LogLine("info", "x" * channel.MAX_PACKET)
+        with pytest.raises(channel.TooLarge, match="its log message has"):
+            channel.encode(large)
+        assert not channel.send(hot, large)
+
+
+def test_every_class_has_a_type_and_every_document_is_made_of_them() -> None:
+    assert {name: NAMES[cls] for name, cls in TYPES.items()} == {name: name for name in TYPES}
+    made = runpy.run_path(str(ROOT / "scripts/messages_doc.py"))["document"]()
+    assert (ROOT / "docs/messages.md").read_text() == made, "run scripts/messages_doc.py > docs/messages.md"
