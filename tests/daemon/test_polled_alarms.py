@@ -10,7 +10,6 @@ import os
 import select
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold
 from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.rungs import EVENTFD, POLL, PSI
 from monitor.kernel.wire import PAGE
+from monitor.link.messages import LogLine
 from monitor.policy.thresholds import parse_thresholds
 from monitor.sources.alarms import Alarms
 from monitor.sources.polled_table import Entry, PolledTable
@@ -38,7 +38,7 @@ class Aimed:
     """A watched cgroup with one ceiling, and its alarms in an epoll."""
 
     def __init__(self, path: Path, rung: str) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.said: list[LogLine] = []
         self.table = PolledTable(HIERARCHY)
         thresholds = parse_thresholds({"memory.available": "16Mi"})
         self.watch: Watch = make_watch(self.table, "node", NODE_SIGNAL, path, 64 * MIB, thresholds, HIERARCHY.version)
@@ -166,9 +166,9 @@ def test_an_alarm_that_cannot_be_had_has_a_remedy(
             live.until(lambda: alarm.problem, "the thread to fail")
             aimed.alarms.aim(aimed.watch, aimed.entry)
     (said,) = aimed.said
-    assert said["msg"] == "an alarm cannot be had: polling alone"
-    assert os.strerror(number) in said["problem"]
-    assert remedy in said["remedy"]
+    assert said.msg == "an alarm cannot be had: polling alone"
+    assert os.strerror(number) in said.fields["problem"]
+    assert remedy in said.fields["remedy"]
     if call == "eventfd":  # the thread lives on
         aimed.entry.inactive += MIB
         aimed.aim()
@@ -184,8 +184,8 @@ def test_other_rungs_always_look(place: Path, rung: str) -> None:
     assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0)
     # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
     lacking = rung == PSI and HIERARCHY.version == 1
-    assert [one["msg"] for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
-    assert all(one["remedy"] and one["remedy"] not in one["problem"] for one in aimed.said)
+    assert [one.msg for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])
+    assert all(one.fields["remedy"] and one.fields["remedy"] not in one.fields["problem"] for one in aimed.said)
     aimed.close()
 
 
