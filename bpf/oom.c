@@ -28,8 +28,16 @@ BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SI
 #define RECLAIM_NS 100000000ULL
 #define RECLAIM_BURST 16
 
-static __always_inline void send_kill(struct oom_event *e, u32 emitted) {
-  count(kills.ringbuf_output(e, sizeof(*e), 0) ? emitted + 1 : emitted);
+static __always_inline void send_kill(struct oom_event *e, u32 emitted, u64 flags) {
+  count(kills.ringbuf_output(e, sizeof(*e), flags) ? emitted + 1 : emitted);
+}
+
+// The hot process kills a pod, one signal after another: waking it up for each took 20 us of 39 (an interrupt to its own CPU, p50), and up to
+// 2.8 ms on a busy machine. It reads the records with those of the exits, at the latest within a second.
+static __always_inline u64 wakes(struct oom_event *e) {
+  u32 zero = 0;
+  struct eviction *ours = evictions.lookup(&zero);
+  return ours && e->si_code == 0 && ours->sender == e->invoker_tgid ? BPF_RB_NO_WAKEUP : 0;
 }
 
 static __always_inline void fill_victim(struct oom_event *e, u64 task) {
@@ -134,7 +142,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!told && code != 128) return 0;
   struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, told ? 0 : UNTOLD};
   killed.update(&tgid, &k);
-  if (told) send_kill(&e, COUNT_EMIT_KILL);
+  if (told) send_kill(&e, COUNT_EMIT_KILL, wakes(&e));
   return 0;
 }
 
@@ -221,7 +229,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
     e.flags = OOM_BY_ITSELF;
     e.pgtables = tables;
   }
-  send_kill(&e, COUNT_EMIT_EXIT);
+  send_kill(&e, COUNT_EMIT_EXIT, 0);
   return 0;
 }
 

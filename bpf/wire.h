@@ -83,6 +83,7 @@ struct eviction {
   u64 killed_ns;
   u64 held;           // bytes of its working set before
   u64 told;           // 1: the decision was told
+  u64 sender;         // pid of the hot process, which need not be woken for a signal that it sends itself
 };
 
 enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };

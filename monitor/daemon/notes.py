@@ -6,11 +6,12 @@ moment at which a pod is dying and nobody could know why. Without BPF they are t
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 #: States, in order: its processes were asked to end, they had their SIGKILL, nobody is left of it.
 ASKED, KILLED, GONE = 1, 2, 3
-_STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _TOLD = range(7)
+_STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _TOLD, _SENDER = range(8)
 
 
 class Noted(NamedTuple):
@@ -30,6 +31,7 @@ class EvictionNote:
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
+        words[_SENDER] = os.getpid()  # whom the programs need not wake up for its own signals
 
     def begin(self, cgroup_id: int, held: int, now_ns: int, kill_at_ns: int = 0) -> None:
         """A pod is to get its first signal now: SIGTERM where ``kill_at_ns`` is given, else SIGKILL."""

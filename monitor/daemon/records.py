@@ -145,11 +145,12 @@ class Records:
         """What it gave back is told by steps."""
 
     def look_after(self) -> None:
-        """Once a second: say it once when the pins are gone.
+        """Once a second: read the kills that nobody was woken up for, and say it once when the pins are gone.
 
         Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
         lives.
         """
+        self._kills.more = True
         if not self._unpinned and not self._pins.directory.is_dir():
             self._unpinned = True
             self._tell(

@@ -23,7 +23,7 @@ PROC = struct.Struct("=QQIIII")
 #: struct victim
 VICTIM = struct.Struct("=QQQQ")
 #: struct eviction
-EVICTION = struct.Struct("=QQQQQQQ")
+EVICTION = struct.Struct("=QQQQQQQQ")
 
 CROSS, STEP, SIGNAL = 1, 2, 3
 OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4
