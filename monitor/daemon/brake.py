@@ -152,11 +152,12 @@ class Brake:
         if self._gauge.is_precise or now - self._recounted_ns >= COSTLY_NS // 10:
             self._gauge.recount()
             self._recounted_ns = now
-        usages = self._registry.usages()
+        usages, pods = self._registry.usages()
         for uid in self._away(watch):
-            usages.pop(uid, None)
+            has = usages.pop(uid, 0)
+            if self._registry.is_candidate(uid):
+                pods -= has
         reading = reading or self._gauge.reading(watch)
-        pods = sum([has for uid, has in usages.items() if self._registry.is_candidate(uid)])
         ranked, joined = self._registry.held[0], self._registry.joined
         return Sample(time.monotonic_ns(), reading.working_set, usages, pods, ranked, joined)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from monitor.policy.standing import Standing
 _LEADERS = 64
 #: Bytes that candidates have, and how many of them have nobody knows how much.
 Held = tuple[int, int]
+#: What decides whether a pod is counted in the node's growth, and as whose.
+_part = attrgetter("counted", "critical", "evicted")
 #: A candidate as a tuple. (dataclasses.astuple copies deeply: 5 us each, 0.3 ms for all of these.)
 _fields = attrgetter(*(one.name for one in fields(Candidate)))
 
@@ -46,6 +49,7 @@ class PodEntry:
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
     began: int = 0  # what it had then: nobody saw it grow to that
     summed: Held = (0, 0)  # what of it is in `Registry.held`
+    part: tuple[bool, bool, bool] | None = None  # `_part`, when it was ranked last
 
     @property
     def title(self) -> str:
@@ -81,6 +85,7 @@ class Registry:
         self.changes = 0  # counts re-rankings; a cheap way to notice one
         self.members = 0  # counts pods that came or went
         self.held: Held = (0, 0)  # together, by what each had when it was ranked
+        self._measured: tuple[list[str], list[int], list[bool]] | None = None  # see `usages`; None: not made yet
         self.joined = 0  # bytes that candidates had when they were counted for the first time, all that ever were
 
     def __len__(self) -> int:
@@ -175,6 +180,7 @@ class Registry:
         if entry is None:
             return None
         self._standing.remove(uid)
+        self._measured = None
         self._sum(entry, (0, 0))
         self.members += 1
         self.grown.discard(uid)
@@ -253,10 +259,17 @@ class Registry:
     def is_candidate(self, uid: str) -> bool:
         return uid in self._standing
 
-    def usages(self) -> dict[str, int]:
-        """Uid -> working set by the table's figures of this moment, of all pods that may be or were evicted."""
-        has = self._table.working_set
-        return {e.uid: has(e.index) for e in self.by_uid.values() if e.counted and not e.critical}
+    def usages(self) -> tuple[dict[str, int], int]:
+        """Uid -> working set by the table's figures of this moment, of all pods that may be or were evicted; and what
+        candidates among them have together. 25 us for 110 pods.
+        """
+        if self._measured is None:
+            entries = [e for e in self.by_uid.values() if e.counted and not e.critical]
+            may_go = [not e.evicted for e in entries]
+            self._measured = [e.uid for e in entries], [e.index for e in entries], may_go
+        uids, indexes, may_go = self._measured
+        has = self._table.working_sets(indexes)
+        return dict(zip(uids, has, strict=True)), sum(compress(has, may_go))
 
     def _sum(self, entry: PodEntry, now: Held) -> None:
         before, entry.summed = entry.summed, now
@@ -265,6 +278,8 @@ class Registry:
 
     def _rank(self, entry: PodEntry) -> None:
         self.changes += 1
+        if entry.part != _part(entry):
+            entry.part, self._measured = _part(entry), None
         if entry.critical or entry.evicted or not entry.counted:
             self._sum(entry, (0, 0))
         else:

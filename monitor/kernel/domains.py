@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,11 @@ class DomainTable:
         """Bytes; two loads, for the hot path."""
         w, at = self._words, index * WORDS
         return max(0, w[at + _USAGE] - w[at + _INACTIVE]) * PAGE
+
+    def working_sets(self, indexes: Sequence[int]) -> list[int]:
+        """The same of many: a third of the time."""
+        w = self._words
+        return [max(0, w[i * WORDS + _USAGE] - w[i * WORDS + _INACTIVE]) * PAGE for i in indexes]
 
     def room(self, index: int) -> int:
         """Bytes from the working set to the lowest ceiling; negative above it. Four loads, for the hot path."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -129,6 +129,10 @@ class SoftTable:
     def working_set(self, index: int) -> int:
         e = self._entries[index]
         return 0 if e is None else e.working_set
+
+    def working_sets(self, indexes: Sequence[int]) -> list[int]:
+        """The same of many."""
+        return [self.working_set(index) for index in indexes]
 
     def room(self, index: int) -> int:
         """Bytes from the working set to the lowest ceiling; negative above it."""
