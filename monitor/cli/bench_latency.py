@@ -189,7 +189,7 @@ def against_floor(state_dir: Path, n_kills: int, turns: int, n_pods: int) -> lis
         pods = fill_pods(node, n_pods - 1)
         victim = node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
         for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
-            ours, floor = paired(node, victim, pods, state_dir, THRESHOLD - node.usage(), kind, n_kills, turns)
+            ours, floor = paired(node, victim, pods, state_dir, THRESHOLD, kind, n_kills, turns)
             at_floor = summary(f"floor_to_sigkill_{label}", floor.signalled)
             at_ours = summary(f"crossing_to_sigkill_{label}", ours.signalled)
             rows += [

@@ -128,19 +128,21 @@ def paired(
     victim: LabPod,
     pods: Sequence[LabPod],
     state_dir: Path,
-    threshold: int,
+    available: int,
     kind: str,
     n: int,
     turns: int,
 ) -> tuple[Samples, Samples]:
     """``n`` kills each beside neighbours of ``kind``, in ``turns`` turns, because what a host does to its machines
-    changes within seconds: the monitor's samples and the floor's.
+    changes within seconds: the monitor's samples and the floor's. The threshold is ``available`` bytes without what is
+    in use when the neighbours are there: two that come and go have 35 MiB, and would cross it by themselves.
     """
     ours, floor = Samples(), Samples()
-    options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
     for turn in range(turns):
         kills = n * (turn + 1) // turns - n * turn // turns
         with neighbours(node, kind, pods):
+            threshold = available - node.usage()
+            options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
             with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
                 pin_dir = Path(_pin_dir(daemon))
                 got = monitored(daemon, node, victim, kills)
