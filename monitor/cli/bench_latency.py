@@ -164,7 +164,7 @@ def measure(label: str, state_dir: Path, crossings: int, n_kills: int, disturbed
                     fill(state_dir)
                     stack.enter_context(scraping(daemon, SCRAPE_S))
                 if enforce:
-                    got = monitored(daemon, node, victim, n_kills)
+                    got = monitored(daemon, node, victim, n_kills, HOGS * HOG_MIB)
                     rows.append(summary(f"crossing_to_sigkill{label}", got.signalled))
                 else:
                     hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
@@ -191,7 +191,7 @@ def against_floor(state_dir: Path, n_kills: int, turns: int, n_pods: int) -> lis
         # What comes and goes leaves up to 17 MiB behind for a while: it is not to be evicted for that.
         busy = [node.add_pod(f"busy{i}", priority=1000) for i in range(os.cpu_count() or 1)]
         for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
-            ours, floor = paired(node, victim, busy, state_dir, THRESHOLD, kind, n_kills, turns)
+            ours, floor = paired(node, victim, busy, state_dir, kind, n_kills, turns)
             at_floor = summary(f"floor_to_sigkill_{label}", floor.signalled)
             at_ours = summary(f"crossing_to_sigkill_{label}", ours.signalled)
             rows += [

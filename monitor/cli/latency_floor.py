@@ -22,8 +22,10 @@ from monitor.lab.node import MIB, Child, Hog, LabNode, LabPod
 _LAB = Path(__file__).resolve().parents[1] / "lab"
 #: Neighbours of each kind: twice as many compilers as most of these machines have CPUs, and a parent for each CPU.
 COMPILERS = 4
-#: One process that takes this much runs into the threshold.
-HOG_MIB = 64
+#: One process that takes twice this much runs into the threshold. (Processes that come and go leave 10 MiB and more
+#: behind, until a grace period of RCU is over: with 32 MiB they crossed it by themselves, once in 500 times.)
+MARGIN_MIB = 32
+CHURN_MARGIN_MIB = 96
 #: The next crossing is made when no more than this of the last one's memory is still charged.
 _BACK = 4 * MIB
 
@@ -65,13 +67,13 @@ def _neighbour(kind: str, cgroup: Path) -> Child:
     return child
 
 
-def monitored(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int) -> Samples:
+def monitored(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int, mib: int) -> Samples:
     """``n`` evictions by the monitor. Raises MonitorError if one is not reported or somebody else's."""
     out = Samples()
     for _ in range(n):
         daemon.poll()
         since = len(daemon.log)
-        hog = node.start_hog(victim, mib=HOG_MIB)
+        hog = node.start_hog(victim, mib=mib)
         hog.go()
         record = daemon.wait_for(lambda r: r.get("msg") == "evicting", 20.0, since)
         done = daemon.wait_for(lambda r: r.get("msg") == "evicted", 20.0, since)
@@ -93,14 +95,14 @@ def _note(out: Samples, record: Record, victim: LabPod) -> None:
         out.by_pass.append(record["quantity"] - record["available"])
 
 
-def floored(pin_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int) -> Samples:
+def floored(pin_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int, mib: int) -> Samples:
     """The same by the bare loop, which is given the hog's pid beforehand."""
     out = Samples()
     floor = Child(_LAB / "floor.py", f"pins={pin_dir}", f"cgroup={node.cgroup}", f"available_below={available_below}")
     try:
         floor.expect("ready")
         for _ in range(n):
-            hog = node.start_hog(victim, mib=HOG_MIB)
+            hog = node.start_hog(victim, mib=mib)
             _one(floor, node, hog, out)
             hog.close()
             node.children.remove(hog)
@@ -128,26 +130,26 @@ def paired(
     victim: LabPod,
     pods: Sequence[LabPod],
     state_dir: Path,
-    available: int,
     kind: str,
     n: int,
     turns: int,
 ) -> tuple[Samples, Samples]:
     """``n`` kills each beside neighbours of ``kind``, in ``turns`` turns, because what a host does to its machines
-    changes within seconds: the monitor's samples and the floor's. The threshold is ``available`` bytes without what is
-    in use when the neighbours are there: two that come and go have 35 MiB, and would cross it by themselves.
+    changes within seconds: the monitor's samples and the floor's. The threshold lies a
+    margin above what is in use when the neighbours are there.
     """
     ours, floor = Samples(), Samples()
     for turn in range(turns):
         kills = n * (turn + 1) // turns - n * turn // turns
         with neighbours(node, kind, pods):
-            threshold = available - node.usage()
+            margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
+            threshold = node.memory_bytes - node.usage() - margin * MIB
             options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
             with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
                 pin_dir = Path(_pin_dir(daemon))
-                got = monitored(daemon, node, victim, kills)
+                got = monitored(daemon, node, victim, kills, 2 * margin)
             ours.add(got)
-            floor.add(floored(pin_dir, node, victim, threshold, kills))
+            floor.add(floored(pin_dir, node, victim, threshold, kills, 2 * margin))
         click.echo(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}", err=True)
     if ours.by_pass:
         left = f"at most {format_bytes(max(ours.by_pass))} below the line"
