@@ -107,7 +107,9 @@ def test_observing_it_lives_through_it_and_says_who_won(node: LabNode) -> None:
         assert daemon.get("/healthz")[0] == 200
         found = incident(daemon, began)
     # Seconds lie between the decision and the kill, and what the pod held is all that grew.
-    assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", ["global"], True)
+    assert (found["verdict"], found["observed"]) == ("eviction_won", True)
+    # Observed, it lives on: while the kernel reclaims and nothing grows, an eviction would be held (7.2).
+    assert set(found["flags"]) - {"braked"} == {"global"}
     assert found["domain"] == "node"
     assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/hog")]
     assert found["margin_ms"] > 0
