@@ -28,16 +28,19 @@ BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SI
 #define RECLAIM_NS 100000000ULL
 #define RECLAIM_BURST 16
 
-static __always_inline void send_kill(struct oom_event *e, u32 emitted, u64 flags) {
-  count(kills.ringbuf_output(e, sizeof(*e), flags) ? emitted + 1 : emitted);
-}
-
 // The hot process kills a pod, one signal after another: waking it up for each took 20 us of 39 (an interrupt to its own CPU, p50), and up to
-// 2.8 ms on a busy machine. It reads the records with those of the exits, at the latest within a second.
-static __always_inline u64 wakes(struct oom_event *e) {
+// 2.8 ms on a busy machine. But a ring wakes its reader only where he had read all there was (kernel/bpf/ringbuf.c, bpf_ringbuf_commit()): the first
+// record after those that woke nobody, the exit of a victim or anybody's, does so in any case. Noted before and after, because another CPU may
+// write one in between.
+static __always_inline void send_kill(struct oom_event *e, u32 emitted) {
   u32 zero = 0;
   struct eviction *ours = evictions.lookup(&zero);
-  return ours && e->si_code == 0 && ours->sender == e->invoker_tgid ? BPF_RB_NO_WAKEUP : 0;
+  if (!ours) return;  // there is one entry
+  int own = e->kind == OOM_KILL && e->si_code == 0 && e->invoker_tgid == ours->sender;
+  u64 flags = own ? BPF_RB_NO_WAKEUP : ours->unheard ? BPF_RB_FORCE_WAKEUP : 0;
+  ours->unheard = own;
+  count(kills.ringbuf_output(e, sizeof(*e), flags) ? emitted + 1 : emitted);
+  if (own) ours->unheard = 1;
 }
 
 static __always_inline void fill_victim(struct oom_event *e, u64 task) {
@@ -142,7 +145,7 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!told && code != 128) return 0;
   struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, told ? 0 : UNTOLD};
   killed.update(&tgid, &k);
-  if (told) send_kill(&e, COUNT_EMIT_KILL, wakes(&e));
+  if (told) send_kill(&e, COUNT_EMIT_KILL);
   return 0;
 }
 
@@ -229,7 +232,7 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
     e.flags = OOM_BY_ITSELF;
     e.pgtables = tables;
   }
-  send_kill(&e, COUNT_EMIT_EXIT, 0);
+  send_kill(&e, COUNT_EMIT_EXIT);
   return 0;
 }
 

@@ -74,7 +74,7 @@ struct victim {
   u64 fired;          // the last generation that was fired
 };
 
-// The eviction under way, written by the daemon before it signals and read by the next one; no program looks at it.
+// The eviction under way, written by the daemon before it signals and read by the next one. The last two are for the programs.
 struct eviction {
   u64 state;          // 0: none; 1: asked to end; 2: killed; 3: nobody is left. Written last
   u64 pod_cgroup_id;
@@ -84,6 +84,7 @@ struct eviction {
   u64 held;           // bytes of its working set before
   u64 told;           // 1: the decision was told
   u64 sender;         // pid of the hot process, which need not be woken for a signal that it sends itself
+  u64 unheard;        // 1: there are records in `kills` that nobody was woken up for
 };
 
 enum oom_kind { OOM_MARK = 1, OOM_KILL = 2, OOM_EXIT = 3, OOM_RECLAIM = 4 };

@@ -279,7 +279,9 @@ class Brake:
             return Measured(now, pods, has, None)
         inside = pods - sample.ranked - (self._registry.joined - sample.joined)
         had = None if first is None else sample.usages.get(first.uid)
-        grew = 0 if has is None or had is None else has - had
+        grew = 0
+        if first is not None and has is not None and had is not None:  # the rank may be of before it gave memory back
+            grew = min(has, self._gauge.table.working_set(first.index)) - had
         growth = Growth(now - sample.ts_ns, inside, reading.working_set - sample.working_set - inside, grew)
         return Measured(now, pods, has, growth)
 

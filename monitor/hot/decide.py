@@ -151,7 +151,7 @@ class Decider:
         if crossed_ns and watch is not None and reading is None and self._enforce and self.may_act:
             sent, asked = self._early.kill(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
-            pods.take_back(at_leisure=self._enforce)
+            pods.take_back(at_leisure=self._enforce and reading is None)  # else somebody was signalled
         if sent is not None and watch is not None:
             reading = sent.reading
             asked = self._brake.figured(asked, watch, reading, coming)

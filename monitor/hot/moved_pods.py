@@ -79,8 +79,8 @@ class MovedPods:
         now = time.monotonic_ns()
         for uid in list(self._registry.grown):
             entry = self._registry.by_uid[uid]
-            more = (entry.usage or 0) - entry.floor
-            if self._evictor.holds(uid) or (now < entry.ask_ns and more < ASK_BYTES):
+            usage = entry.usage or 0
+            if self._evictor.holds(uid) or (now < entry.ask_ns and usage - entry.asked < ASK_BYTES):
                 continue
             runs = cgroup_procs.populated(entry.cgroup)
             if runs is None and at_leisure:
@@ -88,6 +88,8 @@ class MovedPods:
                     runs = cgroup_procs.anybody(entry.cgroup)
                 except OSError as error:
                     TROUBLES.note("cgroup", error, uid)
+            if runs is not None or at_leisure:
+                entry.asked = usage
             if runs:
                 self._registry.set_evicted(entry, False)
                 msg = "an evicted pod runs again: it is a candidate again"

@@ -47,6 +47,7 @@ class PodEntry:
     evicted: bool = False
     floor: int = 0  # the least it had since it was evicted, or was last found to be empty
     ask_ns: int = 0  # whether somebody runs in it is not asked again before this
+    asked: int = 0  # bytes it had when that was asked
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
     began: int = 0  # what it had then: nobody saw it grow to that
     summed: Held = (0, 0)  # what of it is in `Registry.held`

@@ -22,7 +22,7 @@ PROC = struct.Struct("=QQIIII")
 #: struct victim
 VICTIM = struct.Struct("=QQQQ")
 #: struct eviction
-EVICTION = struct.Struct("=QQQQQQQQ")
+EVICTION = struct.Struct("=QQQQQQQQQ")
 
 CROSS, STEP, SIGNAL = 1, 2, 3
 OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import subprocess
 import time
 
 import pytest
 
+from monitor.hot.eviction_note import EvictionNote
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.pins import PROCS, Ring
-from monitor.kernel.wire import PAGE, ProcEvent
+from monitor.kernel.wire import EVICTION, PAGE, ProcEvent
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -248,3 +251,34 @@ def test_kills_do_not_use_up_what_tells_of_memory_that_comes_back() -> None:
         over = watch.table.over(cgroupfs.cgroup_id(pod))
         assert over["kills"] > 0
         assert over["exits"] == 0
+
+
+def test_who_is_not_woken_up_for_his_own_signals_hears_of_what_comes_after_them() -> None:
+    """A ring wakes nobody up while there is something in it that was not read: one own SIGKILL hid all later ones."""
+    with live.Watching(attach=False) as watch, live.cgroup("ours") as pod, live.cgroup("theirs") as other:
+        for path in (pod, other):
+            watch.add(path, flags=POD)
+        EvictionNote(
+            memoryview(watch.pins.mmap("evictions", EVICTION.size)).cast("Q")
+        )  # it is this process that evicts
+        ring = watch.rings["kills"]
+        with (
+            live.Puppet(pod) as first,
+            live.Puppet(pod) as second,
+            live.Puppet(other) as third,
+            select.epoll() as epoll,
+        ):
+            epoll.register(ring.fileno(), select.EPOLLIN)
+            os.kill(first.pid, signal.SIGKILL)
+            os.kill(second.pid, signal.SIGKILL)
+            assert epoll.poll(live.TIMEOUT_S), "not woken up for the end of those it killed"
+            for puppet in (first, second):
+                puppet.process.wait()
+            while ring.consume():
+                pass
+            subprocess.run(["kill", "-KILL", str(third.pid)], check=True)
+            assert epoll.poll(live.TIMEOUT_S), "not woken up for a SIGKILL by somebody else"
+            third.process.wait()
+            ring.consume()
+        assert [e.victim_pid for e in watch.ooms if e.kind == "kill"] == [first.pid, second.pid, third.pid]
+        assert {e.victim_pid for e in watch.ooms if e.kind == "exit"} == {first.pid, second.pid, third.pid}
