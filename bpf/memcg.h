@@ -106,7 +106,7 @@ static __always_inline int is_below(u64 css, u64 cgroup_id) {
 }
 
 // A budget for records of one domain: one for every `each` ns, and `burst` of them at once. What a pod makes faster than that is counted
-// instead of told, so it can neither fill a ring that others need nor keep its reader from them. CPUs that race here let one more
+// instead of reported, so it can neither fill a ring that others need nor keep its reader from them. CPUs that race here let one more
 // through now and then.
 static __always_inline int afford(u64 *due, u64 *over, u64 now, u64 each, u64 burst) {
   u64 at = *due;
@@ -127,4 +127,78 @@ static __always_inline struct domain *domain_at(u32 number) {
 static __always_inline u32 pod_of(u64 task) {
   u64 id = 0;
   return nearest_domain(task_css(task), DOMAIN_POD, &id);
+}
+
+#define NR_ZONES_ (LRU_ZONE_SIZES / NR_LRU_LISTS)
+
+#ifdef NR_GENERATIONS
+// The multi-gen LRU keeps file pages in generations, two of which are active: the youngest and the one before it (lru_gen_is_active()). Single
+// sizes may be negative for a moment. Returns whether new pages go there: the switch may be turned at run time, and pages move one by one.
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) {
+  s64 size[NR_ZONES_];
+  u64 youngest = 0;
+  u8 enabled = 0;
+  READ(youngest, info, OFF_PER_NODE_GEN_MAX_SEQ);
+  READ(enabled, info, OFF_PER_NODE_GEN_ENABLED);
+#pragma unroll
+  for (int gen = 0; gen < NR_GENERATIONS; gen++) {
+    s64 sum = 0;
+    if (READ(size, info, OFF_PER_NODE_GEN_PAGES + 8 * NR_ZONES_ * (2 * gen + 1))) continue;  // [gen][1]: file
+#pragma unroll
+    for (int zone = 0; zone < NR_ZONES_; zone++) sum += size[zone];
+    // Its age is 0, 1 (active), 2 or 3. By masks, because the verifier would follow both sides of a branch for each generation.
+    s64 old = -(s64)(((youngest - gen) & (NR_GENERATIONS - 1)) > 1);
+    *inactive += sum & old;
+    *active += sum & ~old;
+  }
+  return enabled;
+}
+#else
+static __always_inline int read_generations(u64 info, s64 *inactive, s64 *active) { return 0; }
+#endif
+
+// Exact, synchronous under lru_lock, of this cgroup alone; memory.stat may be 2 s and 64 x CPUs pages behind. Returns whether the multi-gen LRU
+// is on: its sizes change before the tracepoint fires, those of the lists after.
+static __always_inline int read_lru(u64 memcg, s64 *inactive, s64 *active) {
+  u64 size[LRU_ZONE_SIZES];
+  s64 in = 0, ac = 0;
+  int generations = 0;
+  NO_UNROLL
+  for (int node = 0; node < NR_NODES; node++) {
+    u64 info = 0;
+    READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
+    if (!info || READ(size, info, OFF_PER_NODE_LRU_ZONE_SIZE)) continue;
+#pragma unroll
+    for (int zone = 0; zone < NR_ZONES_; zone++) {
+      in += size[zone * NR_LRU_LISTS + LRU_INACTIVE_FILE];
+      ac += size[zone * NR_LRU_LISTS + LRU_ACTIVE_FILE];
+    }
+    generations |= read_generations(info, &in, &ac);
+  }
+  *inactive = in;
+  *active = ac;
+  return generations;
+}
+
+// The whole machine, from the nodes' own counters: anon + file is what the kernel shows as usage of the root cgroup (v1), and what
+// the kubelet adds up itself (v2). Per-CPU remainders (at most 125 pages a CPU and counter) are folded in every second.
+static __always_inline void read_machine(u64 memcg, struct domain *d) {
+  s64 usage = 0, inactive = 0, active = 0, nodes = 0;
+  NO_UNROLL
+  for (int node = 0; node < NR_NODES; node++) {
+    u64 info = 0, pgdat = 0;
+    s64 v = 0;
+    READ(info, memcg, OFF_MEMCG_NODEINFO + 8 * node);
+    READ(pgdat, info, OFF_PER_NODE_PGDAT);
+    if (!pgdat) continue;
+    nodes++;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ANON_MAPPED_); usage += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_FILE_PAGES_); usage += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_INACTIVE_FILE_); inactive += v;
+    READ(v, pgdat, OFF_PGDAT_VM_STAT + 8 * NR_ACTIVE_FILE_); active += v;
+  }
+  if (!nodes) return;  // nothing could be read: the old numbers are better than none
+  d->usage = usage;
+  d->inactive_file = inactive;
+  d->active_file = active;
 }

@@ -12,13 +12,13 @@ struct killed {
   u32 sender;
   s32 si_code;
   u32 domain;
-  u32 gone;  // GONE: its end was told; UNTOLD: neither that nor its SIGKILL is to be, unless the OOM killer marks it
+  u32 gone;  // GONE: its end was reported; UNREPORTED: neither that nor its SIGKILL is to be, unless the OOM killer marks it
 };
 BPF_TABLE("lru_hash", u32, struct killed, killed, 4096);  // tgid -> its last SIGKILL
 #define GONE 1
-#define UNTOLD 2
+#define UNREPORTED 2
 
-// SIGKILLs that processes of one pod send: 100 a second are told, and 256 at once. For whoever is in no pod (a runtime that stops
+// SIGKILLs that processes of one pod send: 100 a second are reported, and 256 at once. For whoever is in no pod (a runtime that stops
 // one, outrace itself) it is the victims' pod that is counted for, and 4096 at once; for the kernel too, because a pod has it kill as
 // well: whoever is in a pid namespace when its init ends, who is traced by one that ends.
 #define KILL_NS 10000000ULL
@@ -109,7 +109,7 @@ static __always_inline void note_cache(struct oom_event *e) {
 }
 
 // Whether a SIGKILL is within the budget of who sent it.
-static __always_inline int may_tell(struct oom_event *e) {
+static __always_inline int within_budget(struct oom_event *e) {
   u32 from = e->si_code == 128 ? 0 : pod_of(bpf_get_current_task());
   struct domain *d = domain_at(from ? from : e->domain);
   if (!d) return 1;
@@ -120,7 +120,7 @@ static __always_inline int may_tell(struct oom_event *e) {
 // already exiting) there is none. SIGKILLs sent to watched pods by others are reported too: they only look like OOM kills.
 //
 // A process is killed once: what the kernel drops (to a zombie, to one that is dying already) is no kill. One process sent 28,000 such
-// signals a second to its dead child, more records than the hot process can read. Whom the kernel itself kills (si_code 128) is told at
+// signals a second to its dead child, more records than the hot process can read. Whom the kernel itself kills (si_code 128) is reported at
 // its first signal whatever became of that, and known beyond its budget too: a mark by the OOM killer may follow, which has none.
 int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if ((int)ctx->args[0] != 9) return 0;
@@ -141,11 +141,11 @@ int on_signal_generate(struct bpf_raw_tracepoint_args *ctx) {
   if (!e.domain && code != 128) return 0;
   fill_invoker(&e);
   e.ts_ns = bpf_ktime_get_ns();
-  int told = may_tell(&e);
-  if (!told && code != 128) return 0;
-  struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, told ? 0 : UNTOLD};
+  int reported = within_budget(&e);
+  if (!reported && code != 128) return 0;
+  struct killed k = {e.ts_ns, e.victim_cgroup, e.invoker_tgid, code, e.domain, reported ? 0 : UNREPORTED};
   killed.update(&tgid, &k);
-  if (told) send_kill(&e, COUNT_EMIT_KILL);
+  if (reported) send_kill(&e, COUNT_EMIT_KILL);
   return 0;
 }
 
@@ -180,7 +180,7 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
     e.domain = k->domain;
   }
 #endif
-  if (k && k->gone == UNTOLD) k->gone = 0;  // its end is told
+  if (k && k->gone == UNREPORTED) k->gone = 0;  // its end is reported
   // Somebody else's SIGKILL a moment ago makes it one that was exiting anyway, also if the sender is who allocates now.
   if (!k || k->si_code != 128 || k->sender != e.invoker_tgid || e.ts_ns - k->ts_ns > 100000000ULL) e.flags |= OOM_EXITING;
 
@@ -193,8 +193,8 @@ int on_mark_victim(struct bpf_raw_tracepoint_args *ctx) {
 }
 
 // A process leaves that nobody killed, with so many page tables: they come back late, and until then nobody needs to die for them. Not
-// where others use its memory too (a child of vfork). Until 6.14 it has none left here, and is not told.
-#define TABLES_TOLD (1 << 20)
+// where others use its memory too (a child of vfork). Until 6.14 it has none left here, and is not reported.
+#define TABLES_REPORTED (1 << 20)
 static __always_inline u64 late_tables(u64 task) {
   u64 mm = 0, tables = 0;
   u32 users = 0;
@@ -202,7 +202,7 @@ static __always_inline u64 late_tables(u64 task) {
   if (!mm) return 0;
   READ(tables, mm, OFF_MM_PGTABLES);
   READ(users, mm, OFF_MM_USERS);
-  if (tables < TABLES_TOLD || users != 1) return 0;
+  if (tables < TABLES_REPORTED || users != 1) return 0;
   struct domain *d = domain_at(pod_of(task));
   // Not the budget of kills, which its pod could use up so that others die for these tables.
   return d && afford(&d->exit_due, &d->exit_over, bpf_ktime_get_ns(), KILL_NS, KILL_BURST) ? tables : 0;
@@ -236,16 +236,16 @@ int on_process_exit(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// A task has to free memory before it may have any: the last stage before an OOM. Told once, when nobody had to for a second.
+// A task has to free memory before it may have any: the last stage before an OOM. Reported once, when nobody had to for a second.
 #define RECLAIM_QUIET_NS 1000000000ULL
 BPF_TABLE("lru_hash", u64, u64, reclaimed_at, 1024);  // memory cgroup at its limit, 0 for the machine -> last time
 
 static __always_inline void note_reclaim(struct oom_event *e) {
   e->ts_ns = bpf_ktime_get_ns();
   u64 id = e->oom_cgroup, *last = reclaimed_at.lookup(&id);
-  int told = last && e->ts_ns - *last < RECLAIM_QUIET_NS;
+  int again = last && e->ts_ns - *last < RECLAIM_QUIET_NS;
   reclaimed_at.update(&id, &e->ts_ns);
-  if (told) return;
+  if (again) return;
   struct domain *d = domain_at(pod_of(bpf_get_current_task()));  // it may have any number of cgroups
   if (d && !afford(&d->reclaim_due, &d->reclaim_over, e->ts_ns, RECLAIM_NS, RECLAIM_BURST)) return;
   e->kind = OOM_RECLAIM;

@@ -3,7 +3,7 @@
 
 BPF_RINGBUF_OUTPUT(procs, 64);  // pages: 256 KiB, about 5,400 records
 
-// Of one pod: 500 a second are told one by one, and 1000 at once (a container that starts). Whoever reads them looks at
+// Of one pod: 500 a second are reported one by one, and 1000 at once (a container that starts). Whoever reads them looks at
 // all processes of a pod that has more.
 #define PROC_NS 2000000ULL
 #define PROC_BURST 1000

@@ -41,7 +41,7 @@ struct domain {
   u64 css;                       // its cgroup_subsys_state, good only while its cgroup id is still this one's
 
   // Records that its processes may cause, each kind by a budget of its own (afford() in memcg.h): when the next one is
-  // due at a steady pace, and how many were not told because they came faster.
+  // due at a steady pace, and how many were not reported because they came faster.
   u64 step_due, step_over;
   u64 kill_due, kill_over;
   u64 proc_due, proc_over;
@@ -82,7 +82,7 @@ struct eviction {
   u64 kill_at_ns;     // the end of its grace
   u64 killed_ns;
   u64 held;           // bytes of its working set before
-  u64 told;           // 1: the decision was told
+  u64 reported;       // 1: the decision was reported
   u64 sender;         // pid of the hot process, which need not be woken for a signal that it sends itself
   u64 unheard;        // 1: there are records in `kills` that nobody was woken up for
 };

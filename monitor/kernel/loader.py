@@ -31,7 +31,7 @@ from monitor.kernel.instances import instance_directory as instance_directory
 from monitor.kernel.instances import state_directory as state_directory
 from monitor.kernel.offsets import defines
 
-SOURCES = ("wire.h", "memcg.h", "pressure.c", "stats.c", "charges.c", "oom.c", "procs.c")
+SOURCES = ("wire.h", "memcg.h", "pressure.c", "sweep.c", "stats.c", "charges.c", "oom.c", "procs.c")
 #: Compiled for one hook only, with a definition of its own.
 _OF_HOOK = {
     pins.TRACEPOINT: ("stats.c", "HOOK_MEMCG_TRACEPOINT"),

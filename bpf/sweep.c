@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Programs that user space runs itself (BPF_PROG_RUN; monitor/kernel/sweeping.py): the walk over all memory cgroups that makes every sum exact,
+// and reading usage anew where no event says that it moved.
+
+// Before a sweep: args[0] = first domain, args[1] = its number, args[2] = end, args[3] = 1 if the sums kept so far are not to be compared with until
+// it is over (nobody kept them while the programs were detached). A domain that is added later has no part in it. Returns the next domain, 0 at the end.
+int begin(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[2];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    if (ctx->args[3] && !(d->flags & DOMAIN_MACHINE)) d->synced = 0;
+    d->shadow_inactive = 0;
+    d->shadow_active = 0;
+    d->shadow_sweep = ctx->args[1];
+    index++;
+  }
+  return index;
+}
+
+static __always_inline u64 root_css(void) {
+  u64 root = 0, css = 0;
+  READ(root, cgroup_of(task_css(bpf_get_current_task())), OFF_CGROUP_ROOT);
+  READ(css, root, OFF_CGROUP_ROOT_CGRP + OFF_CGROUP_SUBSYS + 8 * MEMORY_CGRP_ID);
+  return css;
+}
+
+// One stretch of a walk over all memory cgroups, also the dying ones that still hold page cache. Run by user space (BPF_PROG_RUN),
+// args[0] = sweep number, args[1] = 1 to begin. Returns 0 when there is more to do, 1 at the end, 2 if where it paused is gone: begin again,
+// with the same number.
+int sweep(struct bpf_raw_tracepoint_args *ctx) {
+  u32 zero = 0;
+  struct sweep *s = sweeps.lookup(&zero);
+  if (!s) return 1;
+  if (ctx->args[1]) {
+    s->root = s->css = root_css();
+    s->up = 0;
+    s->number = ctx->args[0];
+  } else if (!s->css || cgroup_id_of(s->css) != s->id) {
+    count(COUNT_SWEEP_RESTARTED);
+    return 2;
+  }
+
+  NO_UNROLL
+  for (int n = 0; n < SWEEP_CHUNK; n++) {
+    u64 css = s->css, at = 0;
+    if (!s->up) {
+      evaluate(css - OFF_MEMCG_CSS, 1, 0, s->number, 0, 0, 0);
+      count(COUNT_SWEPT);
+      READ(at, css, OFF_CSS_CHILDREN);
+      if (at && at != css + OFF_CSS_CHILDREN) {
+        s->css = at - OFF_CSS_SIBLING;  // pre-order: the first child
+        continue;
+      }
+    }
+    // else the next sibling, or one level up; a turn each, because the tree may be of any depth
+    if (css == s->root) {
+      s->css = 0;
+      return 1;
+    }
+    u64 parent = css_parent(css);
+    READ(at, css, OFF_CSS_SIBLING);
+    if (!parent || !at) {
+      count(COUNT_SWEEP_RESTARTED);
+      return 2;  // it was freed under our feet
+    }
+    s->up = at == parent + OFF_CSS_CHILDREN;
+    s->css = s->up ? parent : at - OFF_CSS_SIBLING;
+  }
+  s->id = cgroup_id_of(s->css);
+  return 0;
+}
+
+// Take the swept sums over: args[0] = first domain, args[1] = sweep number. Adding the difference (rather than storing the sum) keeps
+// every change that happened since, because changes go to both. Returns the next domain, or 0 when args[2] (end) is reached.
+//
+// A domain in which no memory cgroup was found, its own neither, stays unknown: it lies deeper than these programs look, or is gone.
+int commit(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[2];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    if (d->cgroup_id && d->shadow_sweep == ctx->args[1] && (d->css || (d->flags & DOMAIN_MACHINE))) {
+      if (!(d->flags & DOMAIN_MACHINE)) {
+        s64 fix_inactive = d->shadow_inactive - d->inactive_file;
+        s64 fix_active = d->shadow_active - d->active_file;
+        if (fix_inactive) lock_xadd(&d->inactive_file, fix_inactive);
+        if (fix_active) lock_xadd(&d->active_file, fix_active);
+      }
+      if (!d->synced) {
+        s64 ws = (s64)d->usage - d->inactive_file;
+        d->reported = ws < 0 ? 0 : ws;
+      }
+      d->synced = ctx->args[1];
+    }
+    index++;
+  }
+  return index;
+}
+
+// The machine's own counters, anew, in the entry args[0].
+int touch(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0];
+  struct domain *d = domains.lookup(&index);
+  if (d && d->flags & DOMAIN_MACHINE) read_machine(root_css() - OFF_MEMCG_CSS, d);
+  return 0;
+}
+
+// Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process
+// frees a lot, is followed by no event. Returns the next domain, or 0 at the end.
+int reread(struct bpf_raw_tracepoint_args *ctx) {
+  u32 index = ctx->args[0], end = ctx->args[1];
+  NO_UNROLL
+  for (int n = 0; n < COMMIT_CHUNK; n++) {
+    COUNTS_UP(n);
+    if (index >= end) return 0;
+    struct domain *d = domains.lookup(&index);
+    if (!d) return 0;
+    u64 css = known_css(d), usage = 0;
+    if (css) {
+      READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+      d->usage = usage;
+    }
+    index++;
+  }
+  return index;
+}
