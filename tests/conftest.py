@@ -3,8 +3,6 @@
 And what no test may leave behind: programs pinned under bpffs, which stay attached until somebody unloads them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Small real file systems for tests, unmounted and removed afterwards."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Cgroups with every limit that this kernel knows, and trees of files that look like cgroups of another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from monitor.kernel.limits import EVERYTHING, Limits

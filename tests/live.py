@@ -1,7 +1,5 @@
 """What the tests of the live kernel share: pinned programs loaded once, the daemon on them, waiting."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Instances of pins (`monitor.kernel.instances`) as far as directories go, in a root of the test's own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that does as it is told, and a memory cgroup to put it in: for tests of the live kernel."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -3,8 +3,6 @@
 A real filter of the kernel: `python tests/seccomp.py ERRNO COMMAND...` puts it on itself and becomes the command.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """The programs of the live kernel, compiled and pinned once for a whole test run."""
 
-from __future__ import annotations
-
 import atexit
 import subprocess
 import sys

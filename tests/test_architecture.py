@@ -5,8 +5,6 @@ Otherwise it says what connects the two: ``(by `word`)`` is a name that both fil
 ``(wired in `file`)`` has both of them; ``(from N)`` goes on from an earlier step.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

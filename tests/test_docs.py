@@ -1,7 +1,5 @@
 """What the documents and comments name is there: files, test functions, other documents and their headings."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What others write is read within limits: aliases, depth, size, keys given twice, numbers without an end."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """The frame around everything: the command, its exit codes, how data is printed, the doctor, set-up, packaging."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Which part may import which: no import goes upwards or across, the policy is pure, and bcc stays in the loader."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

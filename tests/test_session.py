@@ -1,7 +1,5 @@
 """What the tests' own conftest promises: whoever leaves programs pinned has failed, and is named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

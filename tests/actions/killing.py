@@ -1,7 +1,5 @@
 """A pod made ready to be killed, and an eviction followed to its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from monitor.actions.evict import Eviction

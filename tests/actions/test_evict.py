@@ -1,7 +1,5 @@
 """Killing real pods: everybody in them, nobody else, however they fork, and nobody twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

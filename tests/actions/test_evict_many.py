@@ -1,7 +1,5 @@
 """Pods with more processes than descriptors are kept for, that fork while they are killed, in cgroups of any depth."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

@@ -1,7 +1,5 @@
 """oom_score_adj: the values themselves, and real processes in real cgroups."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The kernel's process connector: real forks and execs, and refusals with their remedy."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -1,7 +1,5 @@
 """process_mrelease on real processes: living, dying but unable to run, and gone."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

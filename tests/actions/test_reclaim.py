@@ -1,7 +1,5 @@
 """Clean-up commands: real ones, run to their end, killed with their children, never run when only observing."""
 
-from __future__ import annotations
-
 import os
 import queue
 import sys

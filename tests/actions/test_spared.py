@@ -1,7 +1,5 @@
 """Who is in the cgroup of an evicted pod by somebody's mistake: process 1, the monitor and its kin, the kernel's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What an eviction leaves in the state directory."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Incidents as `outrace incidents show -o json` gives them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _COMMON: dict[str, Any] = {

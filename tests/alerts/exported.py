@@ -1,7 +1,5 @@
 """Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The real receivers on loopback: Alertmanager and Prometheus as Debian packages them, and a webhook of our own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Pushed alerts at a real Alertmanager."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Which alerts an incident or the present state gives; URLs; what is sent."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

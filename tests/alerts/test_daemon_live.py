@@ -1,7 +1,5 @@
 """A real OOM kill in a cgroup, a real daemon, a real Alertmanager and Prometheus: from the kernel to the alert."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

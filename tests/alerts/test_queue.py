@@ -1,7 +1,5 @@
 """The queue of one receiver: what is delivered, when, and that a restart changes nothing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rule file, dashboard, example configurations and runbooks: that they fit each other and what we export."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The other way: a counter on a /metrics page, a real Prometheus with our rule file, a real Alertmanager."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

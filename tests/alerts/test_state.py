@@ -1,7 +1,5 @@
 """The state file of the alert receivers: what a restart, a kill, a full or hanging disk and garbage make of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """30 pods OOM-killed as fast as the machine can: every one of them is an alert, and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

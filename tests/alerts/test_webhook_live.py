@@ -1,7 +1,5 @@
 """Webhooks: a real HTTP server process takes what is sent, or does not."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """A small node made of real cgroups for `outrace explain`, and its answers: what test_explain_*_cli.py share."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -2,8 +2,6 @@
 print, what must hold, that nothing is left behind. How fast anything was is not asserted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

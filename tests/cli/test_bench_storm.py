@@ -1,7 +1,5 @@
 """`outrace bench storm` on the live kernel, for seconds instead of minutes: what it prints, and that nobody loses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrace config show|check|translate` as commands: real files, real file systems, real exit codes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

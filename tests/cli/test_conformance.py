@@ -1,7 +1,5 @@
 """`outrace conformance` as a user runs it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

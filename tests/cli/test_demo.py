@@ -1,7 +1,5 @@
 """`outrace demo` as a user runs it: who wins, and that nothing is left however it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """`outrace explain POD` on limits of its memory cgroups and on swap: what each has to do with eviction."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

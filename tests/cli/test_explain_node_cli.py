@@ -1,7 +1,5 @@
 """`outrace explain` on the node as a whole: its thresholds, who would go now, the daemon's figures, and mistakes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

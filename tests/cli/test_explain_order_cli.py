@@ -1,7 +1,5 @@
 """`outrace explain` on the order of all pods: by memory, processes and disk, and by the rules of each era."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

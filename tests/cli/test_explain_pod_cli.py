@@ -1,7 +1,5 @@
 """`outrace explain POD`: why it would be next or not, what would change that, and its OOM scores, wanted and real."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

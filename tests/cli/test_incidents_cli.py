@@ -1,7 +1,5 @@
 """`outrace incidents` as it is called: tables, text, JSON, exit codes, on stores as the daemon leaves them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Which state dir an instance of pins belongs to, what `outrace unload` leaves alone, and what the loader imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

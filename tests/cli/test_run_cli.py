@@ -1,7 +1,5 @@
 """`outrace run` on machines that lack something: each lack is simulated in a mount namespace of its own, for real."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

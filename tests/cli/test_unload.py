@@ -1,7 +1,5 @@
 """`outrace unload` removes everything that was pinned, and nothing that is in use."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A disk watch over file systems of its own."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Runs the real side process the way the hot process does, with the test as the hot end of the channel."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.client
 import json

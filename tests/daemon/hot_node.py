@@ -1,7 +1,5 @@
 """A lab node of the live kernel for the daemon, and what the tests of the hot process ask of the two: test_hot_*.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Objects of the hot process with stand-ins for what they read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

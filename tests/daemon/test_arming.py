@@ -1,7 +1,5 @@
 """Attaching by headroom: in time, not longer than needed, and really."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The capacity is what it is now: limits and the machine's memory change under a daemon that runs for months."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The channel: what does not fit is refused by its sender, and what is no message ends no receiver."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

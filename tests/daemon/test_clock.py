@@ -1,7 +1,5 @@
 """When the wall clock is set, or the machine was asleep, the record says from when on."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The configuration: what is accepted, what is refused and in which words, and where each value came from."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever is written as an option or into a file: a configuration, or one line that says what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

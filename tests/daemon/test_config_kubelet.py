@@ -1,7 +1,5 @@
 """A KubeletConfiguration and its drop-ins: read as they are, refused by name, merged as the kubelet merges them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

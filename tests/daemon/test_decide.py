@@ -3,8 +3,6 @@
 Whole streams of passes, with everything that may come between them, are in tests/replay/test_passes.py.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The disk watch over real file systems: thresholds, orders, and what measuring takes."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The disk watch: process ids, limits of local storage, clean-up, and what goes wrong."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from dataclasses import replace

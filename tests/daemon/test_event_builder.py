@@ -1,7 +1,5 @@
 """From messages to episodes: what is no business of this node, what was over when read, what comes late."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Following real pods to their end, with stand-ins for the counters and the pods that are known."""
 
-from __future__ import annotations
-
 import select
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Every call that it makes through Python, with every errno that it may give, in t
 (tests/faulty/sitecustomize.py makes them fail there). Real limits of descriptors beside them.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

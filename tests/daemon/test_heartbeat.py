@@ -1,7 +1,5 @@
 """When a side hangs, and when it only has to wait: real processes in the states that tell them apart."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """The brake on evictions on the live kernel: nobody dies for what no eviction can relieve."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

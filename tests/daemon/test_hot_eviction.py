@@ -1,7 +1,5 @@
 """The daemon on a lab node of the live kernel: who is evicted, who is not, and what is said about it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Who is killed by a real daemon where somebody pretends: the pod that is one, and nobody else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """After a victim's last process is gone its memory may still be coming back: nobody else dies for that."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The daemon's two processes on a lab node: stopped, killed, ended, a second daemon, and what is lost meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

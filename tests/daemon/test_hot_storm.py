@@ -1,7 +1,5 @@
 """Whoever makes as many events as it can does not keep the hot process from what it is for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

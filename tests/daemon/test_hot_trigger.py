@@ -1,7 +1,5 @@
 """The trigger in the kernel on a lab node: whom it signals in its own charge, and whom it never does."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What waits to be judged: the newest version of each episode, and the last word of every one."""
 
-from __future__ import annotations
-
 import errno
 import json
 import threading

@@ -1,7 +1,5 @@
 """Second witnesses: what a cgroup had counted before is not news, and where the log says that it was."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

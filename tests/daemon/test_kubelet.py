@@ -1,7 +1,5 @@
 """A pod that its runtime stops: nothing without pressure, under pressure an eviction by the kubelet."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

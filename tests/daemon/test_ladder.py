@@ -1,7 +1,5 @@
 """The rungs without BPF on the live kernel: races won, kills told of, and how the daemon comes to stand on one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

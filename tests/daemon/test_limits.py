@@ -1,7 +1,5 @@
 """A daemon on a lab node whose pods have limits: what `outrace top` and /metrics say of them, on either hierarchy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was dropped on the way to the side: counted by what it tells, and a mark of an incident only if that matters."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

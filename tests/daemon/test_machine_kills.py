@@ -1,7 +1,5 @@
 """OOM kills outside the cgroup that is the node: counted, told of once a second, never one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

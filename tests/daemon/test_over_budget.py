@@ -1,7 +1,5 @@
 """Pods that cause more than the programs tell of one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -3,8 +3,6 @@
 On the live kernel: test_hot_patience.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -3,8 +3,6 @@
 And PSI and memory.events of v2 ring.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """A look without BPF: what is read again before it is believed, and when a crossing is said to have happened."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What `outrace doctor` says and what `outrace run` does on the same state dir: the rung taken, and its bound."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

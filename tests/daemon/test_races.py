@@ -1,7 +1,5 @@
 """The side's part in races, on the live kernel: names, forecasts, the kernel's likely victim, a damaged store."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

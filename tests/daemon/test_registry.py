@@ -1,7 +1,5 @@
 """The pods in eviction order, on the real table of watched cgroups: after any history the order is the policy's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Of every OOM kill once: through a step down the hook ladder, without BPF, while nobody runs, and with BPF again."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

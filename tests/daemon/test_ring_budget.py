@@ -1,7 +1,5 @@
 """A share of the time, for what has to stand back."""
 
-from __future__ import annotations
-
 from monitor.hot.ring_budget import SAVED_NS, SHARE, Ration
 
 MS = 1_000_000

@@ -1,7 +1,5 @@
 """`outrace run` refuses bad input with one line and the documented exit code, before it touches the kernel."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """oom_score_adj as a daemon with every capability really writes it: read back from the processes."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

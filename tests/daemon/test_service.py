@@ -1,7 +1,5 @@
 """What the service manager is told: a real datagram socket stands for systemd's."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The real side process asked over HTTP: is it ready and alive, its metrics and its summary."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The real side process and the pods: which ones it tells the hot process of, and what it does to their processes."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """The real side process as such: messages it cannot use, how it ends, why it does not start, and what it loads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What the real side process writes down: decisions and evictions, in its log and its state directory, if full too."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """How the hot loop waits: for descriptors, for a moment, and both while somebody takes memory."""
 
-from __future__ import annotations
-
 import os
 import select
 import time

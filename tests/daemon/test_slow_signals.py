@@ -1,7 +1,5 @@
 """The daemon on signals other than memory: real disks, process ids, limits of local storage; and on older policies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -2,8 +2,6 @@
 the side had not stored yet.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

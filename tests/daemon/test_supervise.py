@@ -1,7 +1,5 @@
 """The side process as the hot one starts, loses and ends it."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

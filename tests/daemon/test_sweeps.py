@@ -1,7 +1,5 @@
 """The daemon with more cgroups than one turn of its loop counts, and with cgroups deeper than its programs look."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

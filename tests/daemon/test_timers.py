@@ -1,7 +1,5 @@
 """The table of timers with a clock that the test sets, the turn of the loop, and the life cycle."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

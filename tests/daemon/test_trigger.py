@@ -1,7 +1,5 @@
 """Who would be killed next, kept ready: real pods, in a registry that stands in for the real one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

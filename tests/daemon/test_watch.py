@@ -1,7 +1,5 @@
 """The domains with thresholds: their capacity, their ceilings, and when the kernel says that one is crossed."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ SIGUSR1 has it read the plan, a JSON file named in OUTRACE_FAULT: ``call`` (a na
 Only Python's own calls can be reached like this; those of libbpf cannot.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import json

@@ -1,7 +1,5 @@
 """What the kernel announces without BPF: timers, PSI, memory.events, usage thresholds; all on one raw epoll."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

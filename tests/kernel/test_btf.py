@@ -1,7 +1,5 @@
 """The BTF reader: against the running kernel, against bpftool's view where there is one, and against BTF made here."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """What processes of a pod can make the programs write, and how long reading it may take: both have an end."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Cgroup files: a literal tree where the layout of v2 matters, real child cgroups where the kernel does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

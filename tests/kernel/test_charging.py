@@ -1,7 +1,5 @@
 """The hooks that tell of charges: what this kernel offers, what each of them sees, and how often it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Disks and process ids, on real file systems: small tmpfs, ext4 in a file, an overlay."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

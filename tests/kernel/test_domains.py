@@ -1,7 +1,5 @@
 """The figures of the domain table are the kernel's own, whatever happens to pages and cgroups."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Page cache under the multi-gen LRU: told apart as memory.stat does, to the page, also while the switch is turned."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Header trees: literal ones of each distribution's layout, and the real one compiled against by BCC."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whose pins are: who uses an instance, when its state dir is gone for certain, and that strays are removed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

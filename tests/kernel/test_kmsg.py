@@ -1,7 +1,5 @@
 """The kernel's log as a second witness of OOM kills."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

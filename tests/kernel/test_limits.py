@@ -1,7 +1,5 @@
 """Limits and swap of a memory cgroup: from the files of either version, of real cgroups, and when one goes."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pins: loaded once, used again, replaced as a whole, never left in halves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

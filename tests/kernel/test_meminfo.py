@@ -1,7 +1,5 @@
 """What the kernel says of its memory, beside the counters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mounting for real, inside a mount namespace of the test's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

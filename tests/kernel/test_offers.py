@@ -3,8 +3,6 @@
 For `outrace run` and `outrace doctor` alike.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real OOM kills in child cgroups: who was killed, by whom, at whose limit; and the kills that only look like one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What the OOM killer chooses among, held against what the kernel itself says of the same processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

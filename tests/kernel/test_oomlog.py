@@ -1,7 +1,5 @@
 """OOM kills put together from the kernel's log: every fact it has, and the names of those it has not."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Opening what is pinned: rings that deliver, programs that run, links that attach and let go."""
 
-from __future__ import annotations
-
 import os
 import select
 from pathlib import Path

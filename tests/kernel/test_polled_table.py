@@ -1,7 +1,5 @@
 """The table filled from files says what the files say, cgroup by cgroup, and of the machine what the kernel counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Crossings on the live kernel: each one reported once, none missed, none made up, and what is lost is counted."""
 
-from __future__ import annotations
-
 import os
 import select
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Who wants a CPU, of real processes."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Every error of the kernel's has a remedy, also the rare ones: of attaching, of pins, of the log."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """The hook ladder as data: which rungs a machine offers, why not the others, and what each can promise."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Protection against the pressure we watch, applied for real in child processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """More memory cgroups than anybody has: the working set stays right, and nobody waits for a sweep."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

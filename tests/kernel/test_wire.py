@@ -1,7 +1,5 @@
 """The structs that BPF writes and Python reads are the same bytes: the header against the decoder, and real records."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The lab's daemon: what it says when it does not start, and what it leaves behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

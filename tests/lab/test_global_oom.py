@@ -1,7 +1,5 @@
 """All memory of a machine is taken, for real: only in a guest of 512 MiB that may be lost (`make test-vm`)."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Lockdown cannot be taken back, so these are the last tests of their guest, in th
 a test that failed: that one is to have its second try.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

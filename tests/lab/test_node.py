@@ -1,7 +1,5 @@
 """The lab node on the live kernel: what it makes, what its hogs do, and that it disappears however its owner ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

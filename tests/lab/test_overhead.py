@@ -1,7 +1,5 @@
 """`outrace bench overhead` on the live kernel: what it prints, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

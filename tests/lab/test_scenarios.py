@@ -1,7 +1,5 @@
 """Every scenario once, on the real kernel: the final incident, the counters and `incidents show` tell the truth."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Everyday load for a moment: nothing to say about it. (For an hour: `outrace bench soak`.)"""
 
-from __future__ import annotations
-
 import json
 import shutil
 import urllib.request

@@ -1,7 +1,5 @@
 """Swap in use, for real: only in a guest that may be lost, where a file may be made swap (`make test-vm`)."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

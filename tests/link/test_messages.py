@@ -1,7 +1,5 @@
 """Every message: the same after its packet, refused when a field is missing or wrong, and described in the docs."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Mapping, Sequence

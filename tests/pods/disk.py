@@ -1,7 +1,5 @@
 """Directories of pods on a disk of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

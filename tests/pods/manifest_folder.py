@@ -1,7 +1,5 @@
 """A folder of manifests and a tree of cgroups."""
 
-from __future__ import annotations
-
 import json
 import select
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which cgroups can be a pod's: below the node, one pod's alone, without outrace in it; and files that are none."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The kubepods tree: the path parser, both drivers on v1 and v2 layouts, and pods made of cgroups alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

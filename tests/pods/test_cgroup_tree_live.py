@@ -1,7 +1,5 @@
 """Pods made of cgroups on the live kernel: they come, change and go."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -1,7 +1,5 @@
 """What an annotation may not name: what the machine runs on, and another's pod. The other manifests stay in force."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A directory named kubepods is the kubelet's only where root alone can have made it, and where it is to be."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

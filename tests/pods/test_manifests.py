@@ -1,7 +1,5 @@
 """Pods from manifests: what is found, what is refused and how that is said."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

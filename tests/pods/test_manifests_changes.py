@@ -1,7 +1,5 @@
 """Pods from manifests that come, change and go, and any input whatever."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Manifests say who is killed: they are read only where root alone can have written them, as the state directory is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

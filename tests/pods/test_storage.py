@@ -1,7 +1,5 @@
 """What a pod takes: real directories, real processes in real cgroups, a real container root on an overlay."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

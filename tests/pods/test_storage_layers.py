@@ -1,7 +1,5 @@
 """The writable layer of a container: a real container root on an overlay."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

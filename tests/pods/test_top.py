@@ -1,7 +1,5 @@
 """`outrace top` on real cgroups: its figures, where they come from, its options, and the live view on a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

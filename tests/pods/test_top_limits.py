@@ -1,7 +1,5 @@
 """Limits and swap in `outrace top`: as JSON from real cgroups, and the columns that appear where somebody has one."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

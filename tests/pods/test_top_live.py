@@ -1,7 +1,5 @@
 """`outrace top` without --once: frame after frame, until it is told to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Pods known by their cgroups alone: what is not known is never taken for 0, and who may be critical is critical."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A small node for `outrace top`, and how it is called."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Small pods and Summary API answers for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from monitor.policy.pods import Pod, pod_from_object

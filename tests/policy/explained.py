@@ -1,7 +1,5 @@
 """Pods ranked, for tests of explanations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from monitor.policy.layout import SINGLE_DISK, DiskLayout

@@ -1,7 +1,5 @@
 """`outrace bench policy` in small: what it measures and prints. How fast anything was is not asserted."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

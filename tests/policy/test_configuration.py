@@ -1,7 +1,5 @@
 """Which settings are in force and where each came from: defaults, file, drop-ins, what was said to outrace, copies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts of disks: the overlay for the container file system; limits of local storage."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

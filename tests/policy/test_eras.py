@@ -1,7 +1,5 @@
 """The policies of older releases, by the rules and examples of the guides that describe them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The brake on evictions that do not help: laws, and the cases that the rule was chosen by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Candidates kept in order while they move: the same order as sorting them all."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

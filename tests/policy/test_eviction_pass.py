@@ -1,7 +1,5 @@
 """The pass of the daemon: the grace it gives, and what it is sure to decide."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

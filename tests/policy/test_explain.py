@@ -1,7 +1,5 @@
 """The comparisons in words: two pods, and what decides between them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

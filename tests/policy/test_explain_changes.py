@@ -1,7 +1,5 @@
 """What would have to change for a pod to be passed over, and why a pod is what it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

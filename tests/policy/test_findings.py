@@ -1,7 +1,5 @@
 """What is allowed in a configuration and bites: each finding where it belongs, and nowhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

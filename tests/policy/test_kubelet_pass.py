@@ -1,7 +1,5 @@
 """Whole passes on answers of the Summary API: the rules one by one, and their laws."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The node seen from outside: admission, taints, reservations, the kernel notification, and reading its stats."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of waiting for memory that is coming back."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What is worked out once per pod: kept beside it, and gone with it. The pod itself is really frozen."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 

@@ -1,7 +1,5 @@
 """Reading pods, their requests, and what follows from them: classes, scores, messages."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantities: laws, refusals, and the corners the recorded cases do not show."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of victims for memory."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

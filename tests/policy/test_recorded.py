@@ -1,7 +1,5 @@
 """The policy against recorded answers of a real kubelet (see tests/data/policy/README.md)."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The pass: its laws over arbitrary time lines, and the rules one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Thresholds, durations and percentages."""
 
-from __future__ import annotations
-
 import math
 import struct
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Old kubelet flags to a KubeletConfiguration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

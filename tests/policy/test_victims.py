@@ -1,7 +1,5 @@
 """The order of eviction for every signal and layout of disks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small episodes for tests: a node of 1000 MiB with a hard threshold of 100 MiB, three pods, one of which grows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

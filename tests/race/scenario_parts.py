@@ -1,7 +1,5 @@
 """What the scenarios are made of, and those whose record has gaps or in which outrace only observed."""
 
-from __future__ import annotations
-
 from monitor.race.events import End, Event, Lost
 from tests.race.builders import (
     MI,

@@ -1,7 +1,5 @@
 """One episode per verdict and flag, with the truth known."""
 
-from __future__ import annotations
-
 from monitor.race.events import End, Event, Lost
 from monitor.race.incident import Incident
 from monitor.race.verdict import verdict

@@ -1,7 +1,5 @@
 """Any stream of events: every kind with every field, few pods, pids and domains so that they meet."""
 
-from __future__ import annotations
-
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The threshold that would have won, from how fast memory was taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernel's arithmetic, with numbers worked out by hand from mm/oom_kill.c."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Evictions that page cache was behind: the formula counts active pages as used, the kernel can give them back."""
 
-from __future__ import annotations
-
 from monitor.race.verdict import verdict
 from tests.race.builders import MI, clear, crossing, decided, gone, growing, one, ranked, sample, signalled, watched
 

@@ -1,7 +1,5 @@
 """Incidents are told in Unix time by the wall clock as it was when they began."""
 
-from __future__ import annotations
-
 from monitor.race.episode import State, feed, ongoing
 from monitor.race.events import Clock, End
 from monitor.race.incident import timestamp

@@ -1,7 +1,5 @@
 """Marks that the kernel's log and the victim's own counter confirm or deny."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitor.race.events import Checked, End, Event

@@ -1,7 +1,5 @@
 """Kills that were only counted: nobody saw who was killed, or at whose limit."""
 
-from __future__ import annotations
-
 from monitor.race.events import Lost
 from monitor.race.verdict import verdict
 from tests.race.builders import mark, ms, one, ranked, sample, watched

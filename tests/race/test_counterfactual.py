@@ -1,7 +1,5 @@
 """What a kubelet would have done: known answers, and the laws of headroom and time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """When episodes begin and end, and what belongs to them."""
 
-from __future__ import annotations
-
 from monitor.race.episode import Bounds, State, feed, ongoing
 from monitor.race.events import End, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
 from monitor.race.verdict import verdict

@@ -1,7 +1,5 @@
 """Forecasts: exact on straight lines, not moved by a wild point, honest about what they do not know."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What a kill is judged by: which evictions still stand, whether they held enough, which marks are kills at all."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitor.race.episode import Episode, State, feed, ongoing

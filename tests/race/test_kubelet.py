@@ -1,7 +1,5 @@
 """A kubelet's evictions, known only by what its runtime does to a pod: SIGKILL under pressure, and then nobody left."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

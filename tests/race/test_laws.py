@@ -1,7 +1,5 @@
 """What holds for any stream of events whatever."""
 
-from __future__ import annotations
-
 import json
 import random
 

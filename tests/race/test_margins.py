@@ -1,7 +1,5 @@
 """Margins, ranks, advice and the timeline of the episodes of which the verdict is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitor.race.episode import Episode

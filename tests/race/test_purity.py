@@ -1,7 +1,5 @@
 """This part sees no clock, no file, no chance: the same record gives the same verdict, always."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One episode per verdict and flag, with the truth known; and the laws every verdict keeps."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitor.race.incident import FLAGS, VERDICTS

@@ -1,7 +1,5 @@
 """What a recording keeps of a `decision` message, and a replay makes again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

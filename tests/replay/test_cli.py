@@ -1,7 +1,5 @@
 """`outrace replay` as it is called: what it prints, and how it ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ machine the monitor was late, and a second pod was evicted too.) After a change 
 what `outrace replay -o json` prints: outrace replay FILE.rec -o json >FILE.json, and look at the difference.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

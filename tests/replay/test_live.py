@@ -1,7 +1,5 @@
 """Real races, recorded by a real daemon: the replay says what the daemon said, byte for byte."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

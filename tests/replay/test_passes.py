@@ -3,8 +3,6 @@
 What needs a kernel (counters, signals) is stood in for, so that time and memory can be anything.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import types

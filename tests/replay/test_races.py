@@ -1,7 +1,5 @@
 """Events of races through a recording: the reducer ends where it ended live, also from a state in the middle."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

@@ -1,7 +1,5 @@
 """The file of a recording: what goes in comes out, and of a damaged one all that stands before the damage."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Three incidents as the daemon makes them, written by hand; tests change what they need."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 from typing import Any

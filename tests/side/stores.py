@@ -1,7 +1,5 @@
 """Incident stores for tests, and disks for them."""
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """The HTTP server on a real socket: keep-alive, wrong requests, failing routes, clients that mean no good."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

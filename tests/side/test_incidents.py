@@ -1,7 +1,5 @@
 """The incident store on real files: what goes in comes out, and its size is bounded."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

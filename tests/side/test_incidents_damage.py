@@ -1,7 +1,5 @@
 """The incident store with files of other versions and damaged ones."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """The incident store when it is killed, the disk is full, others hold the file, or it must not be written to."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

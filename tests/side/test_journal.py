@@ -1,7 +1,5 @@
 """Entries of the journal, asked of a real journald, in a mount namespace of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Metrics about limits and swap, on trees of cgroup v2 files: this machine may have neither v2 nor swap."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Log lines: readable back, one line whatever is in them, and the journal's prefix only under the journal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

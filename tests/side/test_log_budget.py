@@ -1,7 +1,5 @@
 """Log lines that a pod can cause any number of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from monitor.side.export.log_budget import _MOST, BURST, INTERVAL_NS, LogBudget

@@ -1,7 +1,5 @@
 """The bounded queue: order, drops, retries, and an end in finite time."""
 
-from __future__ import annotations
-
 import errno
 import threading
 

@@ -1,7 +1,5 @@
 """What failed and then passed is flaky: named, counted, and forgiven to the tests in tests/flaky.toml alone."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What becomes of a real QEMU that hangs, fails, or is interrupted; and of a whole guest where an image is there."""
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

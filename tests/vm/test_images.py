@@ -1,7 +1,5 @@
 """The parts of `make test-vm` that need no guest: boot records, what goes in and comes out, choices, the matrix."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import shutil

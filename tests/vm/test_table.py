@@ -1,7 +1,5 @@
 """README's table of kernels: what the last whole run of `make test-vm` found, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

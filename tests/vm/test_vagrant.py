@@ -1,7 +1,5 @@
 """What is left of a machine of `make test-vagrant` that came to a bad end. Vagrant itself is a stand-in here."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

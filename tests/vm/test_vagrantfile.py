@@ -1,7 +1,5 @@
 """vagrant/Vagrantfile, as far as it can be read without a machine: syntax, providers, the machines and their boxes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
