@@ -28,14 +28,10 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many up to it), the last one "+Inf"."""
+    def shown(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper bound, how many up to it), the last one "+Inf"; the sum of all values."""
         names = [*(f"{bound:g}" if bound < 1 else str(bound) for bound in self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
-
-    @property
-    def sum(self) -> float:
-        return self._sum
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum
 
 
 class Tally:
