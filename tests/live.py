@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from monitor.kernel import cgroupfs, instances, loader, refused_hooks
+from monitor.kernel import cgroupfs, charging, instances, loader
 from monitor.kernel.domains import DomainTable, Reading
 from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
 from monitor.kernel.rungs import NAMES
@@ -55,8 +55,8 @@ def lend_pins(state: Path) -> None:
     with Watching(attach=False):
         pass  # what earlier tests left in the rings is taken out
     state.mkdir(mode=0o750, exist_ok=True)
-    if (state_dir() / refused_hooks.FILE).exists():
-        shutil.copy(state_dir() / refused_hooks.FILE, state)
+    if (state_dir() / charging.REFUSED).exists():
+        shutil.copy(state_dir() / charging.REFUSED, state)
     also_remove(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()

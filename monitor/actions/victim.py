@@ -17,8 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from monitor.kernel.cgroup_procs import pids_in, walk
-from monitor.kernel.procfs import is_kernel_thread
-from monitor.kernel.spared import with_ancestors
+from monitor.kernel.procfs import is_kernel_thread, with_ancestors
 from monitor.kernel.troubles import TROUBLES
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it

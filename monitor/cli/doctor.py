@@ -11,7 +11,7 @@ import click
 from monitor.cli.checks import Check, examine
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_CANNOT, EXIT_OK
-from monitor.kernel import pace, rungs
+from monitor.kernel import bounds, rungs
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig, fastest_fill
 
@@ -48,7 +48,7 @@ def _elsewhere(seen: rungs.Facts, rung: rungs.Rung) -> str:
         least = rungs.promise(seen, rung.name, machine=False, hidden=0)
         said += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
     if rung.name != rungs.MEMCG:  # it looks
-        said += f"; more where a look costs more than {pace.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
+        said += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
     return said
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel import bounds, cgroupfs, meminfo, pace
+from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Tell
@@ -87,7 +87,7 @@ class Gauge:
         #: Whether the last look found more thresholds of the machine met than the one before (where `arming.rereads`).
         self.crossed = False
         self._met = 0
-        self._look_ns = float(pace.TURN_NS)
+        self._look_ns = float(bounds.TURN_NS)
 
     def find_kubepods(self, pod: tuple[Path, str] | None = None) -> bool:
         """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
@@ -284,7 +284,7 @@ class Gauge:
             wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
             changed = self.arming.decide(self.headroom, now_ns, wait_ns)
             if not changed and self.arming.armed:  # the loop's turn around a look costs as much again
-                turn_ns = max(pace.TURN_NS, 2 * (time.thread_time_ns() - began))
+                turn_ns = max(bounds.TURN_NS, 2 * (time.thread_time_ns() - began))
                 self._look_ns += (turn_ns - self._look_ns) / 16
         else:
             changed = self.arming.decide(self.headroom, now_ns)

@@ -1,7 +1,7 @@
 """What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
-for as long as the headroom lasts at the fastest growth (`monitor.kernel.pace`), and the alarms of the rung. A crossing
+for as long as the headroom lasts at the fastest growth (`monitor.kernel.bounds`), and the alarms of the rung. A crossing
 is taken to have happened right after the last look that found it below, so every time told of it is an upper bound;
 but one that the kernel's comparison of usage announces happened just now.
 """
@@ -18,7 +18,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.polled_kills import PolledKills
 from monitor.hot.registry import Registry
 from monitor.hot.step_buffer import Flight
-from monitor.kernel import bounds, meminfo, pace
+from monitor.kernel import bounds, meminfo
 from monitor.kernel.alarms import Epoll, Timer
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
@@ -80,7 +80,7 @@ class PolledRecords:
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when the timer is; when a pod that went is to be read, 0: none
-        self._cost_ns = float(pace.TURN_NS)
+        self._cost_ns = float(bounds.TURN_NS)
         self._spent_ns, self._steps_then = 0, 0
         self._step = config.step
         self._cpus = os.cpu_count() or 1
@@ -280,7 +280,7 @@ class PolledRecords:
             if index not in self._watches and entry.synced:
                 self._decider.step(index, entry.working_set)
         ended = time.monotonic_ns()
-        self._pods_due_ns = ended + max(RANK_NS, pace.SHARE * (ended - began))
+        self._pods_due_ns = ended + max(RANK_NS, bounds.SHARE * (ended - began))
 
     def _bound(self, wait_ns: int, hidden: int) -> None:
         """Say what can move unseen until the next look."""

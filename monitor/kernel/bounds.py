@@ -1,18 +1,33 @@
-"""What can move, and for how long, before outrace knows, near a threshold: for `outrace doctor` and for the metrics.
+"""How often to read memory where the kernel does not notify, and what can move, and for how long, before outrace knows.
 
-Pure arithmetic. ``rate`` is bytes a second that can be taken at most, ``huge_page`` the bytes of one (0: off);
-``machine``: the whole machine is watched, whose counters lag, not only cgroups.
+Pure arithmetic, for the loop, the metrics and `outrace doctor`. ``rate``: bytes a second that can be taken at most;
+``huge_page``: bytes of one (0: off); ``machine``: the whole machine is watched, whose counters lag, not only cgroups.
+
+The wait before the next look is what the headroom lasts at that rate, never shorter than a look may cost in CPU, never
+longer than the ranking of the pods may be old.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from monitor.kernel import pace
 from monitor.kernel.wire import PAGE
 
-#: Pages that a charge takes at once for a CPU (MEMCG_CHARGE_BATCH): what passes before a program sees it.
+#: Never look more often than this: at 6 GiB/s, the most one CPU faults in with huge pages, 6 MiB pass meanwhile.
+FINEST_NS = 1_000_000
+#: Near a threshold look at least this often, or the order of the pods grows old.
+COARSEST_NS = 100_000_000
+#: Looking takes at most this part (1/20) of one CPU, whatever a look costs here.
+SHARE = 20
+#: CPU time of a look and of the turn of the hot loop around it, on a quiet machine (measured; it is measured again all
+#: the time, and is twice that on a busy one).
+TURN_NS = 80_000
+#: Pages that a charge takes at once for a CPU (MEMCG_CHARGE_BATCH, mm/memcontrol.c): what passes before a program sees
+#: it, and what memory.stat may lack of each CPU, for up to 2 s.
 BATCH = 64
+#: A usage threshold of cgroup v1 is compared after every 128 pages charged on a CPU (THRESHOLDS_EVENTS_TARGET,
+#: mm/memcontrol-v1.c).
+EVENT_PAGES = 128
 #: Pages that a node counter may lack per CPU until they are folded in (at most 125, mm/vmstat.c), for each of the two
 #: summed.
 _REMAINDER = 125
@@ -25,6 +40,31 @@ PARTIAL_SWEEP_NS = 1_000_000_000
 #: A usage threshold of cgroup v1 is moved when page cache moved by this much. (Below that the crossing is announced so
 #: much too early or too late; too late is covered by looking.)
 REAIM_BYTES = 64 << 10
+
+
+def wait_ns(headroom: int, rate: int, cost_ns: int) -> int:
+    """Until the next look, with ``headroom`` bytes below the nearest threshold.
+
+    ``rate``: bytes a second that can be taken at most. ``cost_ns``: CPU time of a look and the loop's turn around
+    it.
+    """
+    lasts = max(0, headroom) * 1_000_000_000 // rate
+    return max(floor_ns(cost_ns), min(COARSEST_NS, lasts))
+
+
+def floor_ns(cost_ns: int) -> int:
+    """The shortest wait between two looks that cost ``cost_ns`` each."""
+    return max(FINEST_NS, SHARE * cost_ns)
+
+
+def polled_bytes(rate: int, interval_ns: int, cpus: int) -> int:
+    """What can be taken between two looks, and what memory.stat does not say yet."""
+    return rate * interval_ns // 1_000_000_000 + cpus * BATCH * PAGE
+
+
+def notified_bytes(cpus: int, huge_page: int) -> int:
+    """What can be charged before the kernel compares usage with a threshold of cgroup v1 (``huge_page`` 0: off)."""
+    return cpus * max(huge_page, EVENT_PAGES * PAGE)
 
 
 class Bound(NamedTuple):
@@ -41,7 +81,7 @@ def compared(
     *,
     machine: bool,
     charges_only: bool,
-    wait_ns: int = pace.floor_ns(pace.TURN_NS),
+    wait_ns: int = floor_ns(TURN_NS),
 ) -> Bound:
     """The kernel compares after every charge: one batch, or one huge page, on every CPU can be charged before that.
 
@@ -61,12 +101,12 @@ def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
 
     ``look_ns``: CPU time of a look.
     """
-    return REREAD_NS if ahead is None else min(REREAD_NS, pace.wait_ns(ahead, rate, look_ns))
+    return REREAD_NS if ahead is None else min(REREAD_NS, wait_ns(ahead, rate, look_ns))
 
 
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:
     """Memory is read again after ``wait_ns``."""
-    return Bound(pace.polled_bytes(rate, wait_ns, cpus) + cpus * _lag(machine), wait_ns)
+    return Bound(polled_bytes(rate, wait_ns, cpus) + cpus * _lag(machine), wait_ns)
 
 
 def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bool, hidden: int) -> Bound:
@@ -74,7 +114,7 @@ def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bo
 
     Usage cannot pass it unannounced; only page cache, of which ``hidden`` bytes are inactive, can hide growth.
     """
-    notified = hidden + REAIM_BYTES + pace.notified_bytes(cpus, huge_page) + cpus * _lag(machine)
+    notified = hidden + REAIM_BYTES + notified_bytes(cpus, huge_page) + cpus * _lag(machine)
     return Bound(min(notified, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)
 
 

@@ -1,4 +1,4 @@
-"""The hooks that report charges of memory: what this kernel offers, best first.
+"""The hooks that report charges of memory: what this kernel offers, best first, and what it then refused.
 
 | hook | since | sees |
 |---|---|---|
@@ -13,12 +13,14 @@ loader (monitor/kernel/loader.py) tries, and goes on to the next.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.kernel import probes
+from monitor.kernel import libbpf
 from monitor.kernel.btf import Btf, BtfError
 from monitor.kernel.pins import CHARGE, FENTRY, KPROBE, TRACEPOINT, UNCHARGE
 
@@ -33,6 +35,9 @@ _SYMBOLS = Path("/proc/kallsyms")
 #: What programs are attached to functions with; built only with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS.
 _DIRECT = ("register_ftrace_direct", "modify_ftrace_direct")
 _UPDATE = "run Linux 6.13 or newer"
+#: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
+#: after a boot, or when their stamp (`monitor.kernel.loader.stamp`) changes.
+REFUSED = "refused-hooks.json"
 #: What each hook is attached to.
 EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", FENTRY: CHARGE, KPROBE: CHARGE}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
@@ -167,7 +172,7 @@ def _fentry(btf: Btf, trying: bool) -> tuple[str, str]:
         return f"{missing} is not in available_filter_functions", "run a kernel with CONFIG_FUNCTION_TRACER=y"
     function = btf.function(CHARGE)
     again = not btf.has_member("cgroup", "ancestors")  # 6.1 has them, and needs not be asked
-    problem = probes.fexit_problem(function[0], again) if function and trying else ""
+    problem = libbpf.fexit_problem(function[0], again) if function and trying else ""
     if problem:
         return (
             f"a program that does nothing was refused: {problem}",
@@ -201,8 +206,28 @@ def _kprobe(btf: Btf) -> tuple[str, str]:
     against = _function(btf)
     if against[0]:
         return against
-    if not probes.KPROBE_PMU.exists():
+    if not libbpf.KPROBE_PMU.exists():
         return "this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y"
     if not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
         return "the registers of this machine are not known", "use another hook"
     return "", ""
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def refused_stamps(state_dir: Path) -> dict[str, str]:
+    """{stamp: why} of this boot."""
+    try:
+        found = json.loads((state_dir / REFUSED).read_text())
+        return {str(mark): str(why) for mark, why in found["stamps"].items()} if found["boot"] == _boot() else {}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return {}  # tried again then
+
+
+def remember_refused(state_dir: Path, mark: str, why: str) -> None:
+    """Note why the programs of this stamp were refused; a state dir that cannot be written loses it."""
+    found = {"boot": _boot(), "stamps": refused_stamps(state_dir) | {mark: why}}
+    with suppress(OSError):
+        (state_dir / REFUSED).write_text(json.dumps(found))

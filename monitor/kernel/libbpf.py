@@ -1,10 +1,19 @@
-"""libbpf by ctypes: the library, the types of its calls, and its errors as ours."""
+"""Calls of BPF by ctypes: libbpf, and two system calls that BCC and libbpf do not do alike in all their releases.
+
+`bpf(BPF_PROG_LOAD)` for a program of type TRACING (BCC derives its target from the name of the function, by rules that
+changed), and `perf_event_open` for a kprobe. Both are the kernel's own interface (include/uapi/linux/bpf.h,
+perf_event.h), the same on every release that has them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import resource
+import struct
+from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError, remedy_of
 
@@ -74,3 +83,165 @@ def failure(what: str) -> MonitorError:
     if number == errno.EBUSY:  # a program of fentry is attached once
         return MonitorError(text, "stop the outrace that runs on the same state directory")
     return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or `--hooks` with a lower rung"))
+
+
+#: System call numbers of bpf and perf_event_open.
+_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
+_BPF_PROG_LOAD, _BPF_RAW_TRACEPOINT_OPEN = 5, 17
+_PROG_TYPE_RAW_TRACEPOINT = 17
+_PROG_TYPE_TRACING = 26
+_TRACE_FEXIT = 25
+#: union bpf_attr of BPF_PROG_LOAD up to attach_btf_id, which is all a kernel of 5.5 or later has to know.
+_LOAD = struct.Struct("=II QQ II QI I 16s II II QI I QI I")
+#: struct perf_event_attr up to config2 (PERF_ATTR_SIZE_VER1).
+_EVENT = struct.Struct("=II QQ QQQ II QQ")
+_EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
+_FLAG_FD_CLOEXEC = 8
+_LOG_BYTES = 1 << 22
+#: r0 = 0; exit
+_NOTHING = bytes.fromhex("b7000000000000009500000000000000")
+KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
+
+
+def _call(which: int, *arguments: object) -> int:
+    numbers = _NUMBERS.get(os.uname().machine)
+    if numbers is None:
+        raise CannotError(f"fentry and kprobe are not supported on {os.uname().machine}", "use another of --hooks")
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(ctypes.c_long(numbers[which]), *arguments)
+    return result
+
+
+def fexit_problem(function: int, again: bool = False) -> str:
+    """Why this kernel refuses programs at the return of a function ("" if it takes them), found out by loading one that
+    does nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
+
+    ``again``: also attach it, and once more. (Before 5.13 that is refused; here it is attached at every threshold that
+    comes near.)
+    """
+    try:
+        prog = load_fexit("nothing", _NOTHING, function, loud=False)
+    except MonitorError as error:
+        return error.message.removeprefix("cannot load nothing: ")
+    try:
+        for turn in ("", " a second time, which takes Linux 5.13") if again else ():
+            link = attach_fexit(prog)
+            if link < 0:
+                return f"it cannot be attached{turn} ({os.strerror(ctypes.get_errno())})"
+            os.close(link)
+    finally:
+        os.close(prog)
+    return ""
+
+
+def attach_fexit(prog: int) -> int:
+    """BPF_RAW_TRACEPOINT_OPEN without a name: a program of type TRACING knows since it was loaded where it belongs.
+
+    A descriptor that detaches it when it is closed, or -1 with errno set.
+    """
+    attr = bytearray(struct.pack("=QII", 0, prog, 0))
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    return _call(0, ctypes.c_long(_BPF_RAW_TRACEPOINT_OPEN), buffer, ctypes.c_long(len(attr)))
+
+
+def load_problem() -> str:
+    """Why this process may load no program that traces ("" if it may), found out by loading one that does nothing:
+    compiling those that do something takes a second.
+    """
+    try:
+        fd = _load(_PROG_TYPE_RAW_TRACEPOINT, _NOTHING, "nothing")
+    except CannotError:
+        return ""  # not known how to ask on this machine
+    if fd < 0:
+        return os.strerror(ctypes.get_errno())
+    os.close(fd)
+    return ""
+
+
+def _load(
+    kind: int, instructions: bytes, name: str, function: int = 0, log: ctypes.Array[ctypes.c_char] | None = None
+) -> int:
+    """BPF_PROG_LOAD; the descriptor, or -1 with errno set. ``function``: at whose return a TRACING program runs."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = ctypes.create_string_buffer(b"GPL")
+    attr = bytearray(_LOAD.size + 8)
+    _LOAD.pack_into(
+        attr, 0,
+        kind, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence),
+        int(log is not None), len(log) if log else 0, ctypes.addressof(log) if log else 0, 0, 0, name.encode()[:15],
+        0, _TRACE_FEXIT if function else 0, 0, 0, 0, 0, 0, 0, 0, function,
+    )  # fmt: skip
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    for _ in range(2):
+        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+        if fd >= 0 or ctypes.get_errno() != errno.EPERM or not _may_lock_more():
+            break
+    return fd
+
+
+def _may_lock_more() -> bool:
+    """Raise RLIMIT_MEMLOCK, which memory of BPF counts against before Linux 5.11; whether there is any use in that."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return False
+    number = ctypes.get_errno()
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):  # no CAP_SYS_RESOURCE
+        ctypes.set_errno(number)
+        return False
+    return True
+
+
+def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:
+    """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
+
+    Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2 if ``loud``.
+    """
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    for level in (0, 1):  # a log costs time, and one that does not fit makes the load fail
+        fd = _load(_PROG_TYPE_TRACING, instructions, name, function, log if level else None)
+        if fd >= 0:
+            return fd
+    number = ctypes.get_errno()
+    said = log.value.decode(errors="replace")
+    if loud:
+        os.write(2, said.encode())
+    last = said.strip().splitlines()[-1:] or [""]
+    raise MonitorError(f"cannot load {name}: {os.strerror(number)}" + (f" ({last[0]})" if last[0] else ""))
+
+
+def attach_kprobe(function: str, prog: int) -> int:
+    """Run program ``prog`` whenever a kernel function is entered, until the returned descriptor is closed.
+
+    Raises MonitorError; CannotError where the kernel has no kprobes or refuses them.
+    """
+    try:
+        kind = int(KPROBE_PMU.read_text())
+    except FileNotFoundError:
+        raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y") from None
+    except OSError as error:  # too many open files, say
+        raise _kprobe_refused(function, error.errno or 0) from None
+    name = ctypes.create_string_buffer(function.encode())
+    attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))
+    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
+    # On CPU 0 for no process: the kernel runs the program on every CPU, and only the counting would be CPU 0's alone.
+    fd = _call(1, buffer, ctypes.c_long(-1), ctypes.c_long(0), ctypes.c_long(-1), ctypes.c_long(_FLAG_FD_CLOEXEC))
+    if fd < 0:
+        raise _kprobe_refused(function, ctypes.get_errno())
+    try:
+        fcntl.ioctl(fd, _EVENT_IOC_SET_BPF, prog)
+        fcntl.ioctl(fd, _EVENT_IOC_ENABLE, 0)
+    except OSError as error:
+        os.close(fd)
+        raise _kprobe_refused(function, error.errno or 0) from None
+    return fd
+
+
+def _kprobe_refused(function: str, number: int) -> MonitorError:
+    text = f"cannot attach a kprobe to {function}: {os.strerror(number)}"
+    if number in (errno.EPERM, errno.EACCES):
+        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
+    if number == errno.EINVAL:
+        return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist, and use another of --hooks")
+    return MonitorError(text, remedy_of(number, "use another of --hooks; the kernel's log (dmesg) may say why"))

@@ -24,7 +24,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, pins, probes, refused_hooks
+from monitor.kernel import cgroupfs, charging, libbpf, pins
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.instances import claim, remove, tidy
 from monitor.kernel.instances import instance_directory as instance_directory
@@ -103,8 +103,8 @@ def stamps() -> dict[str, str]:
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
-    # pins.py says what is pinned, probes.py loads some of it.
-    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "probes.py"))
+    # pins.py says what is pinned, libbpf.py loads some of it.
+    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
     for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
         try:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
@@ -136,13 +136,13 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
-    refused = probes.load_problem()
+    refused = libbpf.load_problem()
     if refused:
         raise CannotError(
             f"this process may not load BPF programs: {refused}", "run as root with CAP_BPF and CAP_PERFMON"
         )
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
-    known = refused_hooks.refused_stamps(state_dir) if hook == AUTO else {}
+    known = charging.refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
     for offer in offers:
         if not offer.ok:
@@ -155,7 +155,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
             return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name)
         except HookRefusedError as error:
             last = error
-            refused_hooks.remember(state_dir, mark, error.message)
+            charging.remember_refused(state_dir, mark, error.message)
     if last is not None:
         raise last
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
@@ -182,7 +182,7 @@ class HookRefusedError(CannotError):
 
 def refused(state_dir: Path) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
-    known = refused_hooks.refused_stamps(state_dir)
+    known = charging.refused_stamps(state_dir)
     if not known:
         return {}
     with suppress(MonitorError):  # no memory cgroups, which `detect` reports
@@ -314,7 +314,7 @@ def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
             if hook == pins.FENTRY:
                 found = Btf().function(pins.FUNCTIONS[name])
                 assert found is not None  # or it was not offered
-                programs[name] = probes.load_fexit(name, bpf.dump_func(name), found[0])
+                programs[name] = libbpf.load_fexit(name, bpf.dump_func(name), found[0])
             else:
                 kind = BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT
                 programs[name] = bpf.load_func(name, kind).fd

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel import probes
-from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, failure, libbpf
+from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, attach_fexit, attach_kprobe, failure, libbpf
 from monitor.kernel.wire import COUNTS
 
 BPFFS = Path("/sys/fs/bpf")
@@ -208,9 +207,9 @@ def attach(name: str, prog: int) -> int:
     Raises MonitorError.
     """
     if name in HOOKS[KPROBE]:
-        return probes.attach_kprobe(FUNCTIONS[name], prog)
+        return attach_kprobe(FUNCTIONS[name], prog)
     if name in HOOKS[FENTRY]:
-        where, link = FUNCTIONS[name], probes.attach_fexit(prog)
+        where, link = FUNCTIONS[name], attach_fexit(prog)
     else:
         where = f"the tracepoint {TRACEPOINTS[name]}"
         link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)

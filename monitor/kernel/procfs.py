@@ -1,4 +1,4 @@
-"""One process of /proc, held by the descriptor of its directory; and whether one wants a CPU.
+"""One process of /proc, held by the descriptor of its directory; whether one wants a CPU; who is never signalled.
 
 What is read and what is written through it is the same process, also when its pid is used again meanwhile: a pid that
 was looked up twice may be two processes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -211,3 +212,63 @@ def _states(pid: int) -> Iterator[bytes]:
         for thread in threads:
             with contextlib.suppress(OSError), open(f"{thread.path}/stat", "rb") as file:
                 yield file.read().rpartition(b")")[2].split()[0]
+
+
+class Spared:
+    """Processes that are never signalled, whatever a manifest says: process 1, outrace, its ancestors.
+
+    Held by pidfd: a number alone may be another process's as soon as its own has ended, and a pod that
+    forked until it got that number would be spared.
+    """
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+        self._poll = select.poll()
+
+    def add(self, pid: int) -> None:
+        """Spare a process until it ends."""
+        self._drop_ended()
+        if pid in self._fds:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        self._fds[pid] = fd
+        self._poll.register(fd, select.POLLIN)
+
+    def pids(self) -> set[int]:
+        """Process 1, this process, and those added that have not ended."""
+        self._drop_ended()
+        return {1, os.getpid(), *self._fds}
+
+    def within(self, cgroup: Path) -> bool:
+        """Whether one of them is in a cgroup of v2, or below it. A read of 20 us for each, however many there are."""
+        return any(cgroup.as_posix().endswith(above) for pid in self.pids() for above in _unified(pid))
+
+    def _drop_ended(self) -> None:
+        for fd, _ in self._poll.poll(0):
+            self._poll.unregister(fd)
+            os.close(fd)
+            self._fds = {pid: kept for pid, kept in self._fds.items() if kept != fd}
+
+
+def _unified(pid: int) -> Iterator[str]:
+    """A process's path in the hierarchy of cgroup v2 and those above it, without the root."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return  # ended
+    path = next((os.fsdecode(line[3:]) for line in lines if line.startswith(b"0::")), "")
+    while path.strip("/"):
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def with_ancestors() -> Spared:
+    """This process and all that it comes from."""
+    spared = Spared()
+    for pid in ancestors(os.getpid()):
+        spared.add(pid)
+    return spared

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import bounds, cgroupfs, charging, meminfo, pace
+from monitor.kernel import bounds, cgroupfs, charging, meminfo
 from monitor.kernel.bounds import Bound
 from monitor.kernel.charging import Offer
 from monitor.kernel.pins import FENTRY, KPROBE, TRACEPOINT
@@ -147,9 +147,9 @@ def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None 
     if name in BPF_RUNGS:
         only = name != MEMCG
         return bounds.compared(seen.fill_rate, seen.cpus, seen.huge_page, machine=machine, charges_only=only)
-    finest_ns = pace.floor_ns(pace.TURN_NS)
+    finest_ns = bounds.floor_ns(bounds.TURN_NS)
     if name == EVENTFD and hidden is not None:
-        wait = pace.COARSEST_NS if hidden < bounds.REAIM_BYTES else finest_ns
+        wait = bounds.COARSEST_NS if hidden < bounds.REAIM_BYTES else finest_ns
         return bounds.announced(seen.fill_rate, seen.cpus, seen.huge_page, wait, machine=machine, hidden=hidden)
     return bounds.looked(seen.fill_rate, seen.cpus, finest_ns, machine=machine)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import click
 
-from monitor.actions.giveback import give_back
+from monitor.actions.reap import give_back
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.hot.leaving import NOTHING
 from monitor.kernel import loader

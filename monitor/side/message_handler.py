@@ -223,7 +223,7 @@ class MessageHandler:
         self._reclaimer.submit(reclaim)
 
     def _give_back(self, found: FoundPod) -> None:
-        from monitor.actions.giveback import give_back
+        from monitor.actions.reap import give_back
 
         given = give_back(found.cgroup)
         if given:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel import pace
+from monitor.kernel import bounds
 from monitor.kernel.alarms import Epoll, EventsFile, PsiTrigger, UsageThreshold, alarm_remedy
 from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.cgroupfs import detect
@@ -142,8 +142,8 @@ class Alarms:
         """How long a domain with ``headroom`` bytes left need not be polled."""
         alarm = self._aims.get(watch.cgroup_id)
         if alarm is not None and _is_on_target(alarm) and entry.inactive < REAIM_BYTES:
-            return pace.COARSEST_NS  # usage cannot pass unannounced, and there is no page cache to hide growth
-        return pace.wait_ns(headroom, rate, cost_ns)
+            return bounds.COARSEST_NS  # usage cannot pass unannounced, and there is no page cache to hide growth
+        return bounds.wait_ns(headroom, rate, cost_ns)
 
 
 def _is_on_target(alarm: UsageThreshold) -> bool:

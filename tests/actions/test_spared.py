@@ -14,8 +14,7 @@ from monitor.actions.evict import Eviction
 from monitor.actions.victim import SPARED, Victim
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
-from monitor.kernel.procfs import is_kernel_thread
-from monitor.kernel.spared import Spared
+from monitor.kernel.procfs import Spared, is_kernel_thread
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -140,7 +139,7 @@ def test_where_they_are_is_asked_before_all_of_a_pod_is_killed_at_once(monkeypat
     """`cgroup.kill` of a pod of thousands, before the look at it came to them. (Their places on v2 are only said.)"""
     spared = Spared()
     assert not spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
-    monkeypatch.setattr("monitor.kernel.spared._unified", lambda _pid: iter(["/kubepods/poda/c", "/kubepods/poda"]))
+    monkeypatch.setattr("monitor.kernel.procfs._unified", lambda _pid: iter(["/kubepods/poda/c", "/kubepods/poda"]))
     assert spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
     assert spared.within(Path("/sys/fs/cgroup/kubepods/poda/c"))
     assert not spared.within(Path("/sys/fs/cgroup/kubepods/podb"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroupfs, pace
+from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.alarms import EventsFile, PsiTrigger, UsageThreshold
 from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.rungs import EVENTFD, POLL, PSI
@@ -113,11 +113,11 @@ def test_it_is_moved_as_page_cache_comes_and_goes(place: Path, tmp_path: Path) -
 def test_nobody_looks_while_nothing_can_pass_unannounced(place: Path) -> None:
     aimed = Aimed(place, EVENTFD)
     aimed.entry.inactive = 0
-    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0), "not registered yet: look"
+    assert aimed.wait_ns(10 * MIB) == bounds.wait_ns(10 * MIB, RATE, 0), "not registered yet: look"
     aimed.aim()
-    assert aimed.wait_ns(10 * MIB) == pace.COARSEST_NS
+    assert aimed.wait_ns(10 * MIB) == bounds.COARSEST_NS
     aimed.entry.inactive = REAIM_BYTES
-    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0) < pace.COARSEST_NS, "cache could hide growth"
+    assert aimed.wait_ns(10 * MIB) == bounds.wait_ns(10 * MIB, RATE, 0) < bounds.COARSEST_NS, "cache could hide growth"
     aimed.close()
 
 
@@ -179,7 +179,7 @@ def test_other_rungs_always_look(place: Path, rung: str) -> None:
     aimed = Aimed(place, rung)
     aimed.aim()
     assert not aimed.alarms.are_aimed
-    assert aimed.wait_ns(10 * MIB) == pace.wait_ns(10 * MIB, RATE, 0)
+    assert aimed.wait_ns(10 * MIB) == bounds.wait_ns(10 * MIB, RATE, 0)
     # A cgroup of v1 has no memory.pressure: that is said, and polling goes on.
     lacking = rung == PSI and HIERARCHY.version == 1
     assert [one.msg for one in aimed.said] == (["an alarm cannot be had: polling alone"] * 2 if lacking else [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import bounds, charging, loader, meminfo, refused_hooks
+from monitor.kernel import bounds, charging, loader, meminfo
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import BPF_RUNGS, EVENTFD, SOFT_RUNGS, Facts, promise
 from monitor.kernel.wire import PAGE
@@ -135,7 +135,7 @@ def test_the_doctor_names_the_rung_that_is_taken(node: LabNode, tmp_path: Path) 
         assert "pinned already" in said["detail"]
     bare.mkdir(mode=0o750)
     for hook, mark in loader.stamps().items():
-        refused_hooks.remember(bare, mark, f"the verifier refused {hook}")
+        charging.remember_refused(bare, mark, f"the verifier refused {hook}")
     with LabDaemon(node, state_dir=bare) as daemon:
         found = plan(bare)
         assert found["rung"] == live.rung(daemon) == HERE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroupfs, charging, loader, meminfo, pins, refused_hooks
+from monitor.kernel import cgroupfs, charging, loader, meminfo, pins
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.lab.node import LabNode
 from tests import live
@@ -233,8 +233,8 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
         loader.ensure_loaded(tmp_path, "fentry")
     assert tried == ["fentry", "kprobe", "kprobe", "fentry"]
     # Another boot.
-    kept = json.loads((tmp_path / refused_hooks.FILE).read_text())
-    (tmp_path / refused_hooks.FILE).write_text(json.dumps(kept | {"boot": "another"}))
+    kept = json.loads((tmp_path / charging.REFUSED).read_text())
+    (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
     assert loader.refused(tmp_path) == {}
     loader.ensure_loaded(tmp_path)
     assert tried[-2:] == ["fentry", "kprobe"]

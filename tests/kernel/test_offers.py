@@ -12,7 +12,7 @@ import pytest
 from monitor.cli import checks, doctor
 from monitor.errors import CannotError
 from monitor.hot import ladder
-from monitor.kernel import charging, loader, mounts, offsets, pins, refused_hooks, rungs
+from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig
@@ -34,7 +34,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def refuse(state: Path, *hooks: str) -> None:
     """Write down that the kernel refused them since it was booted."""
     for hook in hooks:
-        refused_hooks.remember(state, loader.stamp(hook), f"the verifier refused {hook}")
+        charging.remember_refused(state, loader.stamp(hook), f"the verifier refused {hook}")
 
 
 def planned(state: Path, *found: checks.Check) -> dict[str, rungs.Rung]:
@@ -66,8 +66,8 @@ def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.
     refuse(tmp_path, "fentry", "kprobe")
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) in rungs.SOFT_RUNGS
     # After a boot it is tried again.
-    kept = json.loads((tmp_path / refused_hooks.FILE).read_text())
-    (tmp_path / refused_hooks.FILE).write_text(json.dumps(kept | {"boot": "another"}))
+    kept = json.loads((tmp_path / charging.REFUSED).read_text())
+    (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
 

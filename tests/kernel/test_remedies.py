@@ -13,7 +13,7 @@ import pytest
 from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.hot import polled_kills
 from monitor.hot.polled_kills import PolledKills
-from monitor.kernel import kmsg, libbpf, loader, probes
+from monitor.kernel import kmsg, libbpf, loader
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_pins(number: int, remedy: str) -> None:
     ],
 )
 def test_kprobes(number: int, remedy: str) -> None:
-    error = probes._refused("page_counter_try_charge", number)
+    error = libbpf._kprobe_refused("page_counter_try_charge", number)
     assert os.strerror(number) in error.message
     assert remedy in error.remedy
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from monitor.errors import CannotError
-from monitor.kernel import bounds, pace
+from monitor.kernel import bounds
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Facts, Offer, choose, facts, promise, rungs
 from monitor.kernel.wire import PAGE
 from tests import live
@@ -81,18 +81,18 @@ def test_a_lower_rung_never_promises_more(
         if better in ON_CHARGES and worse in SOFT_RUNGS:
             assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
             unseen_ns = 0
-            unseen -= rate * pace.SHARE * pace.TURN_NS // 10**9 if whole else 0  # processes of the root cgroup
+            unseen -= rate * bounds.SHARE * bounds.TURN_NS // 10**9 if whole else 0  # processes of the root cgroup
         assert unseen <= less.unseen_bytes, (better, worse)
         if better == "eventfd" and less.unseen_ns < unseen_ns:
             assert hidden == 0, "nobody looks sooner where nothing can pass unannounced"
-            assert unseen_ns == pace.COARSEST_NS
+            assert unseen_ns == bounds.COARSEST_NS
             continue
         assert unseen_ns <= less.unseen_ns, (better, worse)
 
 
 def test_what_is_promised() -> None:
     two = dataclasses.replace(V1, cpus=2, fill_rate=12 * GIB)
-    wait = pace.SHARE * pace.TURN_NS
+    wait = bounds.SHARE * bounds.TURN_NS
     batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
     assert promise(two, "memcg-tracepoint", machine=False) == (batches, 0)
     assert promise(dataclasses.replace(two, huge_page=2 << 20), "memcg-tracepoint", machine=False) == (4 << 20, 0)
@@ -105,7 +105,7 @@ def test_what_is_promised() -> None:
         assert promise(two, name, machine=False) == (read, wait)
         assert promise(two, name) == (read + lag, wait)
     told = 2 * 128 * PAGE + (64 << 10)
-    assert promise(two, "eventfd", machine=False, hidden=0) == (told, pace.COARSEST_NS)
+    assert promise(two, "eventfd", machine=False, hidden=0) == (told, bounds.COARSEST_NS)
     assert promise(two, "eventfd", machine=False, hidden=1 << 20) == (told + (1 << 20), wait)
     for rung in rungs(two):
         assert (rung.unseen_bytes, rung.unseen_ms * 1e6) == promise(two, rung.name), "of the machine"
@@ -113,25 +113,25 @@ def test_what_is_promised() -> None:
 
 def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:
     rate = GIB
-    assert pace.wait_ns(100 << 20, rate, 0) == pytest.approx(97_656_250)
-    assert pace.wait_ns(1 << 50, rate, 0) == pace.COARSEST_NS
-    assert pace.wait_ns(-5, rate, 0) == pace.FINEST_NS
-    assert pace.wait_ns(0, rate, 200_000) == 200_000 * pace.SHARE, "a dear look is made less often"
+    assert bounds.wait_ns(100 << 20, rate, 0) == pytest.approx(97_656_250)
+    assert bounds.wait_ns(1 << 50, rate, 0) == bounds.COARSEST_NS
+    assert bounds.wait_ns(-5, rate, 0) == bounds.FINEST_NS
+    assert bounds.wait_ns(0, rate, 200_000) == 200_000 * bounds.SHARE, "a dear look is made less often"
     # What it promises is what can happen: after the wait no more was taken than the headroom, unless at the floor.
     for headroom in (1 << 20, 10 << 20, 50 << 20):
-        wait = pace.wait_ns(headroom, rate, 0)
-        assert rate * wait // 10**9 <= max(headroom, rate * pace.FINEST_NS // 10**9)
+        wait = bounds.wait_ns(headroom, rate, 0)
+        assert rate * wait // 10**9 <= max(headroom, rate * bounds.FINEST_NS // 10**9)
 
 
 def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() -> None:
     rate = 12 * GIB
     for ahead in (40 << 20, 100 << 20, 240 << 20):
-        wait = bounds.reread_ns(ahead, rate, pace.TURN_NS)
+        wait = bounds.reread_ns(ahead, rate, bounds.TURN_NS)
         assert ahead - rate // 10**6 <= rate * wait // 10**9 <= ahead
-    assert bounds.reread_ns(300 << 20, rate, pace.TURN_NS) == bounds.REREAD_NS, "no need to hurry"
-    assert bounds.reread_ns(None, rate, pace.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
-    assert bounds.reread_ns(0, rate, pace.TURN_NS) == pace.SHARE * pace.TURN_NS, "the next page is below it"
-    assert bounds.reread_ns(1, rate, 3 * pace.TURN_NS) == 3 * pace.SHARE * pace.TURN_NS
+    assert bounds.reread_ns(300 << 20, rate, bounds.TURN_NS) == bounds.REREAD_NS, "no need to hurry"
+    assert bounds.reread_ns(None, rate, bounds.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
+    assert bounds.reread_ns(0, rate, bounds.TURN_NS) == bounds.SHARE * bounds.TURN_NS, "the next page is below it"
+    assert bounds.reread_ns(1, rate, 3 * bounds.TURN_NS) == 3 * bounds.SHARE * bounds.TURN_NS
     assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
 
 
