@@ -12,8 +12,9 @@ import click
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import EXIT_FAILURE
 from monitor.kernel import mounts
+from monitor.lab.scenario import Scenario
 from monitor.lab.scenarios import named
-from monitor.lab.stage import Scenario, play
+from monitor.lab.stage import play
 from monitor.lab.truth import Outcome
 from monitor.race.forecast import score
 from monitor.race.incident import VERDICTS

@@ -6,315 +6,31 @@ show there: `global` (the machine itself runs out).
 
 from __future__ import annotations
 
-from monitor.errors import ConfigError
-from monitor.lab import plays
-from monitor.lab.stage import Scenario, freezer, two_lists, unified
-from monitor.lab.truth import NOTHING, Truth
+import os
+import signal
+import time
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.kernel import cgroupfs
+from monitor.lab.node import MIB, LabNode
+from monitor.lab.scenario import (
+    NO_MEMORY_THRESHOLD,
+    SCENARIOS,
+    Scenario,
+    freezer,
+    hard,
+    scenario,
+    soft,
+    two_lists,
+    unified,
+)
+from monitor.lab.stage import STEADY, Stage
+from monitor.lab.truth import NOTHING
 from monitor.race import incident as i
 
-_SOFT_ONLY = ("--eviction-hard", "nodefs.available<1%")
-
-
-def hard(mib: int) -> tuple[str, ...]:
-    """Only a hard threshold for memory."""
-    return ("--eviction-hard", f"memory.available<{mib}Mi")
-
-
-def soft(mib: int, period: str, grace_s: int = 0) -> tuple[str, ...]:
-    """Only a soft threshold for memory, met for ``period`` before anybody is evicted with at most ``grace_s``."""
-    return (
-        *_SOFT_ONLY,
-        *("--eviction-soft", f"memory.available<{mib}Mi"),
-        *("--eviction-soft-grace-period", f"memory.available={period}"),
-        *("--eviction-max-pod-grace-period", str(grace_s)),
-    )
-
-
-def _flags(*names: str) -> frozenset[str]:
-    return frozenset(names)
-
-
 HOG = ("hog",)
-SCENARIOS = (
-    Scenario(
-        "evicted-hard",
-        "a pod grows over a hard threshold and is evicted",
-        Truth(i.EVICTION_WON, evicted=HOG),
-        plays.evicted_hard,
-        hard(32),
-        enforce=True,
-        grows_steadily=True,
-    ),
-    Scenario(
-        "slow-leak",
-        "a pod leaks slowly and is evicted",
-        Truth(i.EVICTION_WON, evicted=("leak",)),
-        plays.slow_leak,
-        hard(64),
-        enforce=True,
-        grows_steadily=True,
-    ),
-    Scenario(
-        "full-speed",
-        "a pod takes memory as fast as the kernel gives it, and is evicted",
-        Truth(i.EVICTION_WON, evicted=HOG),
-        plays.full_speed,
-        hard(64),
-        enforce=True,
-        node_mib=256,
-    ),
-    Scenario(
-        "evicted-soft",
-        "a soft threshold is met for its grace period; the pod obeys SIGTERM",
-        Truth(i.EVICTION_WON, evicted=HOG),
-        plays.evicted_soft,
-        soft(64, "300ms", 10),
-        enforce=True,
-        grows_steadily=True,
-    ),
-    Scenario(
-        "ignores-term",
-        "an evicted pod ignores SIGTERM and gets SIGKILL when its grace is over",
-        Truth(i.EVICTION_WON, evicted=("deaf",)),
-        plays.ignores_term,
-        soft(64, "100ms", 10),
-        enforce=True,
-    ),
-    Scenario(
-        "two-hogs",
-        "two pods grow at once; both are evicted, the larger one first",
-        Truth(i.EVICTION_WON, evicted=("big", "small")),
-        plays.two_hogs,
-        hard(48),
-        enforce=True,
-    ),
-    Scenario(
-        "tmpfs-hog",
-        "a pod fills a tmpfs that goes with it",
-        Truth(i.EVICTION_WON, evicted=("writer",)),
-        plays.tmpfs_hog,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "fork-bomb",
-        "a pod forks many small processes; all are killed",
-        Truth(i.EVICTION_WON, evicted=("bomb",)),
-        plays.fork_bomb,
-        hard(64),
-        enforce=True,
-    ),
-    Scenario(
-        "over-eviction",
-        "the first victim is frozen and cannot die, so a second pod is evicted",
-        Truth(i.EVICTION_WON, _flags(i.OVER_EVICTION), evicted=("large", "small")),
-        plays.over_eviction,
-        hard(48),
-        enforce=True,
-        needs=freezer,
-    ),
-    Scenario(
-        "would-have-won",
-        "the monitor only observes; there would have been time",
-        Truth(i.EVICTION_WON, evicted=HOG, killed=HOG, observed=True),
-        plays.would_have_won,
-        hard(64),
-        grows_steadily=True,
-    ),
-    Scenario(
-        "burst",
-        "the monitor only observes; the threshold is too small for the speed",
-        Truth(i.OOM_DURING_GRACE, evicted=HOG, killed=HOG, observed=True),
-        plays.burst,
-        hard(4),
-        node_mib=448,
-    ),
-    Scenario(
-        "stalled-monitor",
-        "the monitor gets no CPU while a pod grows over the threshold",
-        Truth(i.OOM_BEFORE_DECISION, killed=HOG),
-        plays.stalled_monitor,
-        hard(64),
-    ),
-    Scenario(
-        "in-soft-period",
-        "the OOM killer comes before a soft threshold's grace period is over",
-        Truth(i.OOM_BEFORE_DECISION, killed=HOG),
-        plays.in_soft_period,
-        soft(64, "10m"),
-        enforce=True,
-        grows_steadily=True,
-    ),
-    Scenario(
-        "grace-too-long",
-        "a pod in its grace ignores SIGTERM and grows on to the limit",
-        Truth(i.OOM_DURING_GRACE, evicted=("deaf",), killed=("deaf",)),
-        plays.grace_too_long,
-        soft(64, "100ms", 30),
-        enforce=True,
-    ),
-    Scenario(
-        "frozen-victim",
-        "the evicted pod cannot die; the kernel kills a critical pod",
-        Truth(i.OOM_DURING_GRACE, _flags(i.BRAKED), evicted=("stuck",), killed=("agent",)),
-        plays.frozen_victim,
-        hard(64),
-        enforce=True,
-        needs=freezer,
-    ),
-    Scenario(
-        "tmpfs-outlives",
-        "an evicted pod leaves its memory in a tmpfs",
-        Truth(i.OOM_AFTER_EVICTION, evicted=("writer",), killed=("agent",)),
-        plays.tmpfs_outlives,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "no-threshold",
-        "no threshold for memory at all",
-        Truth(i.OOM_UNSEEN, killed=HOG),
-        plays.no_threshold,
-        _SOFT_ONLY,
-        enforce=True,
-    ),
-    Scenario(
-        "pinned-cache",
-        "inactive page cache that cannot be given back",
-        Truth(i.OOM_UNSEEN, killed=HOG),
-        plays.pinned_cache,
-        hard(32),
-        enforce=True,
-        needs=two_lists,
-    ),
-    Scenario(
-        "kubepods-limit",
-        "the limit of kubepods is hit, not the node's",
-        Truth(i.EVICTION_WON, _flags(i.KUBEPODS_LIMIT), evicted=HOG, killed=HOG, observed=True, domain="kubepods"),
-        plays.kubepods_limit,
-        hard(48),
-        node_mib=256,
-        prepare=plays.with_kubepods,
-    ),
-    Scenario(
-        "wrong-victim",
-        "the kernel goes by oom_score_adj and kills the database",
-        Truth(i.OOM_BEFORE_DECISION, _flags(i.WRONG_VICTIM), killed=("database",)),
-        plays.wrong_victim,
-        soft(64, "10m"),
-        node_mib=128,
-    ),
-    Scenario(
-        "collateral",
-        "a service outside the pods is killed",
-        Truth(i.OOM_BEFORE_DECISION, _flags(i.COLLATERAL), killed=("",)),
-        plays.collateral,
-        soft(64, "10m"),
-    ),
-    Scenario(
-        "braked",
-        "a process in no pod grows; no pod is evicted for what none can give back",
-        Truth(i.OOM_BEFORE_DECISION, _flags(i.COLLATERAL, i.BRAKED), killed=("",)),
-        plays.braked,
-        hard(32),
-        enforce=True,
-        grows_steadily=True,
-    ),
-    Scenario(
-        "own-limit",
-        "a container hits its own limit",
-        Truth(i.OWN_LIMIT, killed=HOG, domain="/c0"),
-        plays.own_limit,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "sidecar",
-        "a sidecar hits its own limit; the rest of the pod lives",
-        Truth(i.OWN_LIMIT, killed=("web",), domain="/c1"),
-        plays.sidecar,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "pod-limit",
-        "two containers together hit the limit of their pod",
-        Truth(i.OWN_LIMIT, killed=("pair",), domain=""),
-        plays.pod_limit,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "group-kill",
-        "a container whose processes die together hits its own limit",
-        Truth(i.OWN_LIMIT, _flags(i.GROUP_KILL), killed=("family",), domain="/c0"),
-        plays.group_kill,
-        hard(32),
-        enforce=True,
-        needs=unified,
-    ),
-    Scenario(
-        "relieved",
-        "a pod gives its memory back by itself; observed",
-        Truth(i.RELIEVED, observed=True, evicted=HOG),
-        plays.relieved,
-        hard(32),
-    ),
-    Scenario(
-        "relieved-in-soft-period",
-        "memory comes back within a soft threshold's grace period",
-        Truth(i.RELIEVED),
-        plays.relieved_in_soft_period,
-        soft(64, "10m"),
-        enforce=True,
-    ),
-    Scenario(
-        "active-flood",
-        "page cache that was read twice looks like a working set, then goes",
-        Truth(i.RELIEVED, observed=True, evicted=("reader",)),
-        plays.active_flood,
-        hard(32),
-    ),
-    Scenario(
-        "cache-flood",
-        "three times the node in page cache, read once: nothing",
-        Truth(NOTHING),
-        plays.cache_flood,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "user-kill",
-        "somebody sends SIGKILL to a process of a pod",
-        Truth(i.RELIEVED, _flags(i.USER_KILL), domain=""),
-        plays.user_kill,
-        hard(32),
-        enforce=True,
-    ),
-    Scenario(
-        "already-exiting",
-        "the OOM killer marks a process that was killed by its owner already",
-        Truth(i.RELIEVED, _flags(i.USER_KILL, i.ALREADY_EXITING), domain="/c0"),
-        plays.already_exiting,
-        _SOFT_ONLY,
-        needs=freezer,
-    ),
-    Scenario(
-        "lost-records",
-        "more processes are killed than a ring holds while nobody reads it",
-        Truth(i.RELIEVED, _flags(i.USER_KILL, i.LOST_EVENTS), domain=""),
-        plays.lost_records,
-        hard(32),
-    ),
-    Scenario(
-        "record-stops",
-        "the monitor is stopped in the middle of it",
-        Truth(i.UNDETERMINED, observed=True, evicted=HOG),
-        plays.record_stops,
-        hard(32),
-        stops=True,
-    ),
-)
+#: Of a pod that is never evicted.
+CRITICAL = 2_000_001_000
 
 
 def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
@@ -323,4 +39,305 @@ def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
     for name in names:
         if name not in known:
             raise ConfigError(f"--only {name}: there is no such scenario", f"name one of {', '.join(known)}")
-    return tuple([known[name] for name in names]) if names else SCENARIOS
+    return tuple(known[name] for name in names or known)
+
+
+# -- an eviction wins --------------------------------------------------------------------------------------------------
+
+
+@scenario(hard(32), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+def evicted_hard(stage: Stage) -> None:
+    """A pod grows over a hard threshold and is evicted."""
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(hard(64), i.EVICTION_WON, evicted=("leak",), enforce=True, grows_steadily=True)
+def slow_leak(stage: Stage) -> None:
+    """A pod leaks slowly and is evicted."""
+    stage.grow(stage.pod("leak"), rate=40)
+
+
+@scenario(hard(64), i.EVICTION_WON, evicted=HOG, enforce=True, node_mib=256)
+def full_speed(stage: Stage) -> None:
+    """A pod takes memory as fast as the kernel gives it, and is evicted."""
+    stage.grow(stage.pod("hog"), mib=800, rate=0)
+
+
+@scenario(soft(64, "300ms", 10), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+def evicted_soft(stage: Stage) -> None:
+    """A soft threshold is met for its grace period; the pod obeys SIGTERM."""
+    stage.grow(stage.pod("hog"), mib=120)
+
+
+@scenario(soft(64, "100ms", 10), i.EVICTION_WON, evicted=("deaf",), enforce=True)
+def ignores_term(stage: Stage) -> None:
+    """An evicted pod ignores SIGTERM and gets SIGKILL when its grace is over."""
+    stage.grow(stage.pod("deaf", grace_s=1), 120, ignore_term=1)
+
+
+@scenario(hard(48), i.EVICTION_WON, evicted=("big", "small"), enforce=True)
+def two_hogs(stage: Stage) -> None:
+    """Two pods grow at once; both are evicted, the larger one first."""
+    big, small = (stage.hog(stage.pod(name), 400, rate=STEADY // 2) for name in ("big", "small"))
+    big.go()
+    time.sleep(0.3)  # so that it is known which one is larger
+    small.go()
+    stage.dies(big, small)
+
+
+@scenario(hard(32), i.EVICTION_WON, evicted=("writer",), enforce=True)
+def tmpfs_hog(stage: Stage) -> None:
+    """A pod fills a tmpfs that goes with it."""
+    stage.grow(stage.pod("writer"), kind="shmem")
+
+
+@scenario(hard(64), i.EVICTION_WON, evicted=("bomb",), enforce=True)
+def fork_bomb(stage: Stage) -> None:
+    """A pod forks many small processes; all are killed."""
+    stage.grow(stage.pod("bomb"), mib=1, forks=200)
+
+
+@scenario(hard(48), i.EVICTION_WON, i.OVER_EVICTION, evicted=("large", "small"), enforce=True, needs=freezer)
+def over_eviction(stage: Stage) -> None:
+    """The first victim is frozen and cannot die, so a second pod is evicted."""
+    # The first one holds more than is short, in tmpfs pages, which process_mrelease cannot take from it.
+    large = stage.filled(stage.pod("large"), 80, kind="shmem")
+    small = stage.hog(stage.pod("small"), 60, rate=STEADY)
+    with stage.frozen(large.pid):
+        small.go()
+        stage.dies(small)
+    stage.dies(large)
+
+
+# -- the OOM killer wins -----------------------------------------------------------------------------------------------
+
+
+@scenario(hard(64), i.EVICTION_WON, evicted=HOG, killed=HOG, observed=True, grows_steadily=True)
+def would_have_won(stage: Stage) -> None:
+    """The monitor only observes; there would have been time."""
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(hard(4), i.OOM_DURING_GRACE, evicted=HOG, killed=HOG, observed=True, node_mib=448)
+def burst(stage: Stage) -> None:
+    """The monitor only observes; the threshold is too small for the speed."""
+    # 4 MiB at full speed are gone in a few ms; the 400 MiB that it holds take 65 ms to be freed. Nice, because another
+    # process that needs this CPU would otherwise be given those 65 ms.
+    stage.grow(stage.pod("hog"), mib=800, rate=0, nice=-20)
+
+
+@scenario(hard(64), i.OOM_BEFORE_DECISION, killed=HOG)
+def stalled_monitor(stage: Stage) -> None:
+    """The monitor gets no CPU while a pod grows over the threshold."""
+    hog = stage.hog(stage.pod("hog"), 400, rate=STEADY)
+    with stage.stalled():
+        hog.go()
+        stage.dies(hog)
+
+
+@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True, grows_steadily=True)
+def in_soft_period(stage: Stage) -> None:
+    """The OOM killer comes before a soft threshold's grace period is over."""
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(soft(64, "100ms", 30), i.OOM_DURING_GRACE, evicted=("deaf",), killed=("deaf",), enforce=True)
+def grace_too_long(stage: Stage) -> None:
+    """A pod in its grace ignores SIGTERM and grows on to the limit."""
+    stage.grow(stage.pod("deaf"), ignore_term=1)
+
+
+@scenario(hard(64), i.OOM_DURING_GRACE, i.BRAKED, evicted=("stuck",), killed=("agent",), enforce=True, needs=freezer)
+def frozen_victim(stage: Stage) -> None:
+    """The evicted pod cannot die; the kernel kills a critical pod."""
+    # What process_mrelease was tried on, the OOM killer passes over; and it cannot take tmpfs pages.
+    stuck = stage.filled(stage.pod("stuck"), 80, kind="shmem")
+    agent = stage.hog(stage.pod("agent", priority=CRITICAL), 400, rate=STEADY)
+    with stage.frozen(stuck.pid):
+        agent.go()
+        stage.dies(agent)
+    stage.dies(stuck)
+
+
+@scenario(hard(32), i.OOM_AFTER_EVICTION, evicted=("writer",), killed=("agent",), enforce=True)
+def tmpfs_outlives(stage: Stage) -> None:
+    """An evicted pod leaves its memory in a tmpfs."""
+    with stage.tmpfs() as directory:
+        agent = stage.hog(stage.pod("agent", priority=CRITICAL), 400, rate=STEADY)
+        stage.grow(stage.pod("writer"), 140, kind="shmem", path=str(directory / "data"))
+        stage.hears("evicted")
+        agent.go()
+        stage.dies(agent)
+
+
+@scenario(NO_MEMORY_THRESHOLD, i.OOM_UNSEEN, killed=HOG, enforce=True)
+def no_threshold(stage: Stage) -> None:
+    """No threshold for memory at all."""
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(hard(32), i.OOM_UNSEEN, killed=HOG, enforce=True, needs=two_lists)
+def pinned_cache(stage: Stage) -> None:
+    """Inactive page cache that cannot be given back."""  # in pipes without a reader: available by the formula
+    stage.filled(stage.pod("server"), 100, kind="file", reread=0, sync=1, pin=1)
+    stage.grow(stage.pod("hog"))
+
+
+def with_kubepods(node: LabNode) -> None:
+    cgroupfs.set_limit(cgroupfs.make(node.cgroup / "kubepods"), 128 * MIB)
+
+
+@scenario(
+    *(hard(48), i.EVICTION_WON, i.KUBEPODS_LIMIT),
+    evicted=HOG,
+    killed=HOG,
+    observed=True,
+    domain="kubepods",
+    node_mib=256,
+    prepare=with_kubepods,
+)
+def kubepods_limit(stage: Stage) -> None:
+    """The limit of kubepods is hit, not the node's."""
+    stage.grow(stage.pod("hog", under="kubepods"))
+
+
+@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, i.WRONG_VICTIM, killed=("database",), node_mib=128)
+def wrong_victim(stage: Stage) -> None:
+    """The kernel goes by oom_score_adj and kills the database."""  # the policy's first is over its request
+    database = stage.filled(stage.pod("database", qos="Guaranteed", request=64 * MIB), 40)
+    stage.score(database, 1000)
+    hog = stage.hog(stage.pod("hog"), 100, rate=STEADY)
+    stage.spare(hog)
+    hog.go()
+    stage.dies(database)
+    hog.expect("grown")
+
+
+@scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, i.COLLATERAL, killed=("",))
+def collateral(stage: Stage) -> None:
+    """A service outside the pods is killed."""
+    service = stage.stranger(80)
+    service.go()
+    service.expect("grown")
+    hog = stage.hog(stage.pod("hog"), 70, rate=STEADY)
+    stage.filled(stage.pods["hog"], 20)
+    hog.go()
+    stage.dies(service)
+    hog.expect("grown")
+
+
+@scenario(hard(32), i.OOM_BEFORE_DECISION, i.COLLATERAL, i.BRAKED, killed=("",), enforce=True, grows_steadily=True)
+def braked(stage: Stage) -> None:
+    """A process in no pod grows; no pod is evicted for what none can give back."""  # all are far below their requests
+    pods = [stage.filled(stage.pod(f"small-{n}", qos="Burstable", request=32 * MIB), 3) for n in range(5)]
+    service = stage.stranger(400, rate=STEADY)
+    service.go()
+    stage.dies(service)
+    if any(hog.process.poll() is not None for hog in pods):
+        raise MonitorError("a pod died for what it could not give back")
+
+
+# -- no race -----------------------------------------------------------------------------------------------------------
+
+
+@scenario(hard(32), i.OWN_LIMIT, killed=HOG, domain="/c0", enforce=True)
+def own_limit(stage: Stage) -> None:
+    """A container hits its own limit."""
+    pod = stage.pod("hog")
+    stage.limit(pod.containers["c0"], 48)
+    stage.grow(pod, 80)
+
+
+@scenario(hard(32), i.OWN_LIMIT, killed=("web",), domain="/c1", enforce=True)
+def sidecar(stage: Stage) -> None:
+    """A sidecar hits its own limit; the rest of the pod lives."""
+    pod = stage.pod("web", containers=2)
+    stage.limit(pod.containers["c1"], 24)
+    stage.filled(pod, 40)
+    stage.grow(pod, 80, container="c1")
+
+
+@scenario(hard(32), i.OWN_LIMIT, killed=("pair",), domain="", enforce=True)
+def pod_limit(stage: Stage) -> None:
+    """Two containers together hit the limit of their pod."""
+    pod = stage.pod("pair", containers=2)
+    stage.limit(pod.cgroup, 64)
+    stage.filled(pod, 20)
+    stage.grow(pod, 80, container="c1")
+
+
+@scenario(hard(32), i.OWN_LIMIT, i.GROUP_KILL, killed=("family",), domain="/c0", enforce=True, needs=unified)
+def group_kill(stage: Stage) -> None:
+    """A container whose processes die together hits its own limit."""
+    # Kubernetes sets memory.oom.group in every container on cgroup v2: one process too many costs all of them.
+    pod = stage.pod("family")
+    (pod.containers["c0"] / "memory.oom.group").write_text("1")
+    stage.limit(pod.containers["c0"], 64)
+    sibling = stage.filled(pod, 16)
+    stage.grow(pod, 80)
+    stage.dies(sibling)
+
+
+@scenario(hard(32), i.RELIEVED, observed=True, evicted=HOG)
+def relieved(stage: Stage) -> None:
+    """A pod gives its memory back by itself; observed."""
+    stage.filled(stage.pod("hog"), 140, rate=STEADY).free()
+
+
+@scenario(soft(64, "10m"), i.RELIEVED, enforce=True)
+def relieved_in_soft_period(stage: Stage) -> None:
+    """Memory comes back within a soft threshold's grace period."""
+    stage.filled(stage.pod("hog"), 120, rate=STEADY).free()
+
+
+@scenario(hard(32), i.RELIEVED, observed=True, evicted=("reader",))
+def active_flood(stage: Stage) -> None:
+    """Page cache that was read twice looks like a working set, then goes."""  # the kernel could drop it at once
+    stage.filled(stage.pod("reader"), 140, kind="file", rate=STEADY, reread=3).free()
+
+
+@scenario(hard(32), NOTHING, enforce=True)
+def cache_flood(stage: Stage) -> None:
+    """Three times the node in page cache, read once: nothing."""  # the kernel drops it as it comes
+    stage.filled(stage.pod("copier"), 480, kind="file", reread=0, sync=1)
+
+
+@scenario(hard(32), i.RELIEVED, i.USER_KILL, domain="", enforce=True)
+def user_kill(stage: Stage) -> None:
+    """Somebody sends SIGKILL to a process of a pod."""
+    hog = stage.filled(stage.pod("web"), 20)
+    os.kill(hog.pid, signal.SIGKILL)
+    stage.dies(hog)
+
+
+@scenario(NO_MEMORY_THRESHOLD, i.RELIEVED, i.USER_KILL, i.ALREADY_EXITING, domain="/c0", needs=freezer)
+def already_exiting(stage: Stage) -> None:
+    """The OOM killer marks a process that was killed by its owner already."""
+    # A frozen one, which is then let go on, and thus dies.
+    leaving = stage.filled(stage.pod("leaving"), 40)
+    stage.score(leaving, 1000)
+    hog = stage.hog(stage.pod("hog"), 140)
+    stage.spare(hog)
+    with stage.frozen(leaving.pid):
+        os.kill(leaving.pid, signal.SIGKILL)
+        hog.go()
+        stage.dies(leaving)
+        hog.expect("grown")
+
+
+@scenario(hard(32), i.RELIEVED, i.USER_KILL, i.LOST_EVENTS, domain="")
+def lost_records(stage: Stage) -> None:
+    """More processes are killed than a ring holds while nobody reads it."""
+    # From outside: what a pod's own processes kill has a budget, and does not fill it.
+    killer = stage.stranger(1, murders=800, murders_in=str(stage.pod("killed").containers["c0"]))
+    with stage.stalled():
+        killer.go()
+        killer.expect("grown")
+
+
+@scenario(hard(32), i.UNDETERMINED, observed=True, evicted=HOG, stops=True)
+def record_stops(stage: Stage) -> None:
+    """The monitor is stopped in the middle of it."""
+    stage.filled(stage.pod("hog"), 140, rate=STEADY)
+    stage.hears("would evict")
+    stage.daemon.stop()

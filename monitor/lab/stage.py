@@ -13,63 +13,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.meminfo import multi_gen_lru
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, Truth, judged, unix
+from monitor.lab.scenario import Scenario
+from monitor.lab.truth import NOTHING, Guess, Incident, Outcome, judged, unix
 from monitor.race.badness import likely_victim
 from monitor.race.forecast import Point
 from monitor.side.incidents.reader import IncidentReader
 
 #: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
 PATIENCE_S = 120.0
+#: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
+STEADY = 100
 #: Between two looks at the kernel's likely victim, and at the available memory.
 _LOOK_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """``story`` is one line for people. ``thresholds`` are options of `outrace run`. ``prepare`` changes the node
-    before the daemon starts. ``needs`` says why this machine cannot play it ("" if it can). ``stops``: it ends the
-    daemon, so that each run has one of its own.
-    """
-
-    name: str
-    story: str
-    truth: Truth
-    play: Callable[[Stage], None]
-    thresholds: tuple[str, ...]
-    enforce: bool = False
-    node_mib: int = 160
-    prepare: Callable[[LabNode], None] | None = None
-    needs: Callable[[], str] = lambda: ""
-    stops: bool = False
-    grows_steadily: bool = False  # worth forecasting: the crossing is not a leap
-
-
-def freezer() -> str:
-    """To hold a process that has been killed: the freezer of cgroup v2 lets it go."""
-    remedy = "mount it, which may be beside cgroup v2: mount -t cgroup -o freezer freezer DIRECTORY"
-    return "" if cgroupfs.freezer() else f"cgroup v1's freezer is not mounted; {remedy}"
-
-
-def unified() -> str:
-    return "" if cgroupfs.detect().version == 2 else "memory.oom.group is of cgroup v2"
-
-
-def two_lists() -> str:
-    """Page cache that cannot be given back stays inactive. The multi-gen LRU makes a quarter of it active at the first
-    try (Linux 6.12, 100 MiB in pipes), which counts as working set, so that a threshold is met after all.
-    """
-    return "page cache that cannot be given back turns active under the multi-gen LRU" if multi_gen_lru() else ""
 
 
 class Stage:
@@ -103,6 +67,12 @@ class Stage:
         hog = self.node.start_hog(pod, container, mib=mib, **options)
         self.hogs.append(hog)
         return hog
+
+    def grow(self, pod: LabPod, mib: int = 400, rate: int = STEADY, **options: Any) -> None:
+        """A process of the pod takes memory until it is killed."""
+        hog = self.hog(pod, mib, rate=rate, **options)
+        hog.go()
+        self.dies(hog)
 
     def stranger(self, mib: int, **options: str | int) -> Hog:
         """As `hog`, but in a cgroup of the node that belongs to no pod."""
@@ -192,8 +162,9 @@ class Stage:
                 file.unlink()
             path.rmdir()
 
-    def expect_kill_at(self, cgroup: Path) -> None:
-        """The limit that will be hit is this cgroup's, not the node's."""
+    def limit(self, cgroup: Path, mib: int) -> None:
+        """Limit this cgroup, which is the one that will run into its limit."""
+        cgroupfs.set_limit(cgroup, mib * MIB)
         self._limit = cgroup
 
     # what happens around it

@@ -10,7 +10,8 @@ from monitor.lab.node import MIB
 from monitor.race.forecast import Forecast, forecast
 
 if TYPE_CHECKING:
-    from monitor.lab.stage import Scenario, Stage
+    from monitor.lab.scenario import Scenario
+    from monitor.lab.stage import Stage
 
 #: The verdict of a situation that must not be an incident at all.
 NOTHING = "none"

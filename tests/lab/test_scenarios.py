@@ -11,8 +11,9 @@ import pytest
 from monitor.cli.main import main
 from monitor.errors import ConfigError
 from monitor.kernel import loader, mounts
-from monitor.lab.scenarios import SCENARIOS, named
-from monitor.lab.stage import Scenario, play
+from monitor.lab.scenario import SCENARIOS, Scenario
+from monitor.lab.scenarios import named
+from monitor.lab.stage import play
 from monitor.lab.truth import NOTHING, Outcome
 from monitor.race.incident import FLAGS, VERDICTS
 from tests import live
