@@ -1,7 +1,7 @@
 """What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
-for as long as the headroom lasts at the fastest growth (`monitor.kernel.bounds`), and the alarms of the rung. A crossing
+for as long as the headroom lasts at the fastest growth (`kernel/bounds.py`), and the alarms of the rung. A crossing
 is taken to have happened right after the last look that found it below, so every time told of it is an upper bound;
 but one that the kernel's comparison of usage announces happened just now.
 """
