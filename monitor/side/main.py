@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,18 +30,17 @@ from monitor.kernel.sched import hurry, started
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.messages import Flight, LogLine, Oom, PodGone, Synced
-from monitor.pods.kubepods import of_pods
-from monitor.pods.source import Change, FoundPod, open_source
-from monitor.policy.admission import admit
+from monitor.link.messages import Flight, LogLine, Oom
+from monitor.pods.source import open_source
 from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
-from monitor.side.message_handler import MessageHandler, label
+from monitor.side.message_handler import MessageHandler
 from monitor.side.over_budget import OverBudget
-from monitor.side.pod_watch import PodWatch, pod_message
+from monitor.side.pod_sync import PodSync
+from monitor.side.pod_watch import PodWatch
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
     from monitor.side.races import Races
 
-#: How often it is tried again to tell the hot process what it did not take.
-_RETELL_S = 1.0
+#: How often a message that the hot process did not take is sent again.
+_RESEND_S = 1.0
 #: How long the first look at the pods may take before the rest is started beside it.
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
@@ -106,9 +105,8 @@ class Side:
             mem_total=mem_total,
             thresholds=config.thresholds(),
         )
-        self.era = era(config.policy)
         self.log_budget = self.view.log_budget = LogBudget(self.log)
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log_budget, self.era)
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log_budget, era(config.policy))
         disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
@@ -119,28 +117,28 @@ class Side:
         self.over = OverBudget(self.view, self.log_budget, self.log, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
-        self.pods = PodWatch(source, self.wake)
-        self.view.pods_stalled_s = self.pods.stalled_s
+        self.watch = PodWatch(source, self.wake)
+        self.view.pods_stalled_s = self.watch.stalled_s
+        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.log, self.log_budget, self.pulse.beat)
         self.feed: ProcessFeed | None = None
         self.races: Races | None = None
         self._ending = False
-        self._untold: dict[str, bytes] = {}  # uid -> the packet about it that is yet to be sent
 
     # the loop
 
     def run(self) -> None:
         """Serve until the channel closes."""
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
-        self.pods.start()
+        self.watch.start()
         self._wait_for_pods()
-        first = self._learn()
+        first = self.pods.take()
         self._open_pins()
         self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
         from monitor.side.endpoints import Endpoints
 
         Endpoints(self.listener, self.view, self.scores, self.files, self.lines, self.log)
-        self.view.kubepods = self._kubepods()
-        self._examine(first, {})
+        self.pods.find_kubepods()
+        self.pods.examine(first, {})
         self.disks.start()
         started()  # what the hot process waits for, it has
         self._open_races()
@@ -152,7 +150,7 @@ class Side:
         log_fd = self.races.fileno() if self.races is not None else None
         if log_fd is not None:
             poll.register(log_fd, select.POLLIN)
-        self._hear_left()
+        self._read_left_messages()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         self.pulse.enter(TURNING)
@@ -175,25 +173,23 @@ class Side:
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
                 before = self.view.pods
-                self._examine(self._learn(), before)
+                self.pods.examine(self.pods.take(), before)
                 if self.view.pods is not before:
                     self.disks.pods_changed()
-                self._tell_disks()
-            elif self._untold or not self.view.synced:
-                self._tell_hot()
+                self._send_disk_figures()
+            elif self.pods.pending:
+                self.pods.send()
             if self.races is not None and self.races.due_s() <= 0:
                 self.races.turn()
 
     def _wait_for_pods(self) -> None:
         """For the first look at them, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while time.monotonic() < deadline and not self.pods.wait_known(HEARTBEAT_NS / 2e9):
+        while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.pulse.beat()
 
-    def _hear_left(self) -> None:
-        """What the hot process told a side that died before it read it: of incidents alone, the rest is not true any
-        more.
-        """
+    def _read_left_messages(self) -> None:
+        """Messages to a side that died before it read them: of incidents alone, the rest is not true any more."""
         for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
@@ -217,7 +213,7 @@ class Side:
 
     def _timeout_ms(self) -> float:
         """How long to wait for an event; infinite when there is nothing else to do."""
-        waits = [_RETELL_S * 1000] if self._untold or not self.view.synced else []
+        waits = [_RESEND_S * 1000] if self.pods.pending else []
         due_ns = self.scores.due_ns()
         if due_ns is not None:
             waits.append(due_ns / 1e6)
@@ -229,7 +225,7 @@ class Side:
         return max(0.0, min(waits, default=inf))
 
     def wake(self) -> None:
-        """Make the loop turn, from another thread: there is news of the pods, or somebody wants to see it turn."""
+        """Make the loop turn, from another thread: pods or disks changed, or somebody wants to see it turn."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
@@ -265,11 +261,6 @@ class Side:
                 self.races.hear(message)
 
     # kernel objects
-
-    def _kubepods(self) -> Path | None:
-        """The kubepods directory of the node that is watched."""
-        view = self.view
-        return of_pods(view.hierarchy, view.node_path, view.pods.values(), self.config.cgroup_root)
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""
@@ -308,98 +299,7 @@ class Side:
         self.races.start()
         self.view.races = self.races
 
-    # pods
-
-    def _learn(self) -> Change:
-        """What the watch of the pods found; the hot process is told first of all."""
-        total = Change()
-        for found in self.pods.take():
-            if isinstance(found, MonitorError):
-                self.log.error(str(found))
-                continue
-            change = self._sendable(found)
-            self._take(change)
-            total = Change(
-                total.updated + change.updated, total.removed + change.removed, total.problems + change.problems
-            )
-        self._tell_hot()
-        return total
-
-    def _sendable(self, change: Change) -> Change:
-        """The change without the pods whose message is too large: they are a problem, and not watched."""
-        sendable = Change([], [uid for uid in change.removed if uid in self.view.pods], list(change.problems))
-        for found in change.updated:
-            uid = found.pod.uid
-            try:
-                self._untold[uid] = channel.encode(pod_message(found, self.era))
-                sendable.updated.append(found)
-            except channel.TooLarge as error:
-                remedy = "give it fewer containers or shorter cgroup paths"
-                sendable.problems.append(f"pod {label(found.pod)} is not watched: {error}; {remedy}")
-                if uid in self.view.pods:
-                    sendable.removed.append(uid)
-        for uid in sendable.removed:
-            self._untold[uid] = channel.encode(PodGone(uid))
-        return sendable
-
-    def _take(self, change: Change) -> None:
-        pods = dict(self.view.pods)
-        seen = dict(self.view.first_seen)
-        for uid in change.removed:
-            pods.pop(uid, None)
-            seen.pop(uid, None)
-        for found in change.updated:
-            uid = found.pod.uid
-            pods[uid] = found
-            seen.setdefault(uid, time.time())
-        if change.removed or change.updated:
-            self.view.pods = pods
-            self.view.first_seen = seen
-        # Searching for it walks the whole tree, so only when a pod says that there is one.
-        if self.view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
-            self.view.kubepods = self._kubepods()
-
-    def _examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
-        """Log what changed since ``before``, and look at the processes of the pods."""
-        for problem in change.problems:
-            self.log.warning(problem)
-        for uid in change.removed:
-            self.scores.remove_pod(uid)
-            if uid in before:
-                self.log_budget.forget(label(before[uid].pod))
-            self.log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
-        for found in change.updated:
-            uid = found.pod.uid
-            if uid not in before:
-                self.log.info(
-                    "pod found",
-                    pod=label(found.pod),
-                    uid=uid,
-                    qos=self.era.qos_class(found.pod),
-                    cgroup=str(found.cgroup),
-                )
-                admission = admit(found.pod, self.view.conditions)
-                if not admission.admitted:
-                    self.log.warning(
-                        "a kubelet would not have admitted this pod now",
-                        pod=label(found.pod),
-                        reason=admission.reason,
-                        message=admission.message,
-                    )
-            self._guarded(lambda found=found: self.scores.set_pod(found))  # type: ignore[misc]
-            self.pulse.beat()
-
-    def _tell_hot(self) -> None:
-        """Send what the hot process does not know yet; what does not get through is tried again at the next look."""
-        for uid, packet in list(self._untold.items()):
-            if not channel.send_packet(self.sock, packet):
-                self.log.warning("the hot process takes no messages; trying again", waiting=len(self._untold))
-                return
-            del self._untold[uid]
-        if not self.view.synced and self.pods.wait_known(0):
-            self.view.synced = channel.send(self.sock, Synced())
-
-    def _tell_disks(self) -> None:
+    def _send_disk_figures(self) -> None:
         """Pass on what was measured. What does not get through goes with the next measurement."""
         for message in self.disks.take():
             if not channel.send(self.sock, message):

@@ -1,0 +1,134 @@
+"""What `PodWatch` finds reaches the hot process, the view, the OOM scores and the log, in that order."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from monitor.actions.oomadj import OomScores
+from monitor.errors import MonitorError
+from monitor.link import channel
+from monitor.link.messages import PodGone, Synced
+from monitor.pods.kubepods import of_pods
+from monitor.pods.source import Change, FoundPod
+from monitor.policy.admission import admit
+from monitor.policy.releases import era
+from monitor.side.export.log import Log
+from monitor.side.export.log_budget import LogBudget
+from monitor.side.message_handler import label
+from monitor.side.pod_watch import PodWatch, pod_message
+from monitor.side.view import View
+
+
+class PodSync:
+    """``beat()`` is called between pods: 110 of them may take longer than a heartbeat."""
+
+    def __init__(
+        self,
+        view: View,
+        sock: socket.socket,
+        watch: PodWatch,
+        scores: OomScores,
+        log: Log,
+        log_budget: LogBudget,
+        beat: Callable[[], None],
+    ) -> None:
+        self._view = view
+        self._sock = sock
+        self._watch = watch
+        self._scores = scores
+        self._log = log
+        self._log_budget = log_budget
+        self._beat = beat
+        self._era = era(view.config.policy)
+        self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to `send` again."""
+        return bool(self._unsent) or not self._view.synced
+
+    def take(self) -> Change:
+        """What the watch found since the last call; the hot process gets it first of all."""
+        total = Change()
+        for found in self._watch.take():
+            if isinstance(found, MonitorError):
+                self._log.error(str(found))
+                continue
+            change = self._sendable(found)
+            self._update_view(change)
+            total.updated.extend(change.updated)
+            total.removed.extend(change.removed)
+            total.problems.extend(change.problems)
+        self.send()
+        return total
+
+    def send(self) -> None:
+        """Send what the hot process does not have yet; what does not get through is tried again at the next look."""
+        for uid, packet in list(self._unsent.items()):
+            if not channel.send_packet(self._sock, packet):
+                self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
+                return
+            del self._unsent[uid]
+        if not self._view.synced and self._watch.wait_known(0):
+            self._view.synced = channel.send(self._sock, Synced())
+
+    def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
+        """Log what changed since ``before``, and look at the processes of the pods."""
+        for problem in change.problems:
+            self._log.warning(problem)
+        for uid in change.removed:
+            self._scores.remove_pod(uid)
+            if uid in before:
+                self._log_budget.forget(label(before[uid].pod))
+            self._log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
+        for found in change.updated:
+            if found.pod.uid not in before:
+                self._log_new(found)
+            try:
+                self._scores.set_pod(found)
+            except MonitorError as error:
+                self._log.error(str(error))
+            self._beat()
+
+    def find_kubepods(self) -> None:
+        """Search for the kubepods directory of the node that is watched."""
+        view = self._view
+        view.kubepods = of_pods(view.hierarchy, view.node_path, view.pods.values(), view.config.cgroup_root)
+
+    def _sendable(self, change: Change) -> Change:
+        """The change without the pods whose message is too large: they are a problem, and not watched."""
+        pods = self._view.pods
+        sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems))
+        for found in change.updated:
+            uid = found.pod.uid
+            try:
+                self._unsent[uid] = channel.encode(pod_message(found, self._era))
+                sendable.updated.append(found)
+            except channel.TooLarge as error:
+                remedy = "give it fewer containers or shorter cgroup paths"
+                sendable.problems.append(f"pod {label(found.pod)} is not watched: {error}; {remedy}")
+                if uid in pods:
+                    sendable.removed.append(uid)
+        for uid in sendable.removed:
+            self._unsent[uid] = channel.encode(PodGone(uid))
+        return sendable
+
+    def _update_view(self, change: Change) -> None:
+        view, now = self._view, time.time()
+        if change.removed or change.updated:
+            pods = {uid: found for uid, found in view.pods.items() if uid not in change.removed}
+            pods |= {found.pod.uid: found for found in change.updated}
+            view.pods, view.first_seen = pods, {uid: view.first_seen.get(uid, now) for uid in pods}
+        # Searching for it walks the whole tree, so only when a pod says that there is one.
+        if view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
+            self.find_kubepods()
+
+    def _log_new(self, found: FoundPod) -> None:
+        pod, name = found.pod, label(found.pod)
+        self._log.info("pod found", pod=name, uid=pod.uid, qos=self._era.qos_class(pod), cgroup=str(found.cgroup))
+        admission = admit(pod, self._view.conditions)
+        if not admission.admitted:
+            refused = "a kubelet would not have admitted this pod now"
+            self._log.warning(refused, pod=name, reason=admission.reason, message=admission.message)
