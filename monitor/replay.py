@@ -26,7 +26,6 @@ from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation
 from monitor.race import episode
 from monitor.race.events import Clock, End, event_from_json
-from monitor.race.snapshot import state_from_json
 from monitor.settings.config import RunConfig
 from monitor.side.judge import judge
 from monitor.side.recording import Damage, Reader
@@ -233,7 +232,7 @@ class Races:
 
     def resume(self, value: Mapping[str, Any], number: int) -> None:
         """The reducer's state at this moment."""
-        state = state_from_json(value)
+        state = episode.State.from_json(value)
         if self._known and not self._resume and state != self._state:
             self._found.differs("state of the races", number, None, None)
         self._state, self._known, self._resume = state, True, False

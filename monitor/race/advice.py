@@ -6,9 +6,8 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
 from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Sample
 from monitor.race.evictions import RecordedEviction
-from monitor.race.facts import Facts
+from monitor.race.facts import Facts, last_sample
 from monitor.race.flags import over_eviction, wrong_victim
-from monitor.race.formula import last_sample
 from monitor.race.units import quantity, rate, size, span
 
 #: Polling and the least grace: 10 s + 2 s from a crossing until a kubelet's victim is gone, at worst.

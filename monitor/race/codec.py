@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
@@ -20,8 +20,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Numbers, texts, booleans, None, and lists and dicts of these."""
-        made: dict[str, Any] = plain(self)
-        return made
+        return _fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -30,13 +29,39 @@ class Record:
         return made
 
 
+class Tagged(Record):
+    """A record of one of several kinds: its key `event` says which, by the name of the class."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"event": type(self).__name__.lower(), **_fields(self)}
+
+
 def plain(value: Any) -> Any:
-    """``value`` with dataclasses as dicts and tuples as lists."""
+    """``value`` with dataclasses as dicts, tuples and sets (sorted) as lists."""
+    if isinstance(value, Record):
+        return value.to_json()
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return _fields(value)
     if isinstance(value, tuple):
         return [plain(item) for item in value]
-    return value
+    return sorted(map(plain, value)) if isinstance(value, frozenset) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+
+
+def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:
+    """A value of the one of these classes that its key `event` names."""
+    if not isinstance(data, Mapping):
+        raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
+    name = data.get("event")
+    cls = next((c for c in kinds if c.__name__.lower() == name), None)
+    if cls is None:
+        raise RecordError(f"{where}: {name!r} is not known")
+    return decode(cls, data, where)
 
 
 def decode(cls: Any, data: Any, where: str) -> Any:
@@ -44,6 +69,10 @@ def decode(cls: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
     hints = _hints(cls)
+    if issubclass(cls, Tagged):
+        if data.get("event") != cls.__name__.lower():
+            raise RecordError(f"{where}.event: must be {cls.__name__.lower()}, not {data.get('event')!r}")
+        data = {key: value for key, value in data.items() if key != "event"}
     made = {}
     for f in fields(cls):
         if f.name in data:
@@ -64,10 +93,12 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _checked(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        if value is None:
+        kinds = [a for a in get_args(hint) if a is not type(None)]
+        if value is None and len(kinds) < len(get_args(hint)):
             return None
-        # Everything optional here is a single type or None.
-        return _checked(next(a for a in get_args(hint) if a is not type(None)), value, where)
+        return _checked(kinds[0], value, where) if len(kinds) == 1 else tagged(kinds, value, where)
+    if origin is frozenset:
+        return frozenset([_checked(get_args(hint)[0], item, where) for item in value])
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise RecordError(f"{where}: must be a list")

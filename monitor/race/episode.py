@@ -12,44 +12,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from operator import attrgetter
 
+from monitor.race import events as ev
 from monitor.race.codec import Record
-from monitor.race.event_order import event_key, in_order, moment
-from monitor.race.events import (
-    KUBEPODS,
-    KUBEPODS_SCOPES,
-    NODE,
-    RACE_SCOPES,
-    Checked,
-    Clock,
-    Crossing,
-    Decided,
-    End,
-    Event,
-    Exit,
-    Gone,
-    Kill,
-    Lost,
-    Mark,
-    Ranked,
-    Reclaim,
-    Sample,
-    Tick,
-    Watched,
-    event_from_json,
-)
 from monitor.race.joining import DEFAULT_BOUNDS, PRESSURE, Bounds, Open, concerns, joined, key_of, of_victim, too_long
 
 QUIET, STOPPED, CROWDED, OPEN = "quiet", "record stops", "crowded", "open"
 
 _time = attrgetter("ts_ns")
+_PLACE: dict[type, int] = {cls: i for i, cls in enumerate(ev.KINDS.values())}
 #: Settings of the wall clock that are remembered: an episode is judged seconds after it began, after an hour at most.
 _CLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Record):
     """What happened, sorted by time. `start_ns` is its first sign (a crossing, a mark, a kill); samples and reclaim of
     the time before are among the events.
 
@@ -63,69 +42,29 @@ class Episode:
     start_ns: int
     end_ns: int
     ended: str
-    events: tuple[Event, ...]
-    watched: tuple[Watched, ...] = ()
-    dropped: int = 0
-    realtime_ns: int | None = None
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "domain": self.domain,
-            "start_ns": self.start_ns,
-            "end_ns": self.end_ns,
-            "ended": self.ended,
-            "events": [e.to_json() for e in self.events],
-            "watched": [w.to_json() for w in self.watched],
-            "dropped": self.dropped,
-            "realtime_ns": self.realtime_ns,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, object]) -> Episode:
-        """Raises RecordError naming the key that is wrong."""
-        head = _Head.from_json({k: v for k, v in data.items() if k not in ("events", "watched")})
-        events, watched = data.get("events"), data.get("watched")
-        return cls(
-            head.domain,
-            head.start_ns,
-            head.end_ns,
-            head.ended,
-            tuple([event_from_json(e) for e in events]) if isinstance(events, list) else (),
-            tuple([w for w in map(event_from_json, watched) if isinstance(w, Watched)])
-            if isinstance(watched, list)
-            else (),
-            head.dropped,
-            head.realtime_ns,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Head(Record):
-    domain: str
-    start_ns: int
-    end_ns: int
-    ended: str
+    events: tuple[ev.Event, ...]
+    watched: tuple[ev.Watched, ...] = ()
     dropped: int = 0
     realtime_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the reducer remembers between two events."""
+class State(Record):
+    """What the reducer remembers between two events. A replay can go on from its JSON."""
 
     bounds: Bounds = DEFAULT_BOUNDS
-    waiting: tuple[Event, ...] = ()  # by time
+    waiting: tuple[ev.Event, ...] = ()  # by time
     latest_ns: int = 0  # the newest time seen
-    recorder: tuple[Event, ...] = ()  # the flight recorder: samples, reclaim, kills and exits before anything began
-    watched: tuple[Watched, ...] = ()
-    ranked: Ranked | None = None
+    recorder: tuple[ev.Event, ...] = ()  # the flight recorder: samples, reclaim, kills and exits before anything began
+    watched: tuple[ev.Watched, ...] = ()
+    ranked: ev.Ranked | None = None
     open: tuple[Open, ...] = ()
-    clocks: tuple[Clock, ...] = ()  # by time, the latest few
+    clocks: tuple[ev.Clock, ...] = ()  # by time, the latest few
 
 
-def feed(state: State, event: Event) -> tuple[State, tuple[Episode, ...]]:
+def feed(state: State, event: ev.Event) -> tuple[State, tuple[Episode, ...]]:
     """Take one event; gives the episodes that are over by now. `End` ends them all."""
-    if isinstance(event, End):
+    if isinstance(event, ev.End):
         state, done = _take_all(state, (*state.waiting, event))
         done += [_finished(state, o, STOPPED, max(event.ts_ns, o.last_ns)) for o in state.open]
         return State(state.bounds, watched=state.watched, ranked=state.ranked, clocks=state.clocks), tuple(done)
@@ -154,18 +93,29 @@ def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
     return (*done, *[_finished(state, o, OPEN, max(state.latest_ns, o.last_ns)) for o in touched])
 
 
-def fold(events: Iterable[Event], bounds: Bounds | None = None) -> list[Episode]:
-    """All episodes of a whole stream; what is open when it stops is among them."""
-    state, last = State(bounds or DEFAULT_BOUNDS), 0
-    found: list[Episode] = []
-    for event in events:
-        state, done = feed(state, event)
-        found += done
-        last = max(last, event.ts_ns)
-    return found + list(feed(state, End(last))[1])
+def event_key(event: ev.Event) -> tuple[int, int, str]:
+    """Sort key: time, then cause before effect, then content."""
+    return (*moment(event), repr(event))
 
 
-def _take_all(state: State, events: Iterable[Event]) -> tuple[State, list[Episode]]:
+def moment(event: ev.Event) -> tuple[int, int]:
+    """Time, and cause before effect."""
+    return (event.ts_ns, _PLACE[type(event)])
+
+
+def in_order(events: Iterable[ev.Event]) -> list[ev.Event]:
+    """Sorted by `event_key`. Contents are looked at only where they decide: a ranking's text is 10 KiB."""
+    found = sorted(events, key=moment)
+    if len(found) < 2:
+        return found
+    ordered: list[ev.Event] = []
+    for _, group in groupby(found, key=moment):
+        same = list(group)
+        ordered += same if len(same) == 1 else sorted(same, key=repr)
+    return ordered
+
+
+def _take_all(state: State, events: Iterable[ev.Event]) -> tuple[State, list[Episode]]:
     done: list[Episode] = []
     for event in in_order(events):
         state, over = _expire(state, event)
@@ -178,7 +128,7 @@ def _take_all(state: State, events: Iterable[Event]) -> tuple[State, list[Episod
     return state, done
 
 
-def _expire(state: State, event: Event) -> tuple[State, list[Episode]]:
+def _expire(state: State, event: ev.Event) -> tuple[State, list[Episode]]:
     """End what was quiet long enough before ``event``, and what is too long for it."""
     done, kept = [], []
     for o in state.open:
@@ -200,22 +150,22 @@ def _is_over(o: Open, now_ns: int, bounds: Bounds) -> bool:
     return all(until <= now_ns for _, until in (*o.pids, *o.pods))
 
 
-def _take(state: State, event: Event) -> State:
-    if isinstance(event, Tick | End):
+def _take(state: State, event: ev.Event) -> State:
+    if isinstance(event, ev.Tick | ev.End):
         return state
-    if isinstance(event, Clock):
+    if isinstance(event, ev.Clock):
         return replace(state, clocks=tuple(sorted([*state.clocks, event], key=event_key)[-_CLOCKS:]))
-    if isinstance(event, Watched):
-        same = (event.domain, event.signal, event.hard)
-        others = [w for w in state.watched if (w.domain, w.signal, w.hard) != same]
-        return replace(state, watched=tuple(sorted([*others, event], key=lambda w: (w.domain, w.signal, w.hard))))
-    if isinstance(event, Ranked):
+    if isinstance(event, ev.Watched):
+        same = event.threshold
+        others = [w for w in state.watched if w.threshold != same]
+        return replace(state, watched=tuple(sorted([*others, event], key=lambda w: w.threshold)))
+    if isinstance(event, ev.Ranked):
         state = replace(state, ranked=event)
         # One that has a ranking gets another when that counts: with a decision or a mark (`_with`).
         return replace(
             state, open=tuple([o if o.ranked_ns is not None else joined(o, event, state.bounds) for o in state.open])
         )
-    if isinstance(event, Sample | Reclaim | Lost | Kill | Exit | Checked):
+    if isinstance(event, ev.Sample | ev.Reclaim | ev.Lost | ev.Kill | ev.Exit | ev.Checked):
         state = replace(state, recorder=_recorded(state, event))
     concerned = [concerns(o, event) for o in state.open]
     if not any(concerned):
@@ -227,26 +177,26 @@ def _take(state: State, event: Event) -> State:
     return replace(state, open=tuple([_with(state, o, event) if its else o for o, its in pairs]))
 
 
-def _with(state: State, o: Open, event: Event) -> Open:
+def _with(state: State, o: Open, event: ev.Event) -> Open:
     """The episode with one more event; with a mark comes what is known of its victim already.
 
     A mark may arrive late (its ring is another one, and a reader that was stopped reads one ring after the other), or
     be traced after its victim left: an exit that came before it is not waited for again.
     """
     ranked = state.ranked
-    if ranked is not None and isinstance(event, Mark | Decided) and o.ranked_ns != ranked.ts_ns:
+    if ranked is not None and isinstance(event, ev.Mark | ev.Decided) and o.ranked_ns != ranked.ts_ns:
         o = joined(o, ranked, state.bounds)
     o = joined(o, event, state.bounds)
-    if isinstance(event, Mark | Kill | Gone):
+    if isinstance(event, ev.Mark | ev.Kill | ev.Gone):
         o = replace(o, touched_ns=state.latest_ns)
-    if isinstance(event, Mark):
+    if isinstance(event, ev.Mark):
         for old in state.recorder:
             if of_victim(old, event) and old not in o.events:
                 o = joined(o, old, state.bounds, before=True)
     return o
 
 
-def _recorded(state: State, event: Event) -> tuple[Event, ...]:
+def _recorded(state: State, event: ev.Event) -> tuple[ev.Event, ...]:
     """The flight recorder with one more event: only the last `before_ns`, and only so many."""
     since, first = event.ts_ns - state.bounds.before_ns, max(0, len(state.recorder) + 1 - state.bounds.samples)
     while first < len(state.recorder) and state.recorder[first].ts_ns < since:
@@ -254,13 +204,13 @@ def _recorded(state: State, event: Event) -> tuple[Event, ...]:
     return (*state.recorder[first:], event)
 
 
-def _opened(state: State, event: Event) -> Open | None:
+def _opened(state: State, event: ev.Event) -> Open | None:
     """A new episode, if this event begins one; with what the flight recorder holds about it."""
-    if isinstance(event, Crossing | Mark | Decided):
+    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided):
         where = key_of(event)
         assert where is not None
         key, domain = where
-    elif isinstance(event, Kill) and event.by_user:
+    elif isinstance(event, ev.Kill) and event.by_user:
         key = domain = event.memcg
     else:
         return None
@@ -273,7 +223,7 @@ def _opened(state: State, event: Event) -> Open | None:
     made = joined(made, event, state.bounds)
     for old in state.recorder:
         # A signal of some seconds ago was an episode of its own, or part of an eviction that is over.
-        by_user = isinstance(old, Kill) and old.by_user
+        by_user = isinstance(old, ev.Kill) and old.by_user
         if old is not event and ((concerns(made, old) and not by_user) or of_victim(old, event)):
             made = joined(made, old, state.bounds, before=True)
     return made
@@ -285,7 +235,7 @@ def _finished(state: State, o: Open, ended: str, end_ns: int) -> Episode:
     events = tuple(sorted((*o.events, *o.samples), key=moment))
     domain = o.domain
     if o.key == PRESSURE:
-        mark = next((e for e in events if isinstance(e, Mark) and not e.exiting and e.scope in RACE_SCOPES), None)
+        mark = next((e for e in events if isinstance(e, ev.Mark) and not e.exiting and e.scope in ev.RACE_SCOPES), None)
         if mark is not None:
-            domain = KUBEPODS if mark.scope in KUBEPODS_SCOPES else NODE
+            domain = ev.KUBEPODS if mark.scope in ev.KUBEPODS_SCOPES else ev.NODE
     return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.dropped, o.realtime_ns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
-from monitor.race.codec import Record, RecordError, decode, plain
+from monitor.race.codec import Tagged, tagged
 
 NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
@@ -40,11 +40,20 @@ KUBEPODS_SCOPES = frozenset({"kubepods", "pods"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Event(Record):
+class _Event(Tagged):
     ts_ns: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"event": type(self).__name__.lower(), **plain(self)}
+
+@dataclass(frozen=True, slots=True)
+class _OfThreshold(_Event):
+    domain: str
+    signal: str
+    hard: bool
+
+    @property
+    def threshold(self) -> tuple[str, str, bool]:
+        """Which threshold it is about."""
+        return self.domain, self.signal, self.hard
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +67,12 @@ class Clock(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Watched(_Event):
+class Watched(_OfThreshold):
     """A threshold that is in force from now on, with the capacity it is taken of.
 
     `limit`: where the kernel kills in this domain; None for the machine, which has no such line.
     """
 
-    domain: str
-    signal: str
-    hard: bool
     quantity: int
     capacity: int
     limit: int | None = None
@@ -107,12 +113,9 @@ class Reclaim(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing(_Event):
+class Crossing(_OfThreshold):
     """The kernel saw `available` fall below `quantity`."""
 
-    domain: str
-    signal: str
-    hard: bool
     quantity: int
     capacity: int
     usage: int
@@ -131,16 +134,13 @@ class Seen(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(_Event):
+class Held(_OfThreshold):
     """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more.
 
     `pods`: what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet
     would evict.
     """
 
-    domain: str
-    signal: str
-    hard: bool
     reason: str
     available: int | None = None
     quantity: int | None = None
@@ -151,7 +151,7 @@ class Held(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Decided(_Event):
+class Decided(_OfThreshold):
     """A pod is to be evicted. `observed`: outrace only observes, and does not act.
 
     `rank` is its place among the pods that may be evicted, `working_set` and `request` are the pod's; `usage` and
@@ -159,9 +159,6 @@ class Decided(_Event):
     that were gone already had not given back then.
     """
 
-    domain: str
-    signal: str
-    hard: bool
     quantity: int
     capacity: int
     available: int
@@ -295,12 +292,9 @@ class Checked(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Clear(_Event):
+class Clear(_OfThreshold):
     """The threshold is not met any more. May be repeated."""
 
-    domain: str
-    signal: str
-    hard: bool
     available: int
 
 
@@ -337,11 +331,5 @@ KINDS: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in get_args(E
 
 def event_from_json(data: Mapping[str, Any]) -> Event:
     """The event that `to_json` wrote. Raises RecordError naming the key."""
-    if not isinstance(data, Mapping):
-        raise RecordError(f"an event is a map, not {type(data).__name__}")
-    name = data.get("event")
-    cls = KINDS.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise RecordError(f"event: {name!r} is not known")
-    made: Event = decode(cls, {key: value for key, value in data.items() if key != "event"}, str(name))
+    made: Event = tagged(get_args(Event), data, "event")
     return made

@@ -8,22 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.policy.ranking import Candidate
+from monitor.race import events as ev
 from monitor.race.badness import evictable
-from monitor.race.events import (
-    KUBELET,
-    KUBEPODS,
-    NODE,
-    SIGKILL,
-    Clear,
-    Crossing,
-    Decided,
-    Event,
-    Gone,
-    Kill,
-    Mark,
-    Ranked,
-    Signalled,
-)
 
 #: The time a killed process needs to die, for an eviction that was only observed: its exit frees about
 #: 7 GB/s, measured on one CPU, after about 1 ms.
@@ -44,7 +30,7 @@ class RecordedEviction:
     on.
     """
 
-    decision: Decided
+    decision: ev.Decided
     signalled_ns: int | None = None
     killed_ns: int | None = None
     gone_ns: int | None = None
@@ -56,7 +42,7 @@ class RecordedEviction:
     def grace_ns(self) -> int:
         """What its processes really get: outrace gives none for a hard threshold, a kubelet 2 s at least."""
         d = self.decision
-        if d.by == KUBELET:
+        if d.by == ev.KUBELET:
             return max(KUBELET_MIN_GRACE_S, d.grace_s) * 10**9
         return 0 if d.hard else max(0, d.grace_s) * 10**9
 
@@ -76,26 +62,26 @@ class RecordedEviction:
         return self.forced_ns + EXIT_NS + size * 10**9 // EXIT_BYTES_PER_S
 
 
-def recorded_evictions(events: Iterable[Event]) -> list[RecordedEviction]:
+def recorded_evictions(events: Iterable[ev.Event]) -> list[RecordedEviction]:
     """Every eviction with its outcome; a second decision on a pod that is still dying is the same eviction. An observed
     one lasts until its threshold is clear.
     """
     found: list[RecordedEviction] = []
     over: set[int] = set()  # of those, the observed ones whose threshold cleared
     for event in events:
-        if isinstance(event, Decided):
+        if isinstance(event, ev.Decided):
             for i, e in enumerate(found):
                 if i not in over and _is_of(e, event.pod, event.by) and e.decision.observed == event.observed:
                     found[i] = replace(e, again_ns=event.ts_ns)
                     break
             else:
                 found.append(RecordedEviction(event))
-        elif isinstance(event, Clear):
+        elif isinstance(event, ev.Clear):
             for i, e in enumerate(found):
                 d = e.decision
-                if d.observed and (d.domain, d.signal, d.hard) == (event.domain, event.signal, event.hard):
+                if d.observed and d.threshold == event.threshold:
                     over.add(i)
-        elif isinstance(event, Signalled | Gone):
+        elif isinstance(event, ev.Signalled | ev.Gone):
             for i, e in enumerate(found):
                 if _is_of(e, event.pod, event.by) and not e.decision.observed:
                     found[i] = _advanced(e, event)
@@ -107,69 +93,69 @@ def _is_of(eviction: RecordedEviction, pod: str, by: str) -> bool:
     return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
 
 
-def _advanced(e: RecordedEviction, event: Signalled | Gone) -> RecordedEviction:
-    if isinstance(event, Gone):
+def _advanced(e: RecordedEviction, event: ev.Signalled | ev.Gone) -> RecordedEviction:
+    if isinstance(event, ev.Gone):
         return replace(e, gone_ns=event.ts_ns, freed=event.freed, settled_ns=event.settled_ns)
     first = event.ts_ns if e.signalled_ns is None else e.signalled_ns
-    forced = event.ts_ns if event.signal == SIGKILL and e.killed_ns is None else e.killed_ns
+    forced = event.ts_ns if event.signal == ev.SIGKILL and e.killed_ns is None else e.killed_ns
     return replace(e, signalled_ns=first, killed_ns=forced)
 
 
-def met_before(events: Iterable[Event], until_ns: int) -> dict[tuple[str, str, bool], Crossing | int]:
+def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str, bool], ev.Crossing | int]:
     """The thresholds met just before ``until_ns``, each with its crossing, or its time if only a decision has it."""
-    met: dict[tuple[str, str, bool], Crossing | int] = {}
+    met: dict[tuple[str, str, bool], ev.Crossing | int] = {}
     for event in events:
         if event.ts_ns >= until_ns:
             break
-        if isinstance(event, Crossing):
-            met.setdefault((event.domain, event.signal, event.hard), event)
-        elif isinstance(event, Decided):
-            met.setdefault((event.domain, event.signal, event.hard), event.crossed_ns or event.ts_ns)
-        elif isinstance(event, Clear):
-            met.pop((event.domain, event.signal, event.hard), None)
+        if isinstance(event, ev.Crossing):
+            met.setdefault(event.threshold, event)
+        elif isinstance(event, ev.Decided):
+            met.setdefault(event.threshold, event.crossed_ns or event.ts_ns)
+        elif isinstance(event, ev.Clear):
+            met.pop(event.threshold, None)
     return met
 
 
-def by_kubelet(events: Iterable[Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
+def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
     """Evictions by a kubelet that is known only by what its runtime did: SIGKILL to a pod that might be evicted, while
     a threshold of the node was met, and then no process was left of that pod.
 
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
     the kubelet decided is not known: the first SIGKILL stands for it. ``given``: the ranking, where no event has one.
     """
-    met: dict[Threshold, Crossing] = {}
+    met: dict[Threshold, ev.Crossing] = {}
     order, others = tuple(given), set()
     found: dict[str, RecordedEviction] = {}
     over: list[RecordedEviction] = []
     for event in events:
-        if isinstance(event, Crossing) and event.domain in (NODE, KUBEPODS):
-            met.setdefault((event.domain, event.signal, event.hard), event)
-        elif isinstance(event, Clear):
-            met.pop((event.domain, event.signal, event.hard), None)
-        elif isinstance(event, Ranked):
+        if isinstance(event, ev.Crossing) and event.domain in (ev.NODE, ev.KUBEPODS):
+            met.setdefault(event.threshold, event)
+        elif isinstance(event, ev.Clear):
+            met.pop(event.threshold, None)
+        elif isinstance(event, ev.Ranked):
             order = event.order
-        elif isinstance(event, Mark) or (isinstance(event, Decided) and not event.observed):
+        elif isinstance(event, ev.Mark) or (isinstance(event, ev.Decided) and not event.observed):
             if event.pod is not None:
                 others.add(event.pod)
-        elif isinstance(event, Kill) and event.by_runtime and event.pod is not None and met:
+        elif isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None and met:
             if event.pod not in found and event.pod not in others:
                 made = _kubelets(event, event.pod, met, order)
                 if made is not None:
                     found[event.pod] = made
-        elif isinstance(event, Gone) and event.by == KUBELET and event.pod in found:
+        elif isinstance(event, ev.Gone) and event.by == ev.KUBELET and event.pod in found:
             over.append(replace(found.pop(event.pod), gone_ns=event.ts_ns, freed=event.freed))
     return over
 
 
 def _kubelets(
-    kill: Kill, pod: str, met: dict[Threshold, Crossing], order: Sequence[Candidate]
+    kill: ev.Kill, pod: str, met: dict[Threshold, ev.Crossing], order: Sequence[Candidate]
 ) -> RecordedEviction | None:
     """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict."""
     rank, its = next(((k, c) for k, c in enumerate(evictable(order), 1) if c.uid == pod), (0, None))
     if its is None:
         return None
     crossed = min(met.values(), key=lambda c: (not c.hard, c.ts_ns))
-    decision = Decided(
+    decision = ev.Decided(
         ts_ns=kill.ts_ns,
         domain=crossed.domain,
         signal=crossed.signal,
@@ -183,7 +169,7 @@ def _kubelets(
         rank=rank,
         grace_s=0,
         observed=False,
-        by=KUBELET,
+        by=ev.KUBELET,
         crossed_ns=crossed.ts_ns,
         working_set=its.usage,
         request=its.request,

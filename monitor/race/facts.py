@@ -6,28 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from monitor.policy.ranking import Candidate
+from monitor.policy.signals import working_set
+from monitor.race import events as ev
 from monitor.race.episode import Episode
-from monitor.race.events import (
-    KMSG,
-    KMSG_PLACE,
-    KUBELET,
-    PODS,
-    RACE_SCOPES,
-    Checked,
-    Clear,
-    Crossing,
-    Decided,
-    Event,
-    Kill,
-    Lost,
-    Mark,
-    Ranked,
-    Sample,
-    Watched,
-)
 from monitor.race.evictions import RecordedEviction, by_kubelet, met_before, recorded_evictions
 from monitor.race.forecast import slope
-from monitor.race.formula import available_at, domain_of
 
 #: Marks by one invoking thread this close together are one OOM kill: the kernel goes through a group in one go.
 GROUP_NS = 10_000_000
@@ -37,7 +20,7 @@ GROUP_NS = 10_000_000
 KNOWN_GROUP_NS = 1_000_000_000
 
 
-def one_kill(mark: Mark, later: Mark) -> bool:
+def one_kill(mark: ev.Mark, later: ev.Mark) -> bool:
     """Two marks may be of one OOM kill: made by one thread, as close together as that kill would make them."""
     whole = mark.group and later.group and mark.memcg == later.memcg
     near = KNOWN_GROUP_NS if whole else GROUP_NS
@@ -59,25 +42,25 @@ class Facts:
     """
 
     episode: Episode
-    kills: tuple[Mark, ...]
-    exiting: tuple[Mark, ...]
-    denied: tuple[Mark, ...]
-    user_kills: tuple[Kill, ...]
+    kills: tuple[ev.Mark, ...]
+    exiting: tuple[ev.Mark, ...]
+    denied: tuple[ev.Mark, ...]
+    user_kills: tuple[ev.Kill, ...]
     evictions: tuple[RecordedEviction, ...]
-    crossing: Crossing | None
+    crossing: ev.Crossing | None
     crossed_ns: int | None
     cleared: bool
     usage: tuple[tuple[int, int], ...]
     limit: int | None
-    threshold: Watched | None
+    threshold: ev.Watched | None
     rate: float | None
-    lost: tuple[Lost, ...]
+    lost: tuple[ev.Lost, ...]
     order: tuple[Candidate, ...]
 
     @property
     def race(self) -> bool:
         """Whether the kill, if any, is one that an eviction could have come before."""
-        return bool(self.kills) and self.kills[0].scope in RACE_SCOPES
+        return bool(self.kills) and self.kills[0].scope in ev.RACE_SCOPES
 
     @property
     def kill_ns(self) -> int | None:
@@ -107,15 +90,13 @@ class Facts:
         happened meanwhile.
         """
         d = e.decision
-        mine = [
-            c
-            for c in self.episode.events
-            if isinstance(c, Clear | Crossing) and (c.domain, c.signal, c.hard) == (d.domain, d.signal, d.hard)
-        ]
-        last = max([c.ts_ns for c in mine if isinstance(c, Clear) and c.ts_ns <= kill_ns], default=None)
+        mine = [c for c in self.episode.events if isinstance(c, ev.Clear | ev.Crossing) and c.threshold == d.threshold]
+        last = max([c.ts_ns for c in mine if isinstance(c, ev.Clear) and c.ts_ns <= kill_ns], default=None)
         if last is None or max(d.ts_ns, e.again_ns or 0) > last:
             return False
-        again = min([c.ts_ns for c in mine if isinstance(c, Crossing) and last < c.ts_ns <= kill_ns], default=kill_ns)
+        again = min(
+            [c.ts_ns for c in mine if isinstance(c, ev.Crossing) and last < c.ts_ns <= kill_ns], default=kill_ns
+        )
         if not d.observed and again - last < BRIEF_NS:
             return False
         return d.observed or not (kill_ns < (e.forced_ns if e.done_ns is None else e.done_ns))
@@ -132,7 +113,7 @@ class Facts:
 def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     """Take an episode apart. ``order``: the policy's ranking at the decision or mark, where no event has it."""
     events = episode.events
-    marks = [e for e in events if isinstance(e, Mark)]
+    marks = [e for e in events if isinstance(e, ev.Mark)]
     unproven = _denied(events)
     kills = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
     killed = {m.victim_pid for m in kills}
@@ -140,12 +121,12 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     evictions = sorted((*recorded_evictions(events), *by_kubelet(events, order)), key=lambda e: e.decision.ts_ns)
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
-    raced = domain_of(kills[0]) if kills and kills[0].scope in RACE_SCOPES else None
+    raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
     moment = at if at is not None else _first_decision(evictions, episode.end_ns)
     crossing, crossed_ns = _crossing(events, moment, raced)
     usage = tuple(_usage(events, episode.domain))
     threshold = _threshold(episode, crossing)
-    if kills and crossed_ns is None and threshold is not None and kills[0].scope in RACE_SCOPES:
+    if kills and crossed_ns is None and threshold is not None and kills[0].scope in ev.RACE_SCOPES:
         # No crossing was reported, but by the formula it had happened: in one leap, or between two looks.
         available = available_at(episode, kills[0], threshold)
         crossed_ns = at if available is not None and available < threshold.quantity else None
@@ -163,25 +144,25 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         limit=_limit(kills, threshold, crossing),
         threshold=threshold,
         rate=growth(usage, moment),
-        lost=tuple([e for e in events if isinstance(e, Lost) and e.count > 0]),
+        lost=tuple([e for e in events if isinstance(e, ev.Lost) and e.count > 0]),
         order=_order(events, at, order),
     )
 
 
-def _first_of_each(marks: Iterable[Mark]) -> list[Mark]:
+def _first_of_each(marks: Iterable[ev.Mark]) -> list[ev.Mark]:
     """One mark for each process: a victim is marked again while the kernel waits for it."""
-    found: dict[int, Mark] = {}
+    found: dict[int, ev.Mark] = {}
     for mark in marks:
         found.setdefault(mark.victim_pid, mark)
     return list(found.values())
 
 
-def _denied(events: Iterable[Event]) -> frozenset[int]:
+def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
     said: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
-        if isinstance(event, Checked) and event.victim_pid is not None and event.source != KMSG_PLACE:
-            said.setdefault(event.victim_pid, set()).add((event.source == KMSG, event.agrees))
+        if isinstance(event, ev.Checked) and event.victim_pid is not None and event.source != ev.KMSG_PLACE:
+            said.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
     return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
 
 
@@ -189,26 +170,26 @@ def _first_decision(evictions: Sequence[RecordedEviction], default: int) -> int:
     return evictions[0].decision.ts_ns if evictions else default
 
 
-def _crossing(events: Sequence[Event], at_ns: int, domain: str | None) -> tuple[Crossing | None, int | None]:
+def _crossing(events: Sequence[ev.Event], at_ns: int, domain: str | None) -> tuple[ev.Crossing | None, int | None]:
     """What had been crossed at ``at_ns`` and was not clear again, and when; of one domain, or (None) of any."""
     mine = [e for e in events if domain is None or getattr(e, "domain", domain) == domain]
     met = met_before(mine, at_ns) or met_before(mine, at_ns + 1)
     for hard in (True, False):
         these = {key: value for key, value in met.items() if key[2] == hard}
-        found = [c for c in these.values() if isinstance(c, Crossing)]
+        found = [c for c in these.values() if isinstance(c, ev.Crossing)]
         times = [c if isinstance(c, int) else c.ts_ns for c in these.values()]
         if times:
             return (min(found, key=lambda c: c.ts_ns) if found else None), min(times)
     return None, None
 
 
-def _usage(events: Iterable[Event], domain: str) -> Iterable[tuple[int, int]]:
+def _usage(events: Iterable[ev.Event], domain: str) -> Iterable[tuple[int, int]]:
     for event in events:
-        if isinstance(event, Sample | Crossing | Decided) and event.domain == domain:
+        if isinstance(event, ev.Sample | ev.Crossing | ev.Decided) and event.domain == domain:
             if event.usage is not None:
                 yield event.ts_ns, event.usage
-        elif isinstance(event, Mark) and event.oom_usage is not None and domain_of(event) == domain:
-            if event.scope == PODS:
+        elif isinstance(event, ev.Mark) and event.oom_usage is not None and domain_of(event) == domain:
+            if event.scope == ev.PODS:
                 continue  # of a part of the domain
             yield event.ts_ns, event.oom_usage
 
@@ -222,46 +203,71 @@ def growth(usage: Sequence[tuple[int, int]], at_ns: int, window_ns: int = 1_000_
     return found if found is not None and found > 0 else None
 
 
-def _threshold(episode: Episode, crossing: Crossing | None) -> Watched | None:
+def _threshold(episode: Episode, crossing: ev.Crossing | None) -> ev.Watched | None:
     """The threshold the episode is about: the one crossed, else the hard one of the domain, else its first."""
     mine = [w for w in episode.watched if w.domain == episode.domain]
     if crossing is not None:
-        mine = [
-            w
-            for w in episode.watched
-            if (w.domain, w.signal, w.hard) == (crossing.domain, crossing.signal, crossing.hard)
-        ] or mine
+        mine = [w for w in episode.watched if w.threshold == crossing.threshold] or mine
     return next((w for w in mine if w.hard), mine[0] if mine else None)
 
 
-def _limit(kills: Sequence[Mark], threshold: Watched | None, crossing: Crossing | None) -> int | None:
+def _limit(kills: Sequence[ev.Mark], threshold: ev.Watched | None, crossing: ev.Crossing | None) -> int | None:
     """Where the kernel kills: the limit in its record, else the domain's, else its capacity (the machine has none)."""
-    if kills and kills[0].oom_limit is not None and kills[0].scope != PODS:
+    if kills and kills[0].oom_limit is not None and kills[0].scope != ev.PODS:
         return kills[0].oom_limit
     if threshold is not None:
         return threshold.limit if threshold.limit is not None else threshold.capacity
     return crossing.capacity if crossing is not None else None
 
 
-def _user_kills(events: Sequence[Event], denied: frozenset[int]) -> list[Kill]:
+def _user_kills(events: Sequence[ev.Event], denied: frozenset[int]) -> list[ev.Kill]:
     """SIGKILLs to pods by neither the kernel nor an eviction, nor in the wake of an OOM kill in the same pod."""
     # When a kubelet decided is known to the second at best, so its kills may seem to come first.
-    leaving: set[str | None] = {e.pod for e in events if isinstance(e, Decided) and e.by == KUBELET and not e.observed}
+    leaving: set[str | None] = {
+        e.pod for e in events if isinstance(e, ev.Decided) and e.by == ev.KUBELET and not e.observed
+    }
     found = []
     for event in events:
-        if isinstance(event, Decided):
+        if isinstance(event, ev.Decided):
             if not event.observed:
                 leaving.add(event.pod)
-        elif isinstance(event, Mark):
+        elif isinstance(event, ev.Mark):
             if not event.exiting and event.victim_pid not in denied:
                 leaving.add(event.pod)
-        elif isinstance(event, Kill) and event.by_user and event.pod not in leaving:
+        elif isinstance(event, ev.Kill) and event.by_user and event.pod not in leaving:
             found.append(event)
     return found
 
 
-def _order(events: Sequence[Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _order(events: Sequence[ev.Event], at_ns: int | None, given: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The ranking to judge by: the last recorded before the kill (or at all), else the one given."""
-    ranked = [e for e in events if isinstance(e, Ranked)]
+    ranked = [e for e in events if isinstance(e, ev.Ranked)]
     before = [e for e in ranked if at_ns is None or e.ts_ns <= at_ns]
     return (before[-1] if before else ranked[0]).order if ranked else tuple(given)
+
+
+# ---- the kubelet's formula at the moment of a kill
+
+
+def domain_of(mark: ev.Mark) -> str:
+    """The domain whose limit was hit."""
+    if mark.scope in ev.KUBEPODS_SCOPES:
+        return ev.KUBEPODS
+    return ev.NODE if mark.scope in ("global", ev.NODE) else mark.oom_path or mark.memcg
+
+
+def last_sample(episode: Episode, domain: str, at_ns: int) -> ev.Sample | None:
+    """The last figures of a domain recorded by ``at_ns``."""
+    found = [e for e in episode.events if isinstance(e, ev.Sample) and e.domain == domain and e.ts_ns <= at_ns]
+    return found[-1] if found else None
+
+
+def available_at(episode: Episode, mark: ev.Mark, threshold: ev.Watched | None) -> int | None:
+    """capacity - (usage - inactive file) of the threshold's domain at ``mark``; None if not known."""
+    if threshold is None or threshold.domain != domain_of(mark):
+        return None
+    if mark.scope != ev.PODS and mark.oom_usage is not None and mark.oom_inactive_file is not None:
+        return threshold.capacity - working_set(mark.oom_usage, mark.oom_inactive_file)
+    last = last_sample(episode, threshold.domain, mark.ts_ns)
+    cleared = max([e.ts_ns for e in episode.events if isinstance(e, ev.Clear) and e.ts_ns <= mark.ts_ns], default=0)
+    return threshold.capacity - last.working_set if last is not None and last.ts_ns >= cleared else None

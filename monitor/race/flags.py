@@ -123,7 +123,7 @@ def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:
     for event in events:
         if event.ts_ns > d.ts_ns:
             break
-        if not isinstance(event, Clear | Crossing) or (event.domain, event.signal, event.hard) != (
+        if not isinstance(event, Clear | Crossing) or event.threshold != (
             d.domain,
             d.signal,
             d.hard,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monitor.race.burst import Burst
-from monitor.race.codec import Record, plain
+from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
 
 EVICTION_WON = "eviction_won"
@@ -117,7 +117,7 @@ class Incident(Record):
 
     def to_json(self, steps: bool = True) -> dict[str, Any]:
         """The incident as a dict; without ``steps`` for lists."""
-        made: dict[str, Any] = plain(self)
+        made = Record.to_json(self)
         if not steps:
             del made["steps"]
         return made

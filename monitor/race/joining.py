@@ -5,32 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from monitor.race import events as ev
 from monitor.race.codec import Record
-from monitor.race.events import (
-    KUBELET,
-    KUBEPODS,
-    KUBEPODS_SCOPES,
-    NODE,
-    RACE_SCOPES,
-    SIGKILL,
-    Checked,
-    Clear,
-    Clock,
-    Crossing,
-    Decided,
-    Event,
-    Exit,
-    Gone,
-    Held,
-    Kill,
-    Lost,
-    Mark,
-    Ranked,
-    Reclaim,
-    Sample,
-    Seen,
-    Signalled,
-)
 
 #: How long before its mark a victim may have left: what lies between is a preemption. No pid is used again so soon.
 EARLY_EXIT_NS = 1_000_000_000
@@ -66,7 +42,7 @@ DEFAULT_BOUNDS = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class Open(Record):
     """An episode going on.
 
     What is asked of every event that comes is kept beside the events: looking through a thousand of them, in each of 30
@@ -77,8 +53,8 @@ class Open:
     domain: str
     start_ns: int
     last_ns: int
-    events: tuple[Event, ...] = ()
-    samples: tuple[Event, ...] = ()
+    events: tuple[ev.Event, ...] = ()
+    samples: tuple[ev.Event, ...] = ()
     met: frozenset[tuple[str, str, bool]] = frozenset()  # thresholds, by domain, signal, hard
     pids: tuple[tuple[int, int], ...] = ()  # victims awaited: pid, until when
     pods: tuple[tuple[str, int], ...] = ()  # pods being evicted: uid, until when
@@ -93,45 +69,45 @@ class Open:
     realtime_ns: int | None = None  # what makes its times Unix times
 
 
-def key_of(event: Event) -> tuple[str, str] | None:
+def key_of(event: ev.Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
-    if isinstance(event, Crossing | Clear | Seen | Held | Decided):
-        return (PRESSURE if event.domain in (NODE, KUBEPODS) else event.domain), event.domain
-    if isinstance(event, Mark):
-        if event.scope in RACE_SCOPES:
-            return PRESSURE, (KUBEPODS if event.scope in KUBEPODS_SCOPES else NODE)
+    if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Held | ev.Decided):
+        return (PRESSURE if event.domain in (ev.NODE, ev.KUBEPODS) else event.domain), event.domain
+    if isinstance(event, ev.Mark):
+        if event.scope in ev.RACE_SCOPES:
+            return PRESSURE, (ev.KUBEPODS if event.scope in ev.KUBEPODS_SCOPES else ev.NODE)
         path = event.oom_path or event.memcg
         return path, path
     return None
 
 
-def concerns(o: Open, event: Event) -> bool:
+def concerns(o: Open, event: ev.Event) -> bool:
     """Whether an event belongs to an episode that is open."""
-    if isinstance(event, Clock):
+    if isinstance(event, ev.Clock):
         return False
-    if isinstance(event, Sample):  # most events by far
+    if isinstance(event, ev.Sample):  # most events by far
         return o.key == PRESSURE or o.domain == event.domain or (event.pod is not None and event.pod in o.marked_pods)
-    if isinstance(event, Mark) and event.exiting and event.victim_pid in o.killed:
+    if isinstance(event, ev.Mark) and event.exiting and event.victim_pid in o.killed:
         return True  # the end of that episode, not the beginning of another
     where = key_of(event)
     if where is not None:
         return o.key == where[0]
-    if isinstance(event, Lost):
+    if isinstance(event, ev.Lost):
         return True
-    if isinstance(event, Kill):
+    if isinstance(event, ev.Kill):
         # What a runtime kills after an OOM in a container belongs there; anything in a pod is of interest in pressure.
         same_pod = event.pod is not None and event.pod in o.killed_pods
         return o.key == PRESSURE or same_pod or (event.by_user and o.key == event.memcg)
-    if isinstance(event, Exit):
+    if isinstance(event, ev.Exit):
         return any(pid == event.pid for pid, _ in o.pids)
-    if isinstance(event, Checked):
+    if isinstance(event, ev.Checked):
         return event.victim_pid in o.marked
     if o.key == PRESSURE:
         return True  # reclaim, signals and ends of evicted pods
-    return isinstance(event, Reclaim) and o.domain == event.memcg
+    return isinstance(event, ev.Reclaim) and o.domain == event.memcg
 
 
-def too_long(o: Open, event: Event, bounds: Bounds) -> bool:
+def too_long(o: Open, event: ev.Event, bounds: Bounds) -> bool:
     """Whether endless kills belong to another episode from this event on.
 
     It is cut where the next kill begins a story of its own, so that what follows upon a kill (an exit, what the runtime
@@ -140,36 +116,36 @@ def too_long(o: Open, event: Event, bounds: Bounds) -> bool:
     age_ns = event.ts_ns - o.start_ns
     if o.key == PRESSURE or o.met or o.pods or age_ns < bounds.longest_ns:
         return False
-    if isinstance(event, Mark):
+    if isinstance(event, ev.Mark):
         begins = not event.exiting
     else:
-        begins = isinstance(event, Kill) and event.by_user and not o.marked
+        begins = isinstance(event, ev.Kill) and event.by_user and not o.marked
     return (begins and concerns(o, event)) or age_ns >= bounds.longest_ns + bounds.victim_ns
 
 
-def of_victim(old: Event, event: Event) -> bool:
+def of_victim(old: ev.Event, event: ev.Event) -> bool:
     """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark.
 
     A victim may be gone when its mark is traced: one that runs on the killer's CPU as soon as it is killed, or a frozen
     one that was ending anyway and is let go by the mark.
     """
-    if not isinstance(event, Mark):
+    if not isinstance(event, ev.Mark):
         return False
-    return (isinstance(old, Kill) and old.victim_pid == event.victim_pid) or (
-        isinstance(old, Exit) and old.pid == event.victim_pid and old.ts_ns >= event.ts_ns - EARLY_EXIT_NS
+    return (isinstance(old, ev.Kill) and old.victim_pid == event.victim_pid) or (
+        isinstance(old, ev.Exit) and old.pid == event.victim_pid and old.ts_ns >= event.ts_ns - EARLY_EXIT_NS
     )
 
 
-def joined(o: Open, event: Event, bounds: Bounds, before: bool = False) -> Open:
+def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Open:
     """The episode with one more event."""
-    if isinstance(event, Sample):
+    if isinstance(event, ev.Sample):
         samples = (*o.samples, event)
         if len(samples) > bounds.samples:
             half = len(samples) // 2
             # The older half is thinned out: every second sample of it goes.
             samples = (*samples[:half:2], *samples[half:])
         return replace(o, samples=samples)
-    if isinstance(event, Exit):
+    if isinstance(event, ev.Exit):
         o = replace(o, pids=tuple([p for p in o.pids if p[0] != event.pid]))
     events, dropped = (*o.events, event), o.dropped
     if len(events) > bounds.events:
@@ -181,31 +157,31 @@ def joined(o: Open, event: Event, bounds: Bounds, before: bool = False) -> Open:
     return replace(_tracked(o, event, bounds), last_ns=max(o.last_ns, event.ts_ns))
 
 
-def _lasts(o: Open, event: Event) -> bool:
+def _lasts(o: Open, event: ev.Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    if isinstance(event, Ranked | Reclaim | Lost | Seen | Held | Checked):
+    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked):
         return False
-    if isinstance(event, Clear):  # may be repeated
-        return (event.domain, event.signal, event.hard) in o.met
-    if isinstance(event, Kill) and not event.ours:
+    if isinstance(event, ev.Clear):  # may be repeated
+        return event.threshold in o.met
+    if isinstance(event, ev.Kill) and not event.ours:
         # The mark of an OOM kill says where it belongs; users kill at any time, pressure or not. A pod that a runtime
         # stops under pressure may be a kubelet's eviction: then the episode waits for its end.
         return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE and bool(o.met))
-    if o.key == PRESSURE and isinstance(event, Signalled | Gone):
+    if o.key == PRESSURE and isinstance(event, ev.Signalled | ev.Gone):
         return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk
     return True
 
 
-def _indexed(o: Open, event: Event, bounds: Bounds) -> Open:
+def _indexed(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     """The episode, with the indexes for an event that was just added."""
-    if isinstance(event, Ranked):
+    if isinstance(event, ev.Ranked):
         return replace(o, ranked_ns=event.ts_ns)
-    if not isinstance(event, Mark | Kill):
+    if not isinstance(event, ev.Mark | ev.Kill):
         return o
     most = bounds.events
     pods = (event.pod,) if event.pod is not None else ()
     o = replace(o, killed_pods=_with(o.killed_pods, pods, most))
-    if isinstance(event, Mark):
+    if isinstance(event, ev.Mark):
         return replace(
             o, marked=_with(o.marked, (event.victim_pid,), most), marked_pods=_with(o.marked_pods, pods, most)
         )
@@ -216,24 +192,24 @@ def _with(known: tuple[T, ...], new: tuple[T, ...], most: int) -> tuple[T, ...]:
     return (*known, *[one for one in new if one not in known])[-most:]
 
 
-def _tracked(o: Open, event: Event, bounds: Bounds) -> Open:
+def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     """What has to end before the episode does."""
-    if isinstance(event, Crossing):
-        return replace(o, hard=o.hard or event.hard, met=o.met | {(event.domain, event.signal, event.hard)})
-    if isinstance(event, Clear):
-        return replace(o, met=o.met - {(event.domain, event.signal, event.hard)})
-    if isinstance(event, Mark):
+    if isinstance(event, ev.Crossing):
+        return replace(o, hard=o.hard or event.hard, met=o.met | {event.threshold})
+    if isinstance(event, ev.Clear):
+        return replace(o, met=o.met - {event.threshold})
+    if isinstance(event, ev.Mark):
         awaited = (*o.pids, (event.victim_pid, event.ts_ns + bounds.victim_ns))
         return replace(o, pids=awaited[-bounds.events :])
-    if isinstance(event, Decided) and not event.observed:
+    if isinstance(event, ev.Decided) and not event.observed:
         until = event.ts_ns + event.grace_s * 10**9 + bounds.victim_ns
         return replace(o, pods=(*[p for p in o.pods if p[0] != event.pod], (event.pod, until)))
-    if isinstance(event, Kill) and event.by_runtime and event.pod is not None:
+    if isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None:
         known = any(uid == event.pod for uid, _ in o.pods)
         return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
-    if isinstance(event, Gone):
+    if isinstance(event, ev.Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))
-    if isinstance(event, Signalled) and event.signal == SIGKILL and event.by == KUBELET:
+    if isinstance(event, ev.Signalled) and event.signal == ev.SIGKILL and event.by == ev.KUBELET:
         until = event.ts_ns + bounds.victim_ns
         return replace(o, pods=tuple([(uid, min(was, until) if uid == event.pod else was) for uid, was in o.pods]))
     return o

@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from monitor.race import events as ev
 from monitor.race.episode import Episode
-from monitor.race.events import (
-    Checked,
-    Clear,
-    Crossing,
-    Decided,
-    Event,
-    Exit,
-    Gone,
-    Held,
-    Kill,
-    Lost,
-    Mark,
-    Ranked,
-    Reclaim,
-    Sample,
-    Seen,
-    Signalled,
-)
 
 #: How many of those that grew most before an episode are named.
 _GROWERS = 3
@@ -40,7 +23,7 @@ def steps(episode: Episode) -> tuple[dict[str, Any], ...]:
     left_out: dict[str, tuple[int, int]] = {}
     reclaimed: set[str] = set()
     for event in episode.events:
-        if isinstance(event, Reclaim):
+        if isinstance(event, ev.Reclaim):
             if event.memcg in reclaimed:
                 continue  # a reclaim is begun dozens of times on the way to an OOM: the first says it
             reclaimed.add(event.memcg)
@@ -63,45 +46,45 @@ def _at(episode: Episode, ts_ns: int, fields: dict[str, Any]) -> dict[str, Any]:
     return {"t_ms": round((ts_ns - episode.start_ns) / 1e6, 3), **fields}
 
 
-def _step(event: Event) -> dict[str, Any] | None:
+def _step(event: ev.Event) -> dict[str, Any] | None:
     match event:
-        case Crossing():
+        case ev.Crossing():
             made: dict[str, Any] = {"what": "crossed", "domain": event.domain, "signal": event.signal}
             made |= {"kind": "hard" if event.hard else "soft", "quantity": event.quantity}
             made |= {"available": event.available, "usage": event.usage, "working_set": event.working_set}
-        case Seen():
+        case ev.Seen():
             made = {"what": "seen", "by": event.by, "signal": event.signal, "available": event.available}
-        case Held():
+        case ev.Held():
             made = {"what": "held" if event.reason else "not_held", "signal": event.signal, "reason": event.reason}
             if event.reason:
                 made |= {"available": event.available, "pods": event.pods, "outside": event.outside}
                 made |= {"kubelet_would_evict": event.pod_name}
-        case Decided():
+        case ev.Decided():
             made = {"what": "decided", "by": event.by, "pod": event.pod_name, "rank": event.rank}
             made |= {"grace_s": event.grace_s, "available": event.available, "observed": event.observed}
             made |= {"trigger": event.trigger, "pod_working_set": event.working_set}
-        case Signalled():
+        case ev.Signalled():
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
-        case Gone():
+        case ev.Gone():
             made = {"what": "gone", "by": event.by, "pod": event.pod_name, "freed": event.freed}
-        case Clear():
+        case ev.Clear():
             made = {"what": "clear", "domain": event.domain, "signal": event.signal}
             made |= {"kind": "hard" if event.hard else "soft", "available": event.available}
-        case Reclaim():
+        case ev.Reclaim():
             made = {"what": "reclaim", "memcg": event.memcg}
-        case Mark():
+        case ev.Mark():
             made = {"what": "exiting" if event.exiting else "oom", "pid": event.victim_pid, "comm": event.victim_comm}
             made |= {"pod": event.pod_name or event.pod, "rss": event.rss, "oom_score_adj": event.oom_score_adj}
             made |= {"limit_of": event.oom_path or event.scope, "usage": event.oom_usage, "limit": event.oom_limit}
             made |= {"invoker_pid": event.invoker_pid, "invoker": event.invoker_comm}
-        case Kill():
+        case ev.Kill():
             made = {"what": "sigkill", "pid": event.victim_pid, "comm": event.victim_comm, "pod": event.pod_name}
             made |= {"from": "kernel" if event.si_code == 128 else event.sender_comm, "ours": event.ours}
-        case Exit():
+        case ev.Exit():
             made = {"what": "exited", "pid": event.pid, "comm": event.comm, "pod": event.pod_name or event.pod}
-        case Checked():
+        case ev.Checked():
             made = {"what": "checked", "source": event.source, "agrees": event.agrees, "detail": event.detail}
-        case Lost():
+        case ev.Lost():
             made = {"what": "lost", "of": event.what, "count": event.count}
         case _:
             return None
@@ -110,11 +93,11 @@ def _step(event: Event) -> dict[str, Any] | None:
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:
     """What the flight recorder saw up to the start: who grew most, and page cache that became active."""
-    names = {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, Ranked) for c in e.order}
-    first: dict[str, Sample] = {}
-    last: dict[str, Sample] = {}
+    names = {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, ev.Ranked) for c in e.order}
+    first: dict[str, ev.Sample] = {}
+    last: dict[str, ev.Sample] = {}
     for event in episode.events:
-        if isinstance(event, Sample) and event.ts_ns <= episode.start_ns:
+        if isinstance(event, ev.Sample) and event.ts_ns <= episode.start_ns:
             first.setdefault(event.domain, event)
             last[event.domain] = event
     grown = [(last[d].working_set - first[d].working_set, d) for d in first]

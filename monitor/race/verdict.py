@@ -16,9 +16,8 @@ from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Mark
 from monitor.race.evictions import RecordedEviction
-from monitor.race.facts import Facts, facts
+from monitor.race.facts import Facts, domain_of, facts
 from monitor.race.flags import flags
-from monitor.race.formula import domain_of
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
 from monitor.race.margins import balance, margins, observed_in_time
 from monitor.race.summary import summary

@@ -19,9 +19,8 @@ from monitor.policy.signals import MEMORY
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
-from monitor.race.domain_forecasts import DomainForecast, domain_forecasts
 from monitor.race.events import Sample, Watched
-from monitor.race.forecast import Forecast
+from monitor.race.forecast import DomainForecast, Forecast, domain_forecasts
 from monitor.side.verdict_counts import Tally
 from monitor.side.view import View
 

@@ -22,7 +22,6 @@ from monitor.link.messages import NAMES, Bad, Message
 from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
 from monitor.race.episode import Episode, State
 from monitor.race.events import Event
-from monitor.race.snapshot import state_to_json
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
@@ -130,7 +129,7 @@ class Recorder:
     def state(self, state: State) -> None:
         """The reducer's state after the last event; where `state_wanted`."""
         self.state_wanted = False
-        self._add("state", lambda: state_to_json(state))
+        self._add("state", state.to_json)
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""

@@ -15,10 +15,9 @@ from monitor.kernel.wire import OomEvent
 from monitor.link import messages
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
-from monitor.race.domain_forecasts import DomainForecast
 from monitor.race.episode import Episode
 from monitor.race.events import Clear, Crossing, Event, Kill, Mark
-from monitor.race.forecast import Forecast
+from monitor.race.forecast import DomainForecast, Forecast
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
 from monitor.side.cgroup_names import CgroupNames

@@ -5,7 +5,7 @@ from typing import Any
 
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.race.codec import Record
-from monitor.race.episode import Bounds, Episode, fold
+from monitor.race.episode import Bounds, Episode, State, feed
 from monitor.race.events import (
     NODE,
     SI_KERNEL,
@@ -13,6 +13,7 @@ from monitor.race.events import (
     Clear,
     Crossing,
     Decided,
+    End,
     Event,
     Exit,
     Gone,
@@ -131,7 +132,14 @@ def died(t: float, pid: int = 4242) -> Exit:
 
 
 def episodes(*events: Event, bounds: Bounds | None = None) -> list[Episode]:
-    return fold(events, bounds)
+    """All episodes of a whole stream; what is open when it stops is among them."""
+    state, last = State(bounds or Bounds()), 0
+    found: list[Episode] = []
+    for event in events:
+        state, done = feed(state, event)
+        found += done
+        last = max(last, event.ts_ns)
+    return found + list(feed(state, End(last))[1])
 
 
 def one(*events: Event) -> Episode:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.domain_forecasts import domain_forecasts
-from monitor.race.forecast import Forecast, forecast, score, slope
+from monitor.race.forecast import Forecast, domain_forecasts, forecast, score, slope
 from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
 
 RATES = st.integers(1, 10_000).map(lambda r: r * 1000)

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.race.codec import RecordError
-from monitor.race.episode import Bounds, Episode, State, feed, fold, ongoing
-from monitor.race.event_order import event_key, in_order
+from monitor.race.episode import Bounds, Episode, State, event_key, feed, in_order, ongoing
 from monitor.race.events import Event, event_from_json
 from monitor.race.facts import facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
-from monitor.race.snapshot import state_from_json, state_to_json
 from monitor.race.verdict import verdict
 from monitor.race.world import world
+from tests.race.builders import episodes
 from tests.race.strategies import events, streams
 
 
@@ -43,7 +42,7 @@ def test_a_key_nobody_knows_is_refused(event: Event) -> None:
 
 @given(streams())
 def test_every_episode_gets_exactly_one_verdict(stream: list[Event]) -> None:
-    for episode in fold(stream):
+    for episode in episodes(*stream):
         found = verdict(episode)
         assert found.verdict in VERDICTS
         assert set(found.flags) <= set(FLAGS)
@@ -53,7 +52,7 @@ def test_every_episode_gets_exactly_one_verdict(stream: list[Event]) -> None:
 
 @given(streams())
 def test_signs_of_the_margins(stream: list[Event]) -> None:
-    for episode in fold(stream):
+    for episode in episodes(*stream):
         found = verdict(episode)
         numbers = [n for n in (found.margin_bytes, found.margin_ms) if n is not None]
         if found.verdict in LOST_RACES:
@@ -66,7 +65,7 @@ def test_signs_of_the_margins(stream: list[Event]) -> None:
 
 @given(streams())
 def test_episodes_and_incidents_survive_json(stream: list[Event]) -> None:
-    for episode in fold(stream):
+    for episode in episodes(*stream):
         assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
         found = verdict(episode)
         assert Incident.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -78,13 +77,13 @@ def test_the_order_of_arrival_within_the_slack_changes_nothing(stream: list[Even
     ordered = sorted(stream, key=lambda e: e.ts_ns)
     # Each event is late by less than the slack, or, of equal times, in any order.
     shuffled = sorted(ordered, key=lambda e: (e.ts_ns + rng.randrange(75_000_000), rng.random()))
-    assert fold(shuffled, bounds) == fold(ordered, bounds)
+    assert episodes(*shuffled, bounds=bounds) == episodes(*ordered, bounds=bounds)
 
 
 @given(st.lists(events(), max_size=20))
 def test_events_are_sorted_as_by_their_key(stream: list[Event]) -> None:
     assert in_order(stream) == in_order(stream[::-1]) == sorted(stream, key=event_key)
-    for episode in fold(stream):
+    for episode in episodes(*stream):
         assert [e.ts_ns for e in episode.events] == sorted(e.ts_ns for e in episode.events)
 
 
@@ -93,7 +92,7 @@ def test_a_state_survives_json_and_goes_on_alike(stream: list[Event], at: int) -
     state = State(Bounds(events=8, samples=8))
     for event in stream[:at]:
         state, _ = feed(state, event)
-    again = state_from_json(json.loads(json.dumps(state_to_json(state))))
+    again = State.from_json(json.loads(json.dumps(state.to_json())))
     assert again == state
     for event in stream[at:]:
         state, done = feed(state, event)
@@ -104,7 +103,7 @@ def test_a_state_survives_json_and_goes_on_alike(stream: list[Event], at: int) -
 
 @given(streams())
 def test_feeding_again_gives_the_same(stream: list[Event]) -> None:
-    assert [verdict(e) for e in fold(stream)] == [verdict(e) for e in fold(stream)]
+    assert [verdict(e) for e in episodes(*stream)] == [verdict(e) for e in episodes(*stream)]
 
 
 @given(streams(80))
@@ -130,7 +129,7 @@ def test_memory_is_bounded(stream: list[Event]) -> None:
 
 @given(streams())
 def test_any_episode_can_be_asked_what_a_kubelet_had_seen(stream: list[Event]) -> None:
-    for episode in fold(stream):
+    for episode in episodes(*stream):
         found = world(facts(episode))
         if found is not None:
             assert found.working_set

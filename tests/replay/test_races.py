@@ -15,7 +15,6 @@ from monitor.race import episode
 from monitor.race.episode import State
 from monitor.race.events import End, Event
 from monitor.race.joining import Open
-from monitor.race.snapshot import state_from_json, state_to_json
 from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
@@ -72,12 +71,12 @@ def test_a_state_is_the_same_after_its_json(events: list[Event]) -> None:
     state = State()
     for event in events:
         state, _ = episode.feed(state, event)
-        assert state_from_json(json.loads(json.dumps(state_to_json(state)))) == state
+        assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_a_state_is_written_with_all_its_fields() -> None:
     """One that is new in the reducer and not in the snapshot would be lost in silence."""
-    written = state_to_json(State(open=(Open("", "node", 1, 2),)))
+    written = State(open=(Open("", "node", 1, 2),)).to_json()
     assert list(written) == [field.name for field in fields(State)]
     assert list(written["open"][0]) == [field.name for field in fields(Open)]
 
