@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 if sys.argv[1:2] == ["run"]:
-    # Before anything else is imported (80 ms of CPU): see `monitor.kernel.sched.start_fast`, which takes an import too.
+    # Before anything else is imported (80 ms of CPU): see `monitor.kernel.sched.STARTING`, which takes an import too.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
 

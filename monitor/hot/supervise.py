@@ -13,7 +13,6 @@ import sys
 import time
 
 from monitor.kernel.alarms import Timer
-from monitor.kernel.sched import start_fast
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, SIDE, STATS_FD
@@ -83,7 +82,6 @@ class Side:
         finally:
             for fd in fds:
                 os.set_inheritable(fd, False)
-        start_fast(pid)  # whatever a real-time parent that resets on fork has left of it
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError:  # one that nobody would hear of again

@@ -20,7 +20,8 @@ _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 OOM_SCORE_ADJ = -999
 #: The nice value of threads between a kill and its alert: ten times the weight of an ordinary one.
 HURRIED = -10
-#: Of a daemon that starts: nothing is watched until it has.
+#: Of a daemon that starts, because nothing is watched until it has: among 80 others that want a CPU, as in a storm of
+#: kills, half a second of CPU time took 2.8 to 4.3 s. Both processes see to it themselves, before they import this.
 STARTING = -20
 
 
@@ -52,20 +53,18 @@ def set_realtime() -> tuple[str, str]:
     return "nice -20", note
 
 
-def start_fast(pid: int = 0) -> None:
-    """Have a process (0: this one) ahead of all ordinary ones while it starts, if it may be; `started` ends that.
-
-    Among 80 others that want a CPU, as in a storm of kills, half a second of CPU time took 2.8 to 4.3 s.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, STARTING)
-
-
 def started() -> None:
-    """Put every thread of this process back among ordinary ones."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+    """Put every thread of this process back among ordinary ones: a start at `STARTING` is over.
+
+    A thread that starts one before it is put back itself passes its nice value on, to one that was not listed: listed
+    again until none is new.
+    """
+    back: set[str] = set()
+    while new := set(os.listdir("/proc/self/task")) - back:
+        for thread in new:
+            with contextlib.suppress(OSError):  # it ended
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+        back |= new
 
 
 def hurry() -> bool:

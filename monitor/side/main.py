@@ -9,6 +9,14 @@ and started again, it sends all pods anew. It ends when the channel closes, beca
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+
+if __name__ == "__main__":
+    # Before anything else is imported: see `monitor.kernel.sched.STARTING`. The hot process, which is real-time and
+    # resets on fork, leaves its child at 0; what it did about that could come after `started`, and stayed.
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+
 import select
 import signal
 import socket

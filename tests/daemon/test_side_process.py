@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor.kernel.sched import STARTING
 from monitor.link import channel
 from monitor.link.messages import LogLine
 from monitor.settings.config import RunConfig
@@ -74,3 +75,14 @@ def test_importing_the_side_stays_light() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"bcc", "pyroute2", "prometheus_client", "yaml", "click", "psutil", "asyncio"} & set(loaded)
+
+
+def test_it_starts_ahead_of_others_by_itself() -> None:
+    """What its parent did for it came too late at times: when it was back among ordinary ones already."""
+    code = """import contextlib, os, runpy
+with contextlib.suppress(KeyError):  # it is given no descriptors
+    runpy.run_module("monitor.side.main", run_name="__main__")
+print(os.nice(0))"""
+    environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(STARTING), done.stderr
