@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.filesystems import Mounts
+
 # A shared machine is sometimes slow: how long an example takes says nothing about whether the code is right.
 settings.register_profile("outrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrace")
@@ -92,6 +94,12 @@ def expected_rungs(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
     words, required = Path("/proc/cmdline").read_text(), request.config.getoption("--require-kernel")
     return live.rungs_expected(words, os.uname().release, required)
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with Mounts(tmp_path) as found:
+        yield found
 
 
 class Pinned:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -231,6 +231,17 @@ class Watching:
         found = until(look, "an OOM record")
         assert found is not None
         return found
+
+
+def fixture(context: Callable[..., AbstractContextManager[Any]], *arguments: Any) -> Any:
+    """A fixture of what this context manager yields, anew for each test."""
+
+    @pytest.fixture
+    def made() -> Iterator[Any]:
+        with context(*arguments) as found:
+            yield found
+
+    return made
 
 
 @contextmanager

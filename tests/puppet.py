@@ -79,13 +79,11 @@ class Puppet:
 
     def tell(self, line: str) -> None:
         """Begin; `answer` waits for the end."""
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n".encode())
         self.process.stdin.flush()
 
     def answer(self) -> str:
         """The next line it prints; "" when it ended instead."""
-        assert self.process.stdout is not None
         out = self.process.stdout.fileno()
         while b"\n" not in self._buffer:
             assert select.select([out], [], [], TIMEOUT_S)[0], "no answer"

@@ -43,7 +43,6 @@ def _watcher() -> subprocess.Popen[bytes]:
     )
 
     def end() -> None:
-        assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
 
@@ -54,7 +53,6 @@ def _watcher() -> subprocess.Popen[bytes]:
 def also_remove(directory: Path) -> None:
     """Remove this directory when the run has ended, also after kill -9."""
     stdin = _watcher().stdin
-    assert stdin is not None
     stdin.write(f"dir {directory}\n".encode())
     stdin.flush()
 

@@ -276,7 +276,6 @@ def named_pause(program: str, sandbox: Path) -> Iterator[int]:
     process = subprocess.Popen([program, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             # printf is built in: the shell renamed itself
             assert Path(f"/proc/{process.pid}/comm").read_text() == "pause\n"

@@ -97,7 +97,6 @@ def test_before_linux_6_6_the_process_connector_needs_cap_net_admin(pytestconfig
         pytest.skip("not root: nothing to take away")
     done = connect("", "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     release = re.match(r"(\d+)\.(\d+)", platform.release())
-    assert release is not None
     if (int(release[1]), int(release[2])) < (6, 6):
         assert "may not be listened to; add CAP_NET_ADMIN" in done.stderr
     elif "refused: " in done.stderr and not pytestconfig.getoption("--require-kernel"):

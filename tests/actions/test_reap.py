@@ -32,7 +32,6 @@ sys.stdin.read()
 def hog() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-S", "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     yield process
     process.kill()

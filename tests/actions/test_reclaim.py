@@ -53,7 +53,6 @@ def test_the_actions_are_gone_through_in_order(tmp_path: Path) -> None:
     bench.reclaimer.request([CONTAINERS, IMAGES])
     line = bench.finished(CONTAINERS, IMAGES)
     assert trace.read_text() == f"{CONTAINERS};$HOME {IMAGES};$HOME "
-    assert line is not None
     assert line[:2] == ("info", "clean-up done")
     assert line[2]["action"] == CONTAINERS
     bench.reclaimer.close()
@@ -96,7 +95,6 @@ def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...
     for _ in range(2):  # and the next request is heard
         bench.reclaimer.request([IMAGES])
         line = bench.finished(IMAGES)
-        assert line is not None
         assert line[:2] == ("error", "clean-up could not be started")
     bench.reclaimer.close()
 
@@ -140,7 +138,6 @@ def test_a_timeout_is_logged() -> None:
     bench = Bench({CONTAINERS: ("sleep", "600")}, timeout_s=0.01)
     bench.reclaimer.request([CONTAINERS])
     line = bench.finished(CONTAINERS)
-    assert line is not None
     assert line[:2] == ("error", "clean-up killed: it did not end in time")
     bench.reclaimer.close()
 

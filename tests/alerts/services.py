@@ -261,9 +261,7 @@ class Child:
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
             stream.close()
 
     def _answer(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()

@@ -1,7 +1,6 @@
 """A real OOM kill in a cgroup, a real daemon, a real Alertmanager and Prometheus: from the kernel to the alert."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,7 @@ from tests.alerts.test_rules_live import INTERVAL_S, prometheus
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-alerts", 96 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-alerts", 96 * MIB)
 
 
 def lost_race(node: LabNode) -> float:

@@ -5,7 +5,6 @@ import json
 import os
 import statistics
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,7 @@ from tests.alerts.services import alertmanager, binary
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 PODS = 30
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-storm", 1024 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-storm", 1024 * MIB)
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["alertmanager", "stand-in"])

@@ -107,7 +107,6 @@ def test_a_tree_of_processes_has_its_grandchildren() -> None:
         stdout=subprocess.PIPE,
     )
     with shell:
-        assert shell.stdout is not None
         assert shell.stdout.readline() == b"up\n"
         found = bench_footprint.processes(shell.pid)
         assert found[0] == shell.pid

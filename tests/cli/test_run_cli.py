@@ -55,7 +55,6 @@ def test_no_bcc(tmp_path: Path) -> None:
     import importlib.util
 
     spec = importlib.util.find_spec("bcc")
-    assert spec is not None
     assert spec.origin is not None
     result = run_with(hide(str(Path(spec.origin).parent)), tmp_path)
     live.one_line(result, 3, "bcc", "apt-get install python3-bpfcc")

@@ -1,4 +1,3 @@
 """What the tests of the disk watch share."""
 
 from tests.daemon.disk_bench import bench as bench
-from tests.daemon.disk_bench import mounts as mounts

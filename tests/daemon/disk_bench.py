@@ -99,7 +99,6 @@ class Bench:
 
     def look(self) -> None:
         """Have the disks looked at, to the end of the look."""
-        assert self.watch is not None
         before = time.monotonic_ns()
         self.watch.pods_changed()
         watch = self.watch
@@ -113,12 +112,6 @@ class Bench:
             return False
 
         live.until(twice, "a look at the disks")
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    with Mounts(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

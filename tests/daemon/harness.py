@@ -164,8 +164,6 @@ class Hot:
 
     def end(self) -> int:
         """Close the channel, as a hot process does that ends; the side's exit status."""
-        assert self.sock is not None
-        assert self.process is not None
         self.sock.close()
         return self.process.wait(TIMEOUT_S)
 
@@ -197,7 +195,6 @@ def sleeper(cgroup: Path) -> Iterator[int]:
     script = f"echo $$ > {cgroup}/cgroup.procs && exec cat"
     process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"ready\n")
         process.stdin.flush()
@@ -256,12 +253,11 @@ class Node:
         return cgroup
 
 
-@contextmanager
-def side_node(directory: Path) -> Iterator[Node]:
-    """A node of 512 MiB; the side that was run on it ends with it."""
+def side_node(tmp_path: Path) -> Iterator[Node]:
+    """For `pytest.fixture`: a node of 512 MiB; the side that was run on it ends with it."""
     with test_cgroup("side") as cgroup:
         cgroupfs.set_limit(cgroup, 512 << 20)
-        node = Node(directory, cgroup)
+        node = Node(tmp_path, cgroup)
         try:
             yield node
         finally:

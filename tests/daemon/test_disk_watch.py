@@ -52,7 +52,6 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
     assert message.orders == {signal: ["uid-b", "uid-a", "uid-c"] for signal in both}
     assert message.violations == message.reclaimed == []
     stats = watch.pod_stats("uid-b")
-    assert stats is not None
     assert stats.ephemeral_storage() == 3 * MI
     assert watch.pod_stats("uid-static") is None
 
@@ -120,7 +119,6 @@ def test_two_disks(mounts: Mounts, containers_apart: bool, node_order: list[str]
         bench.open({"nodefs.available": "100Mi", "imagefs.available": "100Mi"})
         orders = bench.until(lambda m: m.orders).orders
     finally:
-        assert bench.watch is not None
         bench.watch.close()
     assert orders["nodefs.available"] == node_order
     # Apart, images belong to nobody: the order is that of equals.

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,7 @@ class Faults:
         live.until(hits.exists, "the plan to be read")
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-faults", 192 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-faults", 192 * MIB)
 
 
 @pytest.fixture
@@ -97,7 +93,6 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 def goes_on(daemon: LabDaemon, since: int) -> None:
     """It has not ended, nor become another by stepping down."""
-    assert daemon.process is not None
     assert daemon.process.poll() is None, "\n".join(str(r) for r in daemon.log[since:])
     assert daemon.get("/readyz")[0] == 200
     assert not live.messages(daemon, "stepped down the hook ladder while running")
@@ -188,7 +183,6 @@ def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faul
         assert live.alive(hogs[0].pid)
         if number != errno.ENODEV:  # which says that the cgroup is gone
             said = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == name(sick))
-            assert said is not None
             assert said["level"] == "error"
             live.until(lambda: errors(daemon) > 0, "the errors to be counted")
         goes_on(daemon, 0)

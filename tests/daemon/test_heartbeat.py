@@ -43,7 +43,6 @@ def run(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", request.param], stdout=subprocess.PIPE, text=True
     ) as child:
-        assert child.stdout is not None
         child.stdout.readline()
         yield child
         child.kill()

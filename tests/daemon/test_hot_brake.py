@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,11 +24,7 @@ KERNEL = pytest.param(IN_KERNEL, id="kernel", marks=pytest.mark.once)
 HELD = "evictions are held: they would not help"
 OVER = "evictions are not held any more"
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with losing_node() as made:
-        yield made
+node = live.fixture(losing_node)
 
 
 def stranger(node: LabNode, **options: str | int) -> Hog:

@@ -3,7 +3,6 @@
 import json
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,8 @@ from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, 
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def losing() -> Iterator[LabNode]:
-    with losing_node() as made:
-        yield made
-
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
-
+losing = live.fixture(losing_node)
+node = live.fixture(hot_node)
 
 MET = 'threshold_met{kind="hard",signal="memory.available"}'
 

@@ -28,11 +28,7 @@ CID = "46b4aeed" * 8
 GUESSING = ("--pods", "cgroups", "--enforce", "--enforce-unknown-specs")
 HOLDS = "import sys; held = b'x' * (int(sys.argv[1]) << 20); print('holds', flush=True); sys.stdin.read()"
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
+node = live.fixture(hot_node)
 
 
 @contextmanager

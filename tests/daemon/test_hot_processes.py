@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -17,11 +16,7 @@ from tests.daemon.hot_node import IN_KERNEL, armed_for, evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
+node = live.fixture(hot_node)
 
 
 def side_of(daemon: LabDaemon) -> int:
@@ -163,7 +158,6 @@ def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> Non
         live.filled(node, pod, 8)
         armed_for(pod)
         os.kill(daemon.pid, signal.SIGKILL)
-        assert daemon.process is not None
         assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
         live.ends(side, fd=True)
         os.close(side)

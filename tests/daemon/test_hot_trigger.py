@@ -1,7 +1,6 @@
 """The trigger in the kernel on a lab node: whom it signals in its own charge, and whom it never does."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,11 +11,7 @@ from tests.daemon.hot_node import IN_KERNEL, armed, armed_for, decided, evicted,
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
+node = live.fixture(hot_node)
 
 
 @pytest.mark.parametrize("pages", ["4k", "thp"])

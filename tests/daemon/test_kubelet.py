@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,7 @@ for pid in sys.argv[2:]:
     os.kill(int(pid), 9)
 """
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-kubelet", 128 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-kubelet", 128 * MIB)
 
 
 def kill_as(comm: str, *pids: int) -> None:

@@ -6,7 +6,6 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,7 @@ BEST_EVERYWHERE = (HERE[0], pytest.param("poll", marks=pytest.mark.once))
 NOT_HERE = "psi" if HERE[0] == "eventfd" else "eventfd"
 HARD = ("--eviction-hard", "memory.available<32Mi")
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-ladder", 160 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-ladder", 160 * MIB)
 
 
 def without(*capabilities: str) -> tuple[str, ...]:
@@ -280,10 +275,8 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         assert "cannot attach" in said["problem"]
         live.until(lambda: daemon.get("/readyz")[0] == 200, "ready again")
         again = daemon.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
-        assert again is not None
         # 0.6 to 1.0 s here (docs/hooks.md); an emulated CPU takes many times as long.
         assert 0 < again["unwatched_ns"] < 10**9 * (live.TIMEOUT_S if live.emulated() else 5)
-        assert daemon.process is not None
         assert daemon.process.poll() is None, "the same process"
         assert live.rung(daemon) == HERE[0]
         assert live.metric(daemon, "step_downs_total") == 1

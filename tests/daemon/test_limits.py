@@ -1,7 +1,6 @@
 """A daemon on a lab node whose pods have limits: what `outrace top` and /metrics say of them, on either hierarchy."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,7 @@ from tests.limited import limit
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
+node = live.fixture(hot_node)
 
 
 def top(node: LabNode, daemon: LabDaemon) -> tuple[dict[str, Any], dict[str, Any]]:

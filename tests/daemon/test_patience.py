@@ -77,7 +77,6 @@ def test_what_is_coming_and_who_grows_are_told_apart() -> None:
     world.held["dead"] -= 60 * MIB
     world.held["other"] += 3 * MIB
     seen = world.look()
-    assert seen is not None
     assert (seen.coming, seen.grown, seen.jump, seen.jump_ns) == (40 * MIB, 3 * MIB, 3 * MIB, MS)
     assert world.messages("evicted") == []
     world.held["dead"] = 0
@@ -95,7 +94,6 @@ def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None
     assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.patience._noise)
     world.rest -= 70 * MIB
     seen = world.look()
-    assert seen is not None
     assert (seen.coming, seen.grown) == (30 * MIB, 0)
     world.rest = 0
     assert world.look() is None
@@ -111,11 +109,9 @@ def test_what_stays_is_asked_for_and_given_up() -> None:
     world.look(2)
     (asked,) = world.messages("giveback")
     seen = world.look()
-    assert seen is not None
     assert seen.back_ns > FIRST_BOUND_NS
     world.patience.reclaimed(asked.id)
     seen = world.look()
-    assert seen is not None
     assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
     assert world.look(FIRST_BOUND_NS / MS) is None
     assert world.messages("evicted")[0].freed == 0
@@ -154,7 +150,6 @@ def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     assert not world.patience.killed(entry, 70 * MIB, world.now)
     world.patience.answered(world.messages("left")[0].id, lives=True)
     seen = world.look()
-    assert seen is not None
     assert seen.coming == 70 * MIB
     world.held["pod"] = 30 * MIB
     assert world.look() is None
@@ -168,7 +163,6 @@ def test_memory_counts_once() -> None:
     for _ in range(2):
         world.evicted("pod")
         seen = world.look()
-        assert seen is not None
         assert seen.coming == 100 * MIB
     assert len(world.messages("evicted")) == 1
 
@@ -213,7 +207,6 @@ def test_what_keeps_coming_is_counted_on_and_told_in_the_end() -> None:
     world.evicted("dead")
     for _ in range(30):
         seen = world.look(3 * FIRST_BOUND_NS / MS / 30)
-        assert seen is not None
         assert seen.coming == world.held["dead"]
         world.held["dead"] -= 3 * MIB
     world.held["dead"] = 0

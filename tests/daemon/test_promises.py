@@ -1,7 +1,6 @@
 """What `outrace doctor` says and what `outrace run` does on the same state dir: the rung taken, and its bound."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +20,7 @@ from tests.daemon.stand_ins import polled
 pytestmark = pytest.mark.kernel
 HERE = "eventfd" if detect().version == 1 else "psi"
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-promises", 64 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-promises", 64 * MIB)
 
 
 def plan(state: Path) -> dict[str, Any]:

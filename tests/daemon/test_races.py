@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,7 @@ from tests import live
 pytestmark = pytest.mark.kernel
 HARD = ("--eviction-hard", "memory.available<16Mi")
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-races", 128 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-races", 128 * MIB)
 
 
 def final(daemon: LabDaemon, since: int = 0) -> Record:

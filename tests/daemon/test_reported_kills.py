@@ -107,10 +107,7 @@ def test_what_the_log_lost_is_in_no_span_and_what_came_after_is(monkeypatch: pyt
     assert expected <= soft._since_ns <= expected + 400_000_000
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-told", 160 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-told", 160 * MIB)
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ def pause(pod: LabPod) -> Iterator[int]:
     process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             yield process.pid
         finally:

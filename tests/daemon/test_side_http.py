@@ -20,11 +20,7 @@ from tests.daemon.harness import STATE, Node, eventually, metric, metrics, oom
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with harness.side_node(tmp_path) as made:
-        yield made
+node = pytest.fixture(harness.side_node)
 
 
 def test_readiness_and_liveness(node: Node) -> None:
@@ -73,7 +69,6 @@ def test_a_main_loop_that_hangs_is_not_healthy(node: Node) -> None:
     hot.receive("synced")
     hot.stats.set("published_ns", time.monotonic_ns() + 10**12)  # the hot loop is not what is tested
     live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
-    assert hot.process is not None
     with main_thread_stopped(hot.process.pid):
         assert hot.get("/healthz") == (503, "the side's main loop does not turn\n")
     live.until(lambda: hot.get("/healthz") == (200, "ok\n"), "the side's main loop to turn")
@@ -146,7 +141,6 @@ def test_totals_outlive_the_side(node: Node) -> None:
     hot.receive("synced")
     hot.stats.add("decisions", 2)
     hot.stats.add("oom_kills", 3)
-    assert hot.process is not None
     hot.process.kill()
     hot.process.wait(harness.TIMEOUT_S)
     hot.start()
@@ -175,7 +169,6 @@ def test_summary_has_the_kubelets_shape(node: Node) -> None:
 def test_hung_clients_by_the_hundred_keep_nobody_out(node: Node) -> None:
     hot = node.run()
     hot.receive("synced")
-    assert hot.process is not None
     status = Path(f"/proc/{hot.process.pid}/status")
 
     def figure(name: str) -> int:

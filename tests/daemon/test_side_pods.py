@@ -19,11 +19,7 @@ from tests.test_documents import MALICIOUS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with harness.side_node(tmp_path) as made:
-        yield made
+node = pytest.fixture(harness.side_node)
 
 
 def test_pods_are_told_when_they_come_change_and_go(node: Node) -> None:
@@ -48,7 +44,6 @@ def test_a_side_that_was_killed_sends_all_pods_again(node: Node) -> None:
     node.pod("a")
     hot = node.run()
     before = hot.receive_until("synced")
-    assert hot.process is not None
     hot.process.kill()
     assert hot.process.wait(harness.TIMEOUT_S) == -signal.SIGKILL
     hot.start()
@@ -73,7 +68,6 @@ def test_a_pod_with_the_side_in_it_is_refused(node: Node) -> None:
     cgroup = node.pod("ours")
     hot = node.run()
     assert hot.receive("pod+").uid == "uid-ours"
-    assert hot.process is not None
     home = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if _carries_memory(line))
     (cgroup / "cgroup.procs").write_text(str(hot.process.pid))
     try:

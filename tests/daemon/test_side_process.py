@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,7 @@ from tests.daemon.harness import Node, metric
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with harness.side_node(tmp_path) as made:
-        yield made
+node = pytest.fixture(harness.side_node)
 
 
 def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: Node) -> None:
@@ -48,7 +43,6 @@ def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: 
 def test_termination_signal_ends_it_too(node: Node) -> None:
     hot = node.run()
     hot.receive("synced")
-    assert hot.process is not None
     hot.process.send_signal(signal.SIGINT)  # Ctrl-C is the hot process's business
     node.pod("a")
     hot.receive("pod+")
@@ -60,7 +54,6 @@ def test_without_a_pod_source_it_says_why(tmp_path: Path) -> None:
     hot = harness.Hot(RunConfig(pods="kubelet:x", state_dir=str(tmp_path)), tmp_path / "log")
     try:
         hot.start()
-        assert hot.process is not None
         assert hot.process.wait(harness.TIMEOUT_S) == 2
         assert "not in this version" in hot.log()
     finally:

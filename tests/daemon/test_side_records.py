@@ -16,11 +16,7 @@ from tests.daemon.harness import DECISION, Node, eventually, metric, oom
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with harness.side_node(tmp_path) as made:
-        yield made
+node = pytest.fixture(harness.side_node)
 
 
 def test_observed_decision_is_logged_in_the_kubelets_words_and_writes_nothing(node: Node) -> None:
@@ -111,7 +107,6 @@ def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
         hot.receive("synced")
         line = "x" * 2000
         for _ in range(6000):  # far more than the pipe (64 KiB) and the queue (4,096 lines) hold
-            assert hot.sock is not None
             hot.sock.send(json.dumps({"t": "log", "level": "info", "msg": line}).encode())
         node.pod("a")
         assert hot.receive("pod+").uid == "uid-a"

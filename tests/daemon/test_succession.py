@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,6 @@ needs_kernel = pytest.mark.kernel
 
 def crash(daemon: LabDaemon) -> None:
     """The hot process ends by SIGKILL, and the side after it."""
-    assert daemon.process is not None
     (side,) = live.children(daemon.pid)
     daemon.process.kill()
     daemon.process.wait()
@@ -49,10 +48,7 @@ def noted(state: int, pod: LabPod, ago_s: float = 0.1) -> None:
         del note
 
 
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with hot_node() as made:
-        yield made
+node = live.fixture(hot_node)
 
 
 @needs_kernel

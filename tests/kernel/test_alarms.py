@@ -122,7 +122,6 @@ def test_a_psi_trigger_takes_the_shortest_window_that_is_allowed(dropped: bool) 
     status = Path("/proc/self/status").read_text()
     capable = int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1 and not dropped  # CAP_SYS_RESOURCE is bit 24
     release = re.match(r"(\d+)\.(\d+)", platform.release())
-    assert release is not None
     running = (int(release[1]), int(release[2]))
     quickest = 50_000 if running >= (6, 5) else 500_000
     wrapper = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource") if dropped else ()

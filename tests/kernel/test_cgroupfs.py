@@ -288,7 +288,6 @@ def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
         return found if found.inactive_file >= 12 * MI else None
 
     reading = live.until(settled, "memory.stat, which is flushed every 2 s, to know of the page cache")
-    assert reading is not None
     assert reading.usage >= 15 * MI
     # The shell and dd have ended: what they left is some kernel memory, and what CPUs have charged ahead.
     assert reading.working_set <= reading.usage - 12 * MI < 8 * MI

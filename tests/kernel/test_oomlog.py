@@ -78,14 +78,12 @@ def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) 
     for line in LINES:
         assert [log.feed(one) for one in (line, *forged)] == [None] * 6
     found = log.feed(KILLED)
-    assert found is not None
     assert (found.event.invoker_comm, found.event.invoker_pid, found.event.oom_limit) == ("python3", 6600, 16384 * KIB)
     assert list(found.missing) == ["reclaim"]
 
 
 def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None:
     found = OomLog(tree, lambda _: None).feed(KILLED)
-    assert found is not None
     assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
     assert (found.event.victim_cgroup, found.event.oom_cgroup, found.event.invoker_pid, found.event.invoker_comm) == (
         0,
@@ -104,7 +102,6 @@ def test_facts_of_one_kill_are_not_told_of_the_next(tree: Hierarchy) -> None:
     other = log.feed(LINES[0].replace(b"python3", b"other"))
     assert other is None
     found = log.feed(KILLED.replace(b"6601", b"6602"))
-    assert found is not None
     assert (found.event.invoker_comm, found.event.invoker_pid, found.event.victim_cgroup) == ("other", 0, 0)
     assert "oom" in list(found.missing)
 
@@ -121,12 +118,10 @@ def test_a_kill_without_a_report_has_nothing_of_the_one_before(tree: Hierarchy) 
     for line in (*LINES, KILLED):
         log.feed(line)
     found = log.feed(later(KILLED, 3999998))
-    assert found is not None
     assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
     assert (found.event.oom_cgroup, found.event.oom_usage, found.event.oom_limit) == (0, 0, 0)
     assert (found.event.invoker_pid, found.event.invoker_comm) == (0, "")
     whole = log.feed(later(KILLED, 3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
-    assert whole is not None
     assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
 
 
@@ -138,12 +133,10 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     assert log.feed(group) is None
     assert log.feed(later(KILLED, 6601)) is None, "it has not gone yet, and is named again with the others"
     member = log.feed(later(KILLED, 3999997))
-    assert member is not None
     assert (member.event.oom_usage, member.event.invoker_pid) == (16384 * KIB, 6600)
     assert member.event.oom_cgroup == cgroupfs.cgroup_id(tree.root / "a")
     assert member.event.victim_cgroup == 0, "gone: where it was is not known"
     other = log.feed(later(KILLED, 3999996, ms=1500))
-    assert other is not None
     assert "oom" in list(other.missing), "long after"
     again = log.feed(later(KILLED, 6601, ms=60_000))
     assert again is not None, "another process of that number"
@@ -156,8 +149,6 @@ def test_what_is_read_late_keeps_its_distances(tree: Hierarchy) -> None:
     began = time.monotonic_ns()
     log.calibrate(lines)
     first, second, _ = (log.feed(line) for line in lines)
-    assert first is not None
-    assert second is not None
     assert second.event.ts_ns - first.event.ts_ns == 3_000_000_000
     assert began <= second.event.ts_ns + 1_000_000_000 <= time.monotonic_ns()
 
@@ -169,7 +160,6 @@ def test_the_clocks_may_go_apart(tree: Hierarchy, monkeypatch: pytest.MonkeyPatc
     log.calibrate(LINES)
     now += 86_400_000_000_000 + 1_728_000_000
     found = log.feed(later(KILLED, 3999998, ms=86_400_000))
-    assert found is not None
     assert found.event.ts_ns == now
 
 
@@ -186,7 +176,6 @@ def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: byt
     for line in (*LINES, end):
         log.feed(line)
     found = log.feed(later(KILLED, 3999998, ms=3000))
-    assert found is not None
     assert set(found.missing) >= {"victim_cgroup", "oom", "invoker"}
     assert (found.event.oom_cgroup, found.event.oom_usage, found.event.invoker_pid) == (0, 0, 0)
 
@@ -198,7 +187,6 @@ def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
         b"task_memcg=/a/b,task=x,pid=6601,uid=0\n"
     )
     found = log.feed(KILLED.replace(b"Memory cgroup out of memory", b"Out of memory"))
-    assert found is not None
     assert found.event.oom_cgroup == 0
     assert "oom" not in list(found.missing)
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,11 +14,7 @@ from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-labd", 64 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-labd", 64 * MIB)
 
 
 def test_it_is_ready_serves_and_stops(node: LabNode) -> None:
@@ -46,7 +41,6 @@ def test_why_it_does_not_start(node: LabNode) -> None:
             daemon = LabDaemon(node, *option, state_dir=live.state_dir(), keep_pins=True)
             with pytest.raises(MonitorError, match=says):
                 daemon.start()
-            assert daemon.process is not None
             assert daemon.process.wait(live.TIMEOUT_S) > 0
 
 
@@ -57,7 +51,6 @@ def test_its_own_state_dir_and_pins_go_with_it(node: LabNode) -> None:
         assert instance.is_dir()
         assert state.is_dir()
         os.kill(daemon.pid, signal.SIGKILL)
-        assert daemon.process is not None
         daemon.process.wait(live.TIMEOUT_S)
     assert not instance.exists()
     assert not state.exists()
@@ -71,7 +64,6 @@ def test_one_that_hangs_is_killed(node: LabNode) -> None:
         os.kill(daemon.pid, signal.SIGSTOP)
         with pytest.raises(MonitorError, match=r"did not end within 0\.1 s of SIGTERM"):
             daemon.stop(timeout=0.1)
-        assert daemon.process is not None
         assert daemon.process.returncode == -signal.SIGKILL
         live.ends(watched, fd=True)
         os.close(watched)

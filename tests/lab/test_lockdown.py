@@ -19,11 +19,7 @@ from tests import live
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-lockdown", 160 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-lockdown", 160 * MIB)
 
 
 def wins(node: LabNode, daemon: LabDaemon, name: str) -> None:

@@ -164,7 +164,6 @@ def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    assert owner.stdout is not None
     words = owner.stdout.readline().decode().split()
     pids, paths = [int(word) for word in words[1:5]], [Path(word) for word in words[5:]]
     assert all(path.exists() for path in paths)

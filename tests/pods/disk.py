@@ -1,6 +1,6 @@
 """Directories of pods on a disk of their own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,6 @@ from tests.policy.builders import pod
 KI = 1024
 #: A tmpfs counts whole pages and nothing for directories: what is written is what is counted.
 PAGE = 4 * KI
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    with Mounts(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

@@ -144,7 +144,6 @@ def monitored() -> Iterator[tuple[Path, int]]:
     cgroupfs.make(base / "kubepods/besteffort/podother")
     script = f"echo $$ > {container}/cgroup.procs; echo ready; exec cat"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield base, process.pid
         process.kill()

@@ -20,7 +20,6 @@ from tests import live
 from tests.filesystems import Mounts
 from tests.pods.disk import PAGE, by_container, found_pod, put
 from tests.pods.disk import disk as disk
-from tests.pods.disk import mounts as mounts
 from tests.pods.disk import roots as roots
 from tests.policy.builders import container, pod
 

@@ -12,7 +12,6 @@ from tests import live
 from tests.filesystems import Mounts
 from tests.pods.disk import PAGE, found_pod, put
 from tests.pods.disk import disk as disk
-from tests.pods.disk import mounts as mounts
 from tests.pods.disk import roots as roots
 from tests.policy.builders import pod
 

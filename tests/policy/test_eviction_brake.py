@@ -145,7 +145,6 @@ def test_one_goes_while_evictions_are_held_only_where_it_grows_and_little_is_lef
     found = answer(short, line, known)
     if found.go and found.reason:
         growth = known.growth
-        assert growth is not None
         assert growth.grew >= NOISE
         assert 4 * known.left < line or (known.lasts_ns is not None and known.lasts_ns < S // 4)
         lasts = known.pods * growth.span_ns >= growth.outside * 60 * S or growth.outside < NOISE

@@ -44,38 +44,32 @@ def test_the_protected_are_never_chosen() -> None:
 
 def test_the_biggest_is_chosen_unless_adj_says_otherwise() -> None:
     found = likely_victim([process(1, 300), process(2, 100, 999)], GIB_PAGES)
-    assert found is not None
     assert found.process.pid == 2
     assert same_after_json(found)
 
 
 def test_of_equals_the_last_met_is_chosen() -> None:
     found = likely_victim([process(1), process(2), process(3, 50)], GIB_PAGES)
-    assert found is not None
     assert (found.process.pid, found.equal) == (2, (1,))
 
 
 def test_only_those_under_the_limit_that_was_hit() -> None:
     found = likely_victim([process(1, 900, name="cart"), process(2)], GIB_PAGES, memcg="/kubepods/hog")
-    assert found is not None
     assert found.process.pid == 2
     assert likely_victim([process(1, name=None)], GIB_PAGES, memcg="/kubepods") is None
 
 
 def test_while_a_victim_is_dying_nobody_else_is_killed() -> None:
     found = likely_victim([process(1, 900), process(2, marked=True)], GIB_PAGES)
-    assert found is not None
     assert (found.process.pid, found.waits) == (2, True)
     assert mismatch(found, PODS) is None
     reaped = likely_victim([process(1, 900), process(2, marked=True, skip=True)], GIB_PAGES)
-    assert reaped is not None
     assert reaped.process.pid == 1
 
 
 def test_a_group_dies_together_but_for_the_protected() -> None:
     crowd = [process(1, 300), process(2), process(3, adj=-1000), process(4, name="cart")]
     found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=["/kubepods/hog/main"])
-    assert found is not None
     assert found.also == (2,)
 
 
@@ -83,10 +77,8 @@ def test_the_outermost_group_below_the_limit_counts() -> None:
     crowd = [process(1, 300), process(2, cgroups=("/kubepods/hog/side", "/kubepods/hog", "/kubepods", "/"))]
     groups = ["/kubepods/hog/main", "/kubepods/hog", "/"]
     found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods", groups=groups)
-    assert found is not None
     assert found.also == (2,)
     inner = likely_victim(crowd, GIB_PAGES, memcg="/kubepods/hog/main", groups=groups)
-    assert inner is not None
     assert inner.also == ()
 
 
@@ -107,7 +99,6 @@ def test_agreement_is_no_mismatch() -> None:
 )
 def test_a_mismatch_says_why(name: str | None, rank: int | None, why: str) -> None:
     found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
-    assert found is not None
     assert (found.policy_pod, found.policy_rank) == ("shop/hog", rank)
     assert "300 MiB with oom_score_adj 999" in found.reason
     assert found.reason.endswith(why)

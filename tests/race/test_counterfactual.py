@@ -242,7 +242,6 @@ def test_a_record_with_an_oom_is_taken_as_it_is() -> None:
         watched(), ranked(), *growing(-1000, 900, 800, 100), crossing(), mark(997), sample(1050, 100), clear(1100)
     )
     found = world(facts(episode))
-    assert found is not None
     assert (found.oom_ns, found.assumed, found.crossed_ns) == (ms(997), False, ms(0))
     assert found.working_set[MEMORY].at(ms(5000)) == pytest.approx(999.7 * MI, rel=1e-4)  # what came later is cut off
 
@@ -252,7 +251,6 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     samples = list(growing(-1000, 0, 800, 100))
     events = (crossing(), decided(0.1), signalled(0.15), gone(8), sample(9, 400), clear(12))
     found = world(facts(one(watched(), ranked(), *samples, *hog, *events)))
-    assert found is not None
     assert found.assumed
     assert found.oom_ns == pytest.approx(ms(1000), abs=30_000_000)
     assert found.working_set[MEMORY].at(ms(500)) == pytest.approx(950 * MI, rel=0.01)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 HARD = ("--eviction-hard", "memory.available<48Mi")
 
-
-@pytest.fixture
-def node() -> Iterator[LabNode]:
-    with LabNode("test-replay", 128 * MIB) as made:
-        yield made
+node = live.fixture(LabNode, "test-replay", 128 * MIB)
 
 
 def replay(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

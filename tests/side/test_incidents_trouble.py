@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,6 @@ TIMEOUT_S = 60.0
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
-
-
-@pytest.fixture
-def mounts() -> Iterator[Mounts]:
-    with Mounts() as made:
-        yield made
 
 
 def fill(ballast: Path, spare: int = 0) -> None:
@@ -219,7 +213,6 @@ def locker(path: Path, statement: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", LOCKER, str(path), statement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     return process
 
