@@ -1,8 +1,8 @@
 """Disks and process ids of the live node: looked at once a second, beside the main loop of the side.
 
 One thread samples (microseconds, but statvfs may hang on a dead network file system), another measures the pods'
-directories (seconds, where they hold many files). The hot process hears of it only while a threshold is met, when a pod
-is over a limit of its own, and when a clean-up is done: `DiskWatch.take` has the messages (docs/disks.md).
+directories (seconds, where they hold many files). The hot process gets figures only while a threshold is met, when a
+pod is over a limit of its own, and when a clean-up is done: `DiskWatch.take` has the messages (docs/disks.md).
 """
 
 from __future__ import annotations

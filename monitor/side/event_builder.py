@@ -1,19 +1,16 @@
 """From the hot process's messages and the kernel's log to the events of a race, and from those to episodes.
 
-Only tells apart and names; what an episode was is judged elsewhere (`monitor.side.judge`), in a thread of its own.
+What an episode was is judged in a thread of its own (`monitor.side.judge`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-from monitor.kernel.wire import PAGE
 from monitor.link import messages
 from monitor.link.clock import WallClock
-from monitor.policy.ranking import Candidate
 from monitor.race import episode
 from monitor.race.episode import Episode, State
 from monitor.race.events import (
@@ -24,30 +21,24 @@ from monitor.race.events import (
     Decided,
     End,
     Event,
-    Exit,
     Gone,
     Held,
-    Kill,
-    Lost,
     Mark,
-    Ranked,
-    Reclaim,
     Sample,
     Seen,
     Signalled,
     Tick,
     Watched,
 )
-from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.kill_confirmation import KillConfirmation, RecordedKill
-from monitor.side.machine_kills import is_outside_node
+from monitor.side.cgroup_names import CgroupNames
+from monitor.side.kill_confirmation import KillConfirmation
+from monitor.side.oom_events import OomEvents, ranked
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
-from monitor.side.stopping_pods import StoppingPods
 from monitor.side.view import View
 
 #: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
 SAMPLE_NEAR_NS = 1_000_000_000
-#: While an episode is open the reducer hears of the time this often.
+#: While an episode is open the reducer gets the time this often.
 TICK_NS = 250_000_000
 #: After a kill this long is waited for what belongs to it (the other rings, the kernel's log) before it is judged.
 URGENT_NS = 150_000_000
@@ -79,11 +70,11 @@ class EventBuilder:
         self._clock = WallClock(self._feed)
         self._names = CgroupNames(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], Watched] = {}
-        self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not heard to be clear again
+        self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
+        self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, lambda: bool(self._crossed))
         self._sampler = Sampler(view, self._names, self._feed)
         self._losses = Losses(view, time.monotonic_ns())
-        self._stopping_pods = StoppingPods(view, self._feed)
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
@@ -96,7 +87,7 @@ class EventBuilder:
             messages.Killed: self._on_killed,
             messages.Evicted: self._on_evicted,
             messages.Clear: self._on_clear,
-            messages.Oom: self._on_oom,
+            messages.Oom: self._oom_events.handle,
             messages.Flight: self._on_flight,
             messages.State: self._on_state,
         }
@@ -106,7 +97,7 @@ class EventBuilder:
         """Whether an episode is going on."""
         return bool(self._state.open or self._state.waiting)
 
-    def hear(self, message: messages.Message | messages.Bad) -> None:
+    def handle(self, message: messages.Message | messages.Bad) -> None:
         """Take in one message of the hot process; those that do not matter here are passed over."""
         handler = self._handlers.get(type(message))
         if handler is not None:
@@ -130,7 +121,7 @@ class EventBuilder:
             due = min(due, self._ticked_ns + TICK_NS)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns)
-        stopping_ns = self._stopping_pods.due_ns()
+        stopping_ns = self._oom_events.stopping_pods.due_ns()
         if stopping_ns is not None:
             due = min(due, stopping_ns)
         due = max(due, self._caught_up_ns)
@@ -162,7 +153,7 @@ class EventBuilder:
         for lost in self._losses.look(now):
             self._feed(lost)
         self.confirmation.turn(now)
-        self._stopping_pods.turn(now)
+        self._oom_events.stopping_pods.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
             self._feed(Tick(now))
@@ -190,7 +181,7 @@ class EventBuilder:
         for one in done:
             self._on_episode(one, True)
 
-    # what the hot process says
+    # messages of the hot process
 
     def _on_state(self, message: messages.State) -> None:
         now = time.monotonic_ns()
@@ -251,9 +242,9 @@ class EventBuilder:
     def _on_decision(self, message: messages.Decision) -> None:
         if message.signal not in ("memory.available", "allocatableMemory.available"):
             return  # disks and process ids are no race with the OOM killer
-        self._order(message.decided_ns, message.order)
+        self._feed(ranked(message.decided_ns, message.order))
         reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
-        grace_s = message.given_s  # a hard threshold's victim gets none, whatever stands in the books
+        grace_s = message.given_s  # a hard threshold's victim gets none, whatever its spec has
         self._feed(
             Decided(
                 ts_ns=message.decided_ns,
@@ -282,7 +273,7 @@ class EventBuilder:
             self._feed(Signalled(message.signalled_ns, message.pod, message.name, number))
 
     def _on_braked(self, message: messages.Braked) -> None:
-        self._order(message.ts_ns, message.order)
+        self._feed(ranked(message.ts_ns, message.order))
         self._feed(
             Held(
                 message.ts_ns,
@@ -317,128 +308,6 @@ class EventBuilder:
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:
             self._sampler.take(ts, self._names.of_cgroup(cgroup), usage, inactive, active)
-
-    def _on_oom(self, message: messages.Oom) -> None:
-        event = message.event
-        kind, pod = event.kind, message.pod
-        if not self._is_of_the_node(message):
-            return
-        if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            self._names.locate(event.victim_cgroup)
-            if event.oom_cgroup:
-                self._names.locate(event.oom_cgroup)
-        if message.while_away and kind == "mark":
-            # No daemon ran: what led to it, and what was decided, nobody saw.
-            for what in ("cross", "decision"):
-                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
-        for what in message.missing:  # without BPF: what could not be known of this kill
-            if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
-                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
-        victim = self._names.of_cgroup(event.victim_cgroup, pod)
-        if kind == "reclaim":
-            limit = self._names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
-            memcg = "global" if limit is None else limit.path
-            self._feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
-        elif kind == "kill":
-            self._on_kill(message, victim)
-        elif kind == "exit":
-            who = (pod or victim.pod, message.pod_name or victim.name)
-            self._feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
-        else:
-            self._on_mark(message, victim)
-
-    def _on_kill(self, message: messages.Oom, victim: NamedCgroup) -> None:
-        event = message.event
-        sender = event.invoker_pid
-        kill = Kill(
-            ts_ns=event.ts_ns,
-            victim_pid=event.victim_pid,
-            victim_comm=event.victim_comm,
-            pod=message.pod or victim.pod,
-            pod_name=message.pod_name or victim.name,
-            memcg=victim.path,
-            si_code=event.si_code,
-            sender_pid=sender,
-            sender_comm=event.invoker_comm,
-            ours=event.si_code != 128 and sender in (self._view.hot_pid, self._view.side_pid),
-        )
-        if kill.by_runtime and self._names.is_of_a_pod(event.invoker_cgroup):
-            kill = replace(kill, sender_in_pod=True)
-        self._feed(kill)
-        if kill.by_runtime and kill.pod is not None and self._crossed:
-            self._stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
-
-    def _is_of_the_node(self, message: messages.Oom) -> bool:
-        """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
-
-        (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
-        victim's is.)
-        """
-        event = message.event
-        if self._view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
-            return True
-        if is_outside_node(message, self._view.config.node_cgroup):
-            return False
-        at = event.oom_cgroup
-        if event.kind == "reclaim":  # begun often, and only of interest where something else happens
-            return not at or self._names.knows(at)
-        return not at or self._names.locate(at) or self._names.locate(event.victim_cgroup)
-
-    def _on_mark(self, message: messages.Oom, victim: NamedCgroup) -> None:
-        event = message.event
-        self._order(event.ts_ns, message.order)
-        pod = message.pod or victim.pod
-        at = event.oom_cgroup
-        limit = self._names.of_cgroup(at, pod) if at else None
-        # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
-        pages = event.oom_limit // PAGE if at else self._view.mem_total // PAGE
-        same = event.invoker_cgroup == event.victim_cgroup
-        invoker = victim if same else self._names.of_process(event.invoker_pid, event.invoker_cgroup)
-        self._feed(
-            Mark(
-                ts_ns=event.ts_ns,
-                victim_pid=event.victim_pid,
-                victim_comm=event.victim_comm,
-                pod=pod,
-                pod_name=message.pod_name or victim.name,
-                memcg=victim.path,
-                rss=event.anon_rss + event.file_rss + event.shmem_rss,
-                oom_score_adj=event.oom_score_adj,
-                invoker_pid=event.invoker_pid,
-                invoker_tid=event.invoker_tid,
-                invoker_comm=event.invoker_comm,
-                invoker_pod=invoker.name,
-                scope="global" if limit is None else limit.kind,
-                oom_cgroup_id=at,
-                oom_path=None if limit is None else limit.path,
-                oom_usage=event.oom_usage if at else None,
-                oom_limit=event.oom_limit if at else None,
-                oom_inactive_file=event.oom_inactive_file,
-                oom_active_file=event.oom_active_file,
-                totalpages=pages,
-                exiting=event.exiting,
-                group=self._is_group(victim),
-            )
-        )
-        if not event.exiting and not message.while_away:  # nobody listened to the log then
-            kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
-            self.confirmation.marked(event.victim_pid, kill)
-
-    def _is_group(self, victim: NamedCgroup) -> bool | None:
-        """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
-        if self._view.hierarchy.version == 1:
-            return False
-        path, found = self._view.hierarchy.root / victim.path.lstrip("/"), None
-        while path != self._view.hierarchy.root:
-            try:
-                found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
-            except OSError:
-                pass  # gone; what it lay in may be there
-            path = path.parent
-        return found
-
-    def _order(self, ts_ns: int, leaders: Sequence[Sequence[Any]]) -> None:
-        self._feed(Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders])))
 
 
 def _time_of(message: messages.Message | messages.Bad, now_ns: int) -> int:

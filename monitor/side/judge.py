@@ -112,7 +112,7 @@ class Latest(Generic[T]):
 
 
 class Judge:
-    """Judges episodes one after the other. ``on_incident`` hears of each, from the thread that judged it."""
+    """Judges episodes one after the other. ``on_incident`` gets each, in the thread that judged it."""
 
     def __init__(
         self,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from monitor.link.messages import Oom
 from monitor.side.export.log import Log
+from monitor.side.view import View
 
 #: They are logged this often at most.
 LOG_INTERVAL_NS = 1_000_000_000
@@ -31,8 +31,8 @@ def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
 class MachineKills:
     """Counts them in ``view.kills_outside_node`` and logs them once a second, with their number."""
 
-    def __init__(self, count: Callable[[], None], log: Log) -> None:
-        self._count = count
+    def __init__(self, view: View, log: Log) -> None:
+        self._view = view
         self._log = log
         self._unlogged: Counter[str] = Counter()
         self._logged_ns = -LOG_INTERVAL_NS
@@ -41,7 +41,7 @@ class MachineKills:
         """One step of a kill that is not the node's."""
         if message.event.kind != "mark" or message.event.exiting:
             return
-        self._count()
+        self._view.kills_outside_node += 1
         self._unlogged[message.event.victim_comm] += 1
         self.flush()
 

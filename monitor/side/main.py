@@ -168,7 +168,7 @@ class Side:
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
-            self.messages.log_machine_kills()
+            self.messages.machine_kills.flush()
             if self.feed is not None and self.feed.fileno() in ready:
                 self.over.records_came()
                 self._guarded(self.feed.consume)
@@ -202,9 +202,9 @@ class Side:
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
                     self.pulse.beat()
-                    known = isinstance(message, _OF_INCIDENTS) and self.messages.hear(message)
+                    known = isinstance(message, _OF_INCIDENTS) and self.messages.handle(message)
                     if known and self.races is not None:
-                        self.races.hear(message)
+                        self.races.handle(message)
 
     def _wait(self, poll: select.poll) -> set[int]:
         """The descriptors that are ready; none when something is due without an event. A beat is no turn: that would
@@ -265,8 +265,8 @@ class Side:
                 return
             if isinstance(message, Oom):
                 self.over.records_came()
-            if self.messages.hear(message) and self.races is not None:
-                self.races.hear(message)
+            if self.messages.handle(message) and self.races is not None:
+                self.races.handle(message)
 
     # kernel objects
 

@@ -89,7 +89,7 @@ class MessageHandler:
         self.store = StatusStore(Path(view.config.state_dir))
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
         self._noted = ReportedKills(Path(view.config.state_dir))
-        self._machine_kills = MachineKills(self._count_machine_kill, log)
+        self.machine_kills = MachineKills(view, log)
         self._brake = BrakeNews(view, log)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_told: set[int] = set()
@@ -107,7 +107,7 @@ class MessageHandler:
             Oom: self._on_oom,
         }
 
-    def hear(self, message: Message | Bad) -> bool:
+    def handle(self, message: Message | Bad) -> bool:
         """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
         comes anyway.
         """
@@ -257,7 +257,7 @@ class MessageHandler:
         if message.told:
             self.files.submit(partial(self._noted.note, *message.told))
         if is_outside_node(message, self.view.config.node_cgroup):
-            self._machine_kills.take(message)
+            self.machine_kills.take(message)
             return
         uid = message.pod or self._owner(event.victim_cgroup)
         found = self.view.pods.get(uid) if uid is not None else None
@@ -286,13 +286,6 @@ class MessageHandler:
         self.view.oom_kills[scope] += 1
         said = "the kernel's OOM killer killed a process"
         self.log_budget("warning", said, pod=pod, about=about, scope=scope, **fields)
-
-    def _count_machine_kill(self) -> None:
-        self.view.kills_outside_node += 1
-
-    def log_machine_kills(self) -> None:
-        """Say what waits to be said of kills outside the node's cgroup."""
-        self._machine_kills.flush()
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""

@@ -54,7 +54,7 @@ class Races:
         self.recorder: Recorder | None = None
         self.event_builder = self._open_event_builder()
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, wake)
-        self._heard = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
+        self._received = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
         self._alerts_ns = 0
         self._forecast_problem = ""
         self._lost: dict[str, int] = {}
@@ -91,13 +91,13 @@ class Races:
             self._kmsg.close()
             self._kmsg = None
 
-    def hear(self, message: Message | Bad) -> None:
+    def handle(self, message: Message | Bad) -> None:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
-            self.recorder.hear(message)
-        self._heard += isinstance(message, KINDS)
+            self.recorder.handle(message)
+        self._received += isinstance(message, KINDS)
         try:
-            self.event_builder.hear(message)
+            self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError) as error:
             self._view.bad_messages += 1
             self._log.error(
@@ -122,10 +122,10 @@ class Races:
             self.recorder.turn()
         if self.event_builder.turn():
             self.forecaster.look()
-        if self._heard != self._stored and not self.event_builder.open and self.judge.idle:
-            heard = self._heard
-            if self._view.send(Stored(heard)):
-                self._stored = heard
+        if self._received != self._stored and not self.event_builder.open and self.judge.idle:
+            received = self._received
+            if self._view.send(Stored(received)):
+                self._stored = received
         if self.forecaster.problem != self._forecast_problem:
             self._forecast_problem = self.forecaster.problem
             if self._forecast_problem:

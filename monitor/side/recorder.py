@@ -114,7 +114,7 @@ class Recorder:
 
     _queue_dropped = _hot_missed = 0
 
-    def hear(self, message: Message | Bad) -> None:
+    def handle(self, message: Message | Bad) -> None:
         """Take in a message of the hot process; those that are not for a recording are passed over."""
         if not isinstance(message, Ranking | Snapshot | Pass | Limit):
             return

@@ -18,8 +18,8 @@ Job = Callable[[], object]
 class Worker:
     """Runs jobs one after the other on its own daemon thread.
 
-    ``on_error(error)`` hears of the first failure of a row with the same errno, ``on_recovered()`` of the first success
-    after a failure. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops a failed job.
+    ``on_error(error)`` is called at the first failure of a row with the same errno, ``on_recovered()`` at the first
+    success after a failure. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops a failed job.
     """
 
     def __init__(

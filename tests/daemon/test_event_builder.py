@@ -110,13 +110,13 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
     with monkeypatch.context() as patch:
         patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
-        heard.event_builder.hear(marked(at, at, domain=None))
-        heard.event_builder.hear(marked(0, at, domain=None, kind="reclaim"))
+        heard.event_builder.handle(marked(at, at, domain=None))
+        heard.event_builder.handle(marked(0, at, domain=None, kind="reclaim"))
     assert heard.events[1:] == []
-    heard.event_builder.hear(marked(0, at, domain=None))  # a kernel that does not say whose
-    heard.event_builder.hear(marked(at, at, domain=None, while_away=True))
+    heard.event_builder.handle(marked(0, at, domain=None))  # a kernel that does not say whose
+    heard.event_builder.handle(marked(at, at, domain=None, while_away=True))
     assert heard.of(Mark) == []
-    heard.event_builder.hear(marked(system, system))
+    heard.event_builder.handle(marked(system, system))
     (mark,) = heard.of(Mark)
     assert (mark.oom_path, mark.scope) == ("/node/system", "outside")
 
@@ -124,10 +124,10 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
 def test_but_the_machine_running_out_is_and_on_a_machine_everything_is(node: Path) -> None:
     at = cgroup_id(node.parent / "elsewhere")
     heard = Heard(node)
-    heard.event_builder.hear(marked(at, 0))
+    heard.event_builder.handle(marked(at, 0))
     assert [m.scope for m in heard.of(Mark)] == ["global"]
     heard = Heard(node, is_machine=True)
-    heard.event_builder.hear(marked(at, at))
+    heard.event_builder.handle(marked(at, at))
     assert [m.scope for m in heard.of(Mark)] == ["outside"]
 
 
@@ -140,7 +140,7 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     pod.mkdir(parents=True)
     made = pod_from_object({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}})
     heard = Heard(node, pods={"u": FoundPod(made, pod, {}, (cgroup_id(pod),))}, kubepods=slice_)
-    heard.event_builder.hear(marked(cgroup_id(pod), cgroup_id(at)))
+    heard.event_builder.handle(marked(cgroup_id(pod), cgroup_id(at)))
     (mark,) = heard.of(Mark)
     path = f"/{at.relative_to(node.parent)}"
     assert (mark.scope, mark.oom_path, mark.pod_name) == ("pods", path, "ns/x")
@@ -159,7 +159,7 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     found = FoundPod(made, pod, {"c": pod / "c"}, (cgroup_id(pod), cgroup_id(pod / "c")))
     heard = Heard(node, pods={"u": found}, kubepods=pod.parent)
     sender = node / "system" if where == "../system" else pod.parent / where
-    heard.event_builder.hear(
+    heard.event_builder.handle(
         marked(cgroup_id(pod), 0, kind="kill", si_code=0, invoker_comm="runc", invoker_cgroup=cgroup_id(sender))
     )
     (kill,) = heard.of(Kill)
@@ -178,11 +178,11 @@ def test_a_cgroup_is_looked_for_once_and_one_that_is_gone_is_not_the_nodes(node:
 def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: Path) -> None:
     heard = Heard(node)
     now = time.monotonic_ns()
-    heard.event_builder.hear(crossed(now))
-    heard.event_builder.hear(state("hard"))
+    heard.event_builder.handle(crossed(now))
+    heard.event_builder.handle(state("hard"))
     assert heard.of(Clear) == []
-    heard.event_builder.hear(state("soft"))
-    heard.event_builder.hear(state())
+    heard.event_builder.handle(state("soft"))
+    heard.event_builder.handle(state())
     assert len(heard.of(Crossing)) == 1
     (clear,) = heard.of(Clear)
     assert (clear.domain, clear.signal, clear.hard, clear.available) == ("node", "memory.available", True, 100 * MIB)
@@ -193,8 +193,8 @@ def test_no_time_is_told_while_late_records_come(node: Path, monkeypatch: pytest
     clock = [1000 * S]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
     heard = Heard(node)
-    heard.event_builder.hear(crossed(clock[0] - 5 * S))
-    heard.event_builder.hear(messages.Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
+    heard.event_builder.handle(crossed(clock[0] - 5 * S))
+    heard.event_builder.handle(messages.Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
     assert heard.event_builder.turn() is False
     assert heard.episodes == [], "though by now it has been quiet for five seconds"
     assert heard.event_builder.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
@@ -211,7 +211,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path, mo
     system = cgroup_id(node / "system")
     waited = 0
     while not heard.episodes:
-        heard.event_builder.hear(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + waited))
+        heard.event_builder.handle(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + waited))
         assert heard.event_builder.turn() is False
         if heard.episodes:
             break

@@ -1,4 +1,4 @@
-"""OOM kills outside the cgroup that is the node: counted, told of once a second, never one by one."""
+"""OOM kills outside the cgroup that is the node: counted, logged once a second, never one by one."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,29 +27,29 @@ def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom
         ({"pod": "u"}, "/c/node", False),
         ({"domain": 0}, "/c/node", False),  # the first of the watched cgroups
         ({"oom_cgroup": 0}, "/c/node", False),  # the machine ran out
-        ({"victim_cgroup": 0}, "/c/node", False),  # not told whose
+        ({"victim_cgroup": 0}, "/c/node", False),  # not known whose
         ({"while_away": True}, "/c/node", False),
         ({"kind": "reclaim", "victim_cgroup": 0}, "/c/node", False),
     ],
 )
-def test_what_is_elsewhere(more: dict[str, Any], node: str | None, expected: bool) -> None:
+def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expected: bool) -> None:
     assert is_outside_node(step(**more), node) is expected
 
 
-def test_they_are_counted_and_told_of_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    counted: list[int] = []
-    log: Any = SimpleNamespace(info=lambda _, **fields: told.append(fields))
+def test_they_are_counted_and_logged_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, Any]] = []
+    view: Any = SimpleNamespace(kills_outside_node=0)
+    log: Any = SimpleNamespace(info=lambda _, **fields: logged.append(fields))
     now = [1_000 * LOG_INTERVAL_NS]
     monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    one = MachineKills(lambda: counted.append(1), log)
+    one = MachineKills(view, log)
     for _ in range(100):
         one.take(step())
         one.take(step(kind="kill"))
         one.take(step(exiting=True))
-    assert len(counted) == 100
-    assert told == [{"kills": 1, "victims": {"stress": 1}}]
+    assert view.kills_outside_node == 100
+    assert logged == [{"kills": 1, "victims": {"stress": 1}}]
     now[0] += LOG_INTERVAL_NS
     one.flush()
     one.flush()
-    assert told[1:] == [{"kills": 99, "victims": {"stress": 99}}]
+    assert logged[1:] == [{"kills": 99, "victims": {"stress": 99}}]

@@ -63,7 +63,7 @@ class _Connection:
 
 
 class Server:
-    """Serves ``routes`` on ``listener``, which it owns; ``on_error(message)`` hears of a route that failed.
+    """Serves ``routes`` on ``listener``, which it owns; ``on_error(message)`` is called when a route failed.
 
     ``by_accept`` are the paths whose answer depends on the Accept header. `refused` counts requests that were answered
     503 because too many waited, `cut` the connections closed for being slow, or to make room.

@@ -1,0 +1,203 @@
+"""From the records of an OOM kill (reclaim, mark, SIGKILL, exit) to the events of a race."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from monitor.kernel import cgroup_procs
+from monitor.kernel.wire import PAGE
+from monitor.link import messages
+from monitor.policy.ranking import Candidate
+from monitor.race.events import KUBELET, Event, Exit, Gone, Kill, Lost, Mark, Ranked, Reclaim
+from monitor.side.cgroup_names import CgroupNames, NamedCgroup
+from monitor.side.kill_confirmation import KillConfirmation, RecordedKill
+from monitor.side.machine_kills import is_outside_node
+from monitor.side.view import View
+
+#: How often a pod that is being stopped is looked at, and for how long: a kubelet waits 30 s for one to end.
+LOOK_NS, WAIT_NS = 50_000_000, 30_000_000_000
+
+
+def ranked(ts_ns: int, leaders: Sequence[Sequence[Any]]) -> Ranked:
+    """The first candidates for eviction, as a message has them."""
+    return Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders]))
+
+
+class OomEvents:
+    """``feed`` takes the events, in order. ``pressed()``: whether a threshold is crossed."""
+
+    def __init__(
+        self,
+        view: View,
+        names: CgroupNames,
+        confirmation: KillConfirmation,
+        feed: Callable[[Event], None],
+        pressed: Callable[[], bool],
+    ) -> None:
+        self.stopping_pods = StoppingPods(view, feed)
+        self._view = view
+        self._names = names
+        self._confirmation = confirmation
+        self._feed = feed
+        self._pressed = pressed
+
+    def handle(self, message: messages.Oom) -> None:
+        """One step of an OOM kill."""
+        event = message.event
+        kind, pod = event.kind, message.pod
+        if not self._is_of_the_node(message):
+            return
+        if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
+            self._names.locate(event.victim_cgroup)
+            if event.oom_cgroup:
+                self._names.locate(event.oom_cgroup)
+        if message.while_away and kind == "mark":
+            # No daemon ran: what led to it, and what was decided, nobody saw.
+            for what in ("cross", "decision"):
+                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+        for what in message.missing:  # without BPF: what could not be known of this kill
+            if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
+                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+        victim = self._names.of_cgroup(event.victim_cgroup, pod)
+        if kind == "reclaim":
+            limit = self._names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
+            memcg = "global" if limit is None else limit.path
+            self._feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
+        elif kind == "kill":
+            self._on_kill(message, victim)
+        elif kind == "exit":
+            who = (pod or victim.pod, message.pod_name or victim.name)
+            self._feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
+        else:
+            self._on_mark(message, victim)
+
+    def _on_kill(self, message: messages.Oom, victim: NamedCgroup) -> None:
+        event = message.event
+        sender = event.invoker_pid
+        kill = Kill(
+            ts_ns=event.ts_ns,
+            victim_pid=event.victim_pid,
+            victim_comm=event.victim_comm,
+            pod=message.pod or victim.pod,
+            pod_name=message.pod_name or victim.name,
+            memcg=victim.path,
+            si_code=event.si_code,
+            sender_pid=sender,
+            sender_comm=event.invoker_comm,
+            ours=event.si_code != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+        )
+        if kill.by_runtime and self._names.is_of_a_pod(event.invoker_cgroup):
+            kill = replace(kill, sender_in_pod=True)
+        self._feed(kill)
+        if kill.by_runtime and kill.pod is not None and self._pressed():
+            self.stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
+
+    def _is_of_the_node(self, message: messages.Oom) -> bool:
+        """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
+
+        (The machine running out concerns everybody, and a signal or an end is looked at only where a pod's or a
+        victim's is.)
+        """
+        event = message.event
+        if self._view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
+            return True
+        if is_outside_node(message, self._view.config.node_cgroup):
+            return False
+        at = event.oom_cgroup
+        if event.kind == "reclaim":  # begun often, and only of interest where something else happens
+            return not at or self._names.knows(at)
+        return not at or self._names.locate(at) or self._names.locate(event.victim_cgroup)
+
+    def _on_mark(self, message: messages.Oom, victim: NamedCgroup) -> None:
+        event = message.event
+        self._feed(ranked(event.ts_ns, message.order))
+        pod = message.pod or victim.pod
+        at = event.oom_cgroup
+        limit = self._names.of_cgroup(at, pod) if at else None
+        # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
+        pages = event.oom_limit // PAGE if at else self._view.mem_total // PAGE
+        same = event.invoker_cgroup == event.victim_cgroup
+        invoker = victim if same else self._names.of_process(event.invoker_pid, event.invoker_cgroup)
+        self._feed(
+            Mark(
+                ts_ns=event.ts_ns,
+                victim_pid=event.victim_pid,
+                victim_comm=event.victim_comm,
+                pod=pod,
+                pod_name=message.pod_name or victim.name,
+                memcg=victim.path,
+                rss=event.anon_rss + event.file_rss + event.shmem_rss,
+                oom_score_adj=event.oom_score_adj,
+                invoker_pid=event.invoker_pid,
+                invoker_tid=event.invoker_tid,
+                invoker_comm=event.invoker_comm,
+                invoker_pod=invoker.name,
+                scope="global" if limit is None else limit.kind,
+                oom_cgroup_id=at,
+                oom_path=None if limit is None else limit.path,
+                oom_usage=event.oom_usage if at else None,
+                oom_limit=event.oom_limit if at else None,
+                oom_inactive_file=event.oom_inactive_file,
+                oom_active_file=event.oom_active_file,
+                totalpages=pages,
+                exiting=event.exiting,
+                group=self._is_group(victim),
+            )
+        )
+        if not event.exiting and not message.while_away:  # nobody listened to the log then
+            kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
+            self._confirmation.marked(event.victim_pid, kill)
+
+    def _is_group(self, victim: NamedCgroup) -> bool | None:
+        """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
+        if self._view.hierarchy.version == 1:
+            return False
+        path, found = self._view.hierarchy.root / victim.path.lstrip("/"), None
+        while path != self._view.hierarchy.root:
+            try:
+                found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
+            except OSError:
+                pass  # gone; what it lay in may be there
+            path = path.parent
+        return found
+
+
+class StoppingPods:
+    """Pods that a runtime is stopping, under pressure perhaps for a kubelet's eviction. ``feed`` gets each when its
+    cgroup is empty or gone.
+    """
+
+    def __init__(self, view: View, feed: Callable[[Gone], None]) -> None:
+        self._view = view
+        self._feed = feed
+        self._until: dict[str, tuple[int, str]] = {}  # uid -> until when to wait, and its name
+        self._looked_ns = 0
+
+    def due_ns(self) -> int | None:
+        """When to look next; None if no pod is being stopped."""
+        return self._looked_ns + LOOK_NS if self._until else None
+
+    def note(self, uid: str, name: str) -> None:
+        """A runtime sent SIGKILL to a process of this pod."""
+        if not self._until:
+            self._looked_ns = time.monotonic_ns()
+        self._until[uid] = (time.monotonic_ns() + WAIT_NS, name)
+
+    def turn(self, now_ns: int) -> None:
+        """Look which pods are empty by now."""
+        if not self._until or now_ns < self._looked_ns + LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for uid, (until, name) in list(self._until.items()):
+            if self._is_empty(uid):
+                del self._until[uid]
+                self._feed(Gone(now_ns, uid, name, None, KUBELET))
+            elif now_ns >= until:
+                del self._until[uid]
+
+    def _is_empty(self, uid: str) -> bool:
+        found = self._view.pods.get(uid)
+        return found is None or cgroup_procs.empty(found.cgroup)
