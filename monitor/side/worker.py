@@ -19,7 +19,7 @@ class Worker:
     """Runs jobs one after the other on its own daemon thread.
 
     ``on_error(error)`` is called at the first failure of a row with the same errno, ``on_recovered()`` at the first
-    success after a failure. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops a failed job.
+    success after that. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops it.
     """
 
     def __init__(
