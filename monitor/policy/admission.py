@@ -15,13 +15,6 @@ TAINTS: dict[str, str] = {
     DISK_PRESSURE: "node.kubernetes.io/disk-pressure",
     PID_PRESSURE: "node.kubernetes.io/pid-pressure",
 }
-NO_SCHEDULE = "NoSchedule"
-#: Condition -> its reason in the node's status while it holds, and while it does not.
-CONDITION_REASONS: dict[str, tuple[str, str]] = {
-    MEMORY_PRESSURE: ("KubeletHasInsufficientMemory", "KubeletHasSufficientMemory"),
-    DISK_PRESSURE: ("KubeletHasDiskPressure", "KubeletHasNoDiskPressure"),
-    PID_PRESSURE: ("KubeletHasInsufficientPID", "KubeletHasSufficientPID"),
-}
 #: A refused pod ends as Failed with this reason: from outside it looks like an eviction.
 REASON = "Evicted"
 
@@ -53,9 +46,9 @@ def admit(pod: Pod, conditions: Collection[str], pod_level: bool = True) -> Admi
     return Admission(False, REASON, f"The node had condition: [{' '.join(sorted(conditions))}]. ")
 
 
-def tolerates(toleration: Toleration, taint: str, effect: str = NO_SCHEDULE) -> bool:
+def tolerates(toleration: Toleration, taint: str) -> bool:
     """Whether ``toleration`` covers a taint without value. An operator other than Exists or Equal covers nothing."""
-    if toleration.effect not in ("", effect) or toleration.key not in ("", taint):
+    if toleration.effect not in ("", "NoSchedule") or toleration.key not in ("", taint):
         return False
     if toleration.operator in ("", "Equal"):
         return toleration.value == ""

@@ -22,7 +22,7 @@ from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
-from monitor.policy.synchronize import EvictionConfig, Outcome, Rank, State, carried, synchronize
+from monitor.policy.synchronize import EvictionConfig, Outcome, Rank, State, synchronize
 from monitor.policy.thresholds import Threshold
 
 #: The least grace a pod worker of the kubelet takes, in seconds.
@@ -72,7 +72,7 @@ class PassState(NamedTuple):
     disks, with `KNOWN_LAYOUT`.
     """
 
-    core: State = State.initial()
+    core: State = State()
     laid_out: bool = False  # the layout is known: a pass has been made
 
 
@@ -119,6 +119,32 @@ def skip_pass(config: PassConfig, state: PassState) -> PassState:
     """The state after a pass for which nothing could be observed: a first one learns the layout all the same."""
     core = state.core if state.laid_out else carried(config.first, state.core, config.later, None)
     return PassState(core, True)
+
+
+def carried(
+    old: EvictionConfig, state: State, new: EvictionConfig, observations: Mapping[str, Observation] | None
+) -> State:
+    """``state`` after a pass of ``old`` in the places of ``new``, whose thresholds are those of ``old`` and more.
+
+    ``observations`` are those of that pass (None: it saw none), for signals ``old`` did not look at.
+    """
+    if not state.first and not state.stamps:
+        state = old.blank
+    first: list[int | None] = [None] * len(new.rules)
+    places: dict[int, int] = {}
+    taken: set[int] = set()
+    for i, rule in enumerate(old.rules):
+        at = next(j for j, r in enumerate(new.rules) if j not in taken and r.threshold == rule.threshold)
+        taken.add(at)
+        places[i] = at
+        first[at] = state.first[i]
+    stamps: list[int | None] = [None] * len(new.signals)
+    for slot, signal in enumerate(new.signals):
+        if observations is not None and signal in observations:
+            stamps[slot] = observations[signal].stamp_ns
+    lasts = dict(zip(old.conditions, state.last, strict=True))
+    last = tuple(lasts.get(condition) for condition in new.conditions)
+    return State(tuple(first), tuple(places[i] for i in state.met), tuple(stamps), last, state.conditions)
 
 
 def _nobody(_signal: str) -> Sequence[Candidate]:

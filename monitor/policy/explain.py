@@ -378,4 +378,4 @@ def _excess(one: Ranked, signal: str) -> str:
 
 
 def _shown(signal: str, n: int) -> str:
-    return str(Quantity.of_bytes(n) if RESOURCE[signal] in IN_BYTES else Quantity.of_count(n))
+    return str(Quantity.of(n, RESOURCE[signal]))

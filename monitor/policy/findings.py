@@ -27,7 +27,6 @@ from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
     CONTAINERFS,
     CONTAINERFS_INODES,
-    IN_BYTES,
     MEMORY,
     MEMORY_SIGNALS,
     NODEFS,
@@ -203,4 +202,4 @@ def _plain(settings: Settings, compat: str) -> Iterator[str]:
 
 
 def _shown(signal: str, amount: int) -> str:
-    return str(Quantity.of_bytes(amount) if RESOURCE[signal] in IN_BYTES else Quantity.of_count(amount))
+    return str(Quantity.of(amount, RESOURCE[signal]))

@@ -136,18 +136,10 @@ def _float32(x: float) -> float:
 
 def _underscores_ok(text: str, hexadecimal: bool) -> bool:
     """Underscores may only stand between digits (the prefix 0x counts as one)."""
-    if "_" not in text:
-        return True
     body = text.lstrip("+-").lower()
-    digits = "0123456789abcdef" if hexadecimal else "0123456789"
     if hexadecimal:
-        body = "0" + body[2:]
-    at = body.find("_")
-    while at >= 0:
-        if at == 0 or at + 1 == len(body) or body[at - 1] not in digits or body[at + 1] not in digits:
-            return False
-        at = body.find("_", at + 1)
-    return True
+        return re.search(r"(?<![0-9a-f])_|_(?![0-9a-f])", "0" + body[2:]) is None
+    return re.search(r"(?<![0-9])_|_(?![0-9])", body) is None
 
 
 def _number_error(text: str, what: str) -> PolicyError:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.signals import IN_BYTES
 
 REASON = "Evicted"
 #: The Warning on the node when a threshold is about to cost a pod, and its message (`%s` is the resource).
@@ -31,10 +30,9 @@ def eviction_message(
     bytes (0 if its memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
     """
     message = f"The node was low on resource: {resource}. "
-    in_bytes = resource in IN_BYTES
     if quantity is not None and available is not None:
-        limit = quantity if isinstance(quantity, Quantity) else _shown(quantity, in_bytes)
-        message += f"Threshold quantity: {limit}, available: {_shown(available, in_bytes)}. "
+        limit = quantity if isinstance(quantity, Quantity) else Quantity.of(quantity, resource)
+        message += f"Threshold quantity: {limit}, available: {Quantity.of(available, resource)}. "
     if container_usage is None:
         return message, {}
 
@@ -42,7 +40,7 @@ def eviction_message(
     request = pod.resources.requests.get("memory") if pod_level and pod.resources is not None else None
     if resource == "memory" and pod_usage is not None and request is not None:
         # Said whether or not the pod uses more than it requested; that is how the kubelet has it.
-        usage = _shown(pod_usage, True)
+        usage = Quantity.of_bytes(pod_usage)
         message += f"Pod {pod.name} was using {usage}, request is {request}, "
         message += f"has larger consumption of {resource}. "
         annotations["offending_pod"] = pod.name
@@ -51,7 +49,7 @@ def eviction_message(
     requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
     offending, usages = [], []
     for name, used in container_usage.items() if isinstance(container_usage, Mapping) else container_usage:
-        usage = _shown(used, True)
+        usage = Quantity.of_bytes(used)
         if name not in requests or not usage > requests[name]:
             continue
         message += f"Container {name} was using {usage}, request is {requests[name]}, "
@@ -62,7 +60,3 @@ def eviction_message(
     annotations["offending_containers_usage"] = ",".join(usages)
     annotations["starved_resource"] = resource
     return message, annotations
-
-
-def _shown(n: int, in_bytes: bool) -> Quantity:
-    return Quantity.of_bytes(n) if in_bytes else Quantity.of_count(n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,12 +215,18 @@ def _requests_limits(parent: Mapping[str, Any], path: str) -> tuple[Quantities, 
     )
 
 
-def _containers(spec: Mapping[str, Any], key: str) -> tuple[Container, ...]:
-    found = []
+def _maps(spec: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The items of a list of maps, each with its path."""
     for i, item in enumerate(_list(spec, key, f"spec.{key}")):
         path = f"spec.{key}[{i}]"
         if not isinstance(item, Mapping):
             raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+        yield path, item
+
+
+def _containers(spec: Mapping[str, Any], key: str) -> tuple[Container, ...]:
+    found = []
+    for path, item in _maps(spec, key):
         requests, limits = _requests_limits(item, path)
         policy = _text(item, "restartPolicy", f"{path}.restartPolicy") or None
         found.append(Container(_text(item, "name", f"{path}.name"), requests, limits, policy))
@@ -228,21 +234,15 @@ def _containers(spec: Mapping[str, Any], key: str) -> tuple[Container, ...]:
 
 
 def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
-    found = []
-    for i, item in enumerate(_list(spec, "tolerations", "spec.tolerations")):
-        path = f"spec.tolerations[{i}]"
-        if not isinstance(item, Mapping):
-            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
-        found.append(Toleration(*(_text(item, k, f"{path}.{k}") for k in ("key", "operator", "value", "effect"))))
-    return tuple(found)
+    keys = ("key", "operator", "value", "effect")
+    return tuple(
+        [Toleration(*[_text(item, k, f"{path}.{k}") for k in keys]) for path, item in _maps(spec, "tolerations")]
+    )
 
 
 def _volumes(spec: Mapping[str, Any]) -> tuple[Volume, ...]:
     found = []
-    for i, item in enumerate(_list(spec, "volumes", "spec.volumes")):
-        path = f"spec.volumes[{i}]"
-        if not isinstance(item, Mapping):
-            raise PolicyError(f"{path}: must be a map, not {_kind(item)}")
+    for path, item in _maps(spec, "volumes"):
         source = next((str(key) for key, value in item.items() if key != "name" and value is not None), "")
         empty_dir = _mapping(item, "emptyDir", f"{path}.emptyDir")
         limit = empty_dir.get("sizeLimit")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monitor.policy.compat import int64
 from monitor.policy.errors import PolicyError
+from monitor.policy.signals import IN_BYTES
 
 __all__ = ["BINARY_SI", "DECIMAL_EXPONENT", "DECIMAL_SI", "ZERO", "PolicyError", "Quantity"]
 
@@ -67,6 +69,11 @@ class Quantity:
     def of_count(cls, n: int) -> Quantity:
         """``n`` whole units written with decimal suffixes, as the kubelet shows inodes and pids."""
         return cls(n * _NANO, DECIMAL_SI)
+
+    @classmethod
+    def of(cls, n: int, resource: str) -> Quantity:
+        """``n`` whole units of this resource, as the kubelet shows it."""
+        return cls.of_bytes(n) if resource in IN_BYTES else cls.of_count(n)
 
     @property
     def value(self) -> int:
@@ -140,18 +147,18 @@ class Quantity:
             if shift >= 0:
                 # One multiplication wraps, a loop of them notices the overflow and gives up.
                 scaled = mantissa * _pow10(shift)
-                return scaled if _is_int64(scaled) else _wrap64(scaled) if shift in (1, 2, 3, 6, 9) else 0
+                return scaled if _is_int64(scaled) else int64(scaled) if shift in (1, 2, 3, 6, 9) else 0
             whole, rest = divmod(abs(mantissa), _pow10(-shift))
             away = whole + (1 if rest else 0)
             return away if mantissa >= 0 else -away
         if shift >= 0:
-            return _wrap64(_wrap64(mantissa) * _pow10(shift))
+            return int64(int64(mantissa) * _pow10(shift))
         if mantissa < _INT64_MAX and -shift < 19:
-            low = _wrap64(mantissa)
+            low = int64(mantissa)
             whole, rest = divmod(abs(low), _pow10(-shift))
             return (whole if low >= 0 else -whole) + (1 if rest else 0)
         whole, rest = divmod(mantissa, _pow10(-shift))
-        return _wrap64(_wrap64(whole) + (1 if rest else 0))
+        return int64(int64(whole) + (1 if rest else 0))
 
     def __str__(self) -> str:
         return self.text or self._canonical()
@@ -204,10 +211,6 @@ def _pow10(exponent: int) -> int:
 
 def _is_int64(n: int) -> bool:
     return _INT64_MIN <= n <= _INT64_MAX
-
-
-def _wrap64(n: int) -> int:
-    return (n + 2**63) % 2**64 - 2**63
 
 
 def _run(text: str, start: int, letters: str) -> int:

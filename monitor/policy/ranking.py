@@ -14,7 +14,6 @@ from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.qos import CRITICAL_PRIORITY, is_critical
 from monitor.policy.quantity import Quantity
-from monitor.policy.resources import pod_request
 
 _NANO = 10**9
 #: Where a pod of unknown priority stands: behind all that may be evicted. Taken for 0 it would go before them.
@@ -44,11 +43,6 @@ class Candidate:
     grace_period_s: int | None = None
     request_nanos: int = 0
     qos: str = ""
-
-
-def memory_candidate(pod: Pod, usage: int | None, pod_level: bool = True) -> Candidate:
-    """The candidate for a pod with this working set in bytes (None: no stats)."""
-    return candidate(pod, pod_request(pod, "memory", pod_level), usage)
 
 
 def memory_key(c: Candidate) -> Key:

@@ -81,13 +81,9 @@ def era(name: str) -> Era:
     """The era called ``name``; raises PolicyError."""
     if name == CURRENT.name:
         return CURRENT
-    # The old ones are read only by those who ask for them.
-    if name == "kubelet-1.17":
-        from monitor.policy.kubelet_1_17 import KUBELET_1_17
+    if name in ERAS:
+        # The old ones are read only by those who ask for them.
+        from monitor.policy.old_releases import KUBELET_1_8, KUBELET_1_17
 
-        return KUBELET_1_17
-    if name == "kubelet-1.8":
-        from monitor.policy.kubelet_1_8 import KUBELET_1_8
-
-        return KUBELET_1_8
+        return KUBELET_1_17 if name == KUBELET_1_17.name else KUBELET_1_8
     raise PolicyError(f"policy: {name!r} is not known: use {', '.join(ERAS)}")

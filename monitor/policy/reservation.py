@@ -23,11 +23,6 @@ class Reservation(NamedTuple):
     reserved: Mapping[str, Quantity]
     exceeded: tuple[str, ...]
 
-    def allocatable(self, capacity: Quantities) -> dict[str, Quantity]:
-        """What the node offers to the scheduler."""
-        left = {name: amount - self.reserved.get(name, ZERO) for name, amount in capacity.items()}
-        return {name: amount if amount > ZERO else ZERO for name, amount in left.items()}
-
 
 def reserve(
     capacity: Quantities, system: Quantities, kube: Quantities, hard_thresholds: Iterable[Threshold]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from monitor.policy.compat import int64
+
 MEMORY = "memory.available"
 ALLOCATABLE_MEMORY = "allocatableMemory.available"
 NODEFS = "nodefs.available"
@@ -58,9 +60,6 @@ RESOURCE: dict[str, str] = {
 #: The resources counted in bytes; the others are plain numbers.
 IN_BYTES = frozenset({"memory", "ephemeral-storage"})
 
-# cAdvisor takes a limit above 2^62 for "no limit": there is then nothing to be available of.
-_UNLIMITED = 2**62
-
 
 class Observation(NamedTuple):
     """What one signal reads: `available` of `capacity` (bytes, inodes or pids), read at `stamp_ns` (0 = time unknown).
@@ -79,16 +78,9 @@ def working_set(usage: int, inactive_file: int) -> int:
     return usage - inactive_file if usage > inactive_file else 0
 
 
-def memory_observation(limit: int, working_set_bytes: int, stamp_ns: int) -> Observation | None:
-    """The memory signal of a cgroup with this limit (for the machine: its total memory); None if it has no limit."""
-    if limit > _UNLIMITED:
-        return None
-    return observe_available(limit - working_set_bytes, working_set_bytes, stamp_ns)
-
-
 def observe_available(available: int, working_set_bytes: int, stamp_ns: int) -> Observation:
     """The memory signal from a Summary API pair; the capacity is their sum. Both are cast to 64 bits with a sign."""
-    return Observation(_int64(available), _int64(available + working_set_bytes), stamp_ns)
+    return Observation(int64(available), int64(available + working_set_bytes), stamp_ns)
 
 
 def notification_level(quantity: int, available: int, working_set_bytes: int, usage: int) -> int:
@@ -97,7 +89,3 @@ def notification_level(quantity: int, available: int, working_set_bytes: int, us
     The kubelet arms its cgroup v1 notification here; it drifts as the cache does.
     """
     return available + working_set_bytes - quantity + (usage - working_set_bytes)
-
-
-def _int64(n: int) -> int:
-    return (n + 2**63) % 2**64 - 2**63

@@ -24,7 +24,7 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
-__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "first_observed", "synchronize"]
+__all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "synchronize"]
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
@@ -65,7 +65,7 @@ class EvictionConfig:
     conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
     rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False)
     likeliest: bool = field(init=False, repr=False, compare=False)  # pick what the kubelet would most likely
-    _blank: State = field(init=False, repr=False, compare=False)
+    blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_compat(self.compat)
@@ -92,29 +92,24 @@ class EvictionConfig:
         )
         nothing = (None,) * len(rules)
         blank = State(nothing, (), (None,) * len(signals), (None,) * len(conditions), frozenset())
-        made = {"signals": signals, "conditions": conditions, "rules": rules, "_blank": blank}
+        made = {"signals": signals, "conditions": conditions, "rules": rules, "blank": blank}
         for name, value in (*made.items(), ("likeliest", self.compat == KUBELET)):
             object.__setattr__(self, name, value)
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `initial` after a change of
+    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `State()` after a change of
     thresholds, as a kubelet does after a restart (grace periods and conditions begin anew).
 
     Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass:
     one is made in every pass, and a frozen dataclass takes several times as long to make.
     """
 
-    first: tuple[int | None, ...]  # per rule: since when it is met without a break
-    met: tuple[int, ...]  # rules that were met and past their grace
-    stamps: tuple[int | None, ...]  # per signal: stamp of the last observation
-    last: tuple[int | None, ...]  # per condition: when it was last observed
-    conditions: frozenset[str]  # in force, the transition period included
-
-    @classmethod
-    def initial(cls) -> State:
-        """Before the first pass of any configuration."""
-        return _INITIAL
+    first: tuple[int | None, ...] = ()  # per rule: since when it is met without a break
+    met: tuple[int, ...] = ()  # rules that were met and past their grace
+    stamps: tuple[int | None, ...] = ()  # per signal: stamp of the last observation
+    last: tuple[int | None, ...] = ()  # per condition: when it was last observed
+    conditions: frozenset[str] = frozenset()  # in force, the transition period included
 
 
 class Outcome(NamedTuple):
@@ -136,7 +131,6 @@ class Outcome(NamedTuple):
     next_deadline_ns: int | None
 
 
-_INITIAL = State((), (), (), (), frozenset())
 _NOTHING = Outcome(None, None, (), 0, frozenset(), (), (), None)
 
 
@@ -157,8 +151,8 @@ def synchronize(
         return state, _NOTHING
     if len(state.first) != len(rules) or len(state.stamps) != len(config.signals):
         if state.first:
-            raise ValueError("the state belongs to another configuration: begin with State.initial()")
-        state = config._blank
+            raise ValueError("the state belongs to another configuration: begin with State()")
+        state = config.blank
 
     likeliest = config.likeliest
     merged = _merged(rules, state.met, observations, likeliest)
@@ -192,45 +186,10 @@ def synchronize(
     )
 
 
-def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:
-    """Since when each threshold that is met now has been, for reports; of two that are equal, the first."""
-    found: dict[Threshold, int] = {}
-    for rule, since in zip(config.rules, state.first, strict=False):
-        if since is not None:
-            found[rule.threshold] = min(since, found.get(rule.threshold, since))
-    return found
-
-
 def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:
     """When each condition was last observed, in force or not, for reports."""
     pairs = zip(config.conditions, state.last, strict=False)
     return {condition: when for condition, when in pairs if when is not None}
-
-
-def carried(
-    old: EvictionConfig, state: State, new: EvictionConfig, observations: Mapping[str, Observation] | None
-) -> State:
-    """``state`` after a pass of ``old`` in the places of ``new``, whose thresholds are those of ``old`` and more.
-
-    ``observations`` are those of that pass (None: it saw none), for signals ``old`` did not look at.
-    """
-    if not state.first and not state.stamps:
-        state = old._blank
-    first: list[int | None] = [None] * len(new.rules)
-    places: dict[int, int] = {}
-    taken: set[int] = set()
-    for i, rule in enumerate(old.rules):
-        at = next(j for j, r in enumerate(new.rules) if j not in taken and r.threshold == rule.threshold)
-        taken.add(at)
-        places[i] = at
-        first[at] = state.first[i]
-    stamps: list[int | None] = [None] * len(new.signals)
-    for slot, signal in enumerate(new.signals):
-        if observations is not None and signal in observations:
-            stamps[slot] = observations[signal].stamp_ns
-    lasts = dict(zip(old.conditions, state.last, strict=True))
-    last = tuple(lasts.get(condition) for condition in new.conditions)
-    return State(tuple(first), tuple(places[i] for i in state.met), tuple(stamps), last, state.conditions)
 
 
 def _merged(
@@ -269,7 +228,7 @@ def _since(
     A rule that is not met in one pass forgets its time: the grace begins from zero.
     """
     if not merged:
-        return config._blank.first, (), None
+        return config.blank.first, (), None
     since: list[int | None] = [None] * len(first)
     met: list[int] = []
     deadline: int | None = None

@@ -15,18 +15,6 @@ from monitor.policy.gosyntax import parse_duration, parse_percentage
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
 
-__all__ = [
-    "DEFAULT_HARD",
-    "DEFAULT_TRANSITION_PERIOD_NS",
-    "PolicyError",
-    "Threshold",
-    "ThresholdValue",
-    "effective_hard",
-    "parse_duration",
-    "parse_flag_map",
-    "parse_thresholds",
-]
-
 #: The kubelet's hard thresholds when its configuration names none (Linux, Kubernetes 1.36).
 DEFAULT_HARD: dict[str, str] = {
     "memory.available": "100Mi",
@@ -134,23 +122,13 @@ def parse_thresholds(
     soft_grace: Mapping[str, str] | None = None,
     min_reclaim: Mapping[str, str] | None = None,
     enforce_node_allocatable: Sequence[str] = (),
+    in_order: bool = False,
 ) -> tuple[Threshold, ...]:
     """All thresholds of a configuration, the allocatable copy included; raises PolicyError.
 
-    Defaults are not applied here: None is an empty map (see `effective_hard`).
+    Defaults are not applied here: None is an empty map (see `effective_hard`). ``in_order``: of the maps, hard, soft,
+    then the allocatable copies; else of `SIGNALS`.
     """
-    thresholds = parse_in_order(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable)
-    return tuple(sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
-
-
-def parse_in_order(
-    hard: Mapping[str, str] | None,
-    soft: Mapping[str, str] | None = None,
-    soft_grace: Mapping[str, str] | None = None,
-    min_reclaim: Mapping[str, str] | None = None,
-    enforce_node_allocatable: Sequence[str] = (),
-) -> tuple[Threshold, ...]:
-    """`parse_thresholds` in the order of the maps: hard, soft, then the allocatable copies."""
     found = [_threshold(signal, value) for signal, value in (hard or {}).items()]
     gentle = [_threshold(signal, value) for signal, value in (soft or {}).items()]
     graces = {signal: _grace(signal, value) for signal, value in (soft_grace or {}).items()}
@@ -167,7 +145,7 @@ def parse_in_order(
     if "pods" in enforce_node_allocatable:
         # The copy guards the kubepods cgroup: a percentage in it is of that cgroup's limit.
         thresholds += [replace(t, signal=ALLOCATABLE_MEMORY) for t in thresholds if t.signal == MEMORY and t.hard]
-    return tuple(thresholds)
+    return tuple(thresholds if in_order else sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
 
 
 def _known(signal: str) -> None:

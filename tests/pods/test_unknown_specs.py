@@ -19,8 +19,10 @@ from monitor.pods.source import FoundPod
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.ranking import memory_candidate, memory_order
+from monitor.policy.quantity import ZERO
+from monitor.policy.ranking import candidate, memory_order
 from monitor.policy.releases import ERAS, era
+from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
@@ -288,10 +290,10 @@ def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal:
         figures = {p.uid: PodStats({"memory": {"workingSetBytes": 7}}) for p in pods}
         order = rank_pods(signal, pods, figures, SINGLE_DISK, True, rules.ranker)
         assert [one.pod.name for one in order] == ["known", "a-unknown"]
-    candidates = [memory_candidate(one, 7) for one in pods]
+    candidates = [candidate(one, pod_request(one, "memory"), 7) for one in pods]
     assert [c.name for c in memory_order(candidates)] == ["known", "a-unknown"]
     assert [c.priority for c in candidates] == [None, priority]
 
 
 def test_a_spec_without_a_priority_says_zero() -> None:
-    assert memory_candidate(pod("p", True, None), 1).priority == 0
+    assert candidate(pod("p", True, None), ZERO, 1).priority == 0

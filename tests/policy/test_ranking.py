@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.pods import pod_from_object
-from monitor.policy.ranking import Candidate, memory_candidate, memory_key, memory_order
+from monitor.policy.ranking import Candidate, candidate, memory_key, memory_order
+from monitor.policy.resources import pod_request
 
 SMALL = st.integers(0, 4)
 CANDIDATES = st.lists(
@@ -79,5 +80,6 @@ def test_candidate_of_a_pod() -> None:
             },
         }
     )
-    assert memory_candidate(pod, 3) == Candidate("u", "ns", "p", 2_000_000_000, 1, 3, True, 7, 5 * 10**8)
-    assert memory_candidate(pod, None).usage is None
+    request = pod_request(pod, "memory")
+    assert candidate(pod, request, 3) == Candidate("u", "ns", "p", 2_000_000_000, 1, 3, True, 7, 5 * 10**8)
+    assert candidate(pod, request, None).usage is None

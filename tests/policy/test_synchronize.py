@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.compat import KUBELET
+from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
 from monitor.policy.synchronize import (
@@ -15,12 +16,10 @@ from monitor.policy.synchronize import (
     Observation,
     Outcome,
     State,
-    carried,
     condition_times,
-    first_observed,
     synchronize,
 )
-from monitor.policy.thresholds import PolicyError, Threshold, ThresholdValue, parse_in_order, parse_thresholds
+from monitor.policy.thresholds import PolicyError, Threshold, ThresholdValue, parse_thresholds
 
 S = 10**9
 CAPACITY = 1000
@@ -55,19 +54,28 @@ def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConf
     return EvictionConfig(parse_thresholds(None, {MEMORY: value}, {MEMORY: grace}), 300 * S, max_pod_grace)
 
 
+def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:
+    """Since when each threshold that is met now has been; of two that are equal, the first."""
+    found: dict[Threshold, int] = {}
+    for rule, since in zip(config.rules, state.first, strict=False):
+        if since is not None:
+            found[rule.threshold] = min(since, found.get(rule.threshold, since))
+    return found
+
+
 # ---- rules
 
 
 def test_no_thresholds_no_work() -> None:
     config = EvictionConfig((), 300 * S)
-    assert run(config, State.initial(), 1, {MEMORY: 0}) == (
-        State.initial(),
+    assert run(config, State(), 1, {MEMORY: 0}) == (
+        State(),
         (None, None, (), 0, frozenset(), (), (), None),
     )
 
 
 def test_met_is_strictly_below() -> None:
-    state, outcome = run(hard(), State.initial(), 1, {MEMORY: 100})
+    state, outcome = run(hard(), State(), 1, {MEMORY: 100})
     assert (outcome.observed, outcome.conditions) == ((), frozenset())
     _, outcome = run(hard(), state, 2, {MEMORY: 99})
     assert outcome.victim.name == "big"
@@ -77,7 +85,7 @@ def test_met_is_strictly_below() -> None:
 
 
 def test_a_signal_without_observation_is_not_met() -> None:
-    _, outcome = run(hard(), State.initial(), 1, {ALLOCATABLE_MEMORY: 0})
+    _, outcome = run(hard(), State(), 1, {ALLOCATABLE_MEMORY: 0})
     assert outcome.observed == ()
 
 
@@ -88,7 +96,7 @@ def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
         asked.append(signal)
         return PODS
 
-    state, _ = synchronize(soft("10s"), State.initial(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
+    state, _ = synchronize(soft("10s"), State(), {MEMORY: Observation(0, CAPACITY, 1)}, 0, rank)
     assert asked == []
     synchronize(soft("10s"), state, {MEMORY: Observation(0, CAPACITY, 2)}, 10 * S, rank)
     assert asked == [MEMORY]
@@ -96,19 +104,19 @@ def test_rank_is_asked_only_when_a_pod_is_to_be_picked() -> None:
 
 def test_only_critical_pods_means_no_victim() -> None:
     critical = [pod("a", critical=True), pod("b", critical=True)]
-    _, outcome = run(hard(), State.initial(), 1, {MEMORY: 0}, critical)
+    _, outcome = run(hard(), State(), 1, {MEMORY: 0}, critical)
     assert (outcome.victim, list(outcome.refused), outcome.grace_s) == (None, critical, 0)
     assert outcome.starved is not None
 
 
 def test_no_pods_means_no_victim() -> None:
-    _, outcome = run(hard(), State.initial(), 1, {MEMORY: 0}, [])
+    _, outcome = run(hard(), State(), 1, {MEMORY: 0}, [])
     assert (outcome.victim, outcome.refused) == (None, ())
     assert outcome.starved is not None
 
 
 def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
-    state, first = run(hard(), State.initial(), 1, {MEMORY: 0}, stamp=7)
+    state, first = run(hard(), State(), 1, {MEMORY: 0}, stamp=7)
     state, again = run(hard(), state, 2, {MEMORY: 0}, stamp=7)
     state, older = run(hard(), state, 3, {MEMORY: 0}, stamp=6)
     state, newer = run(hard(), state, 4, {MEMORY: 0}, stamp=7)  # the older one is now the last seen
@@ -119,14 +127,14 @@ def test_the_same_stamp_twice_does_not_act_but_no_stamp_does() -> None:
 
 
 def test_a_signal_that_was_away_acts_on_any_stamp() -> None:
-    state, _ = run(hard(), State.initial(), 1, {MEMORY: 0}, stamp=7)
+    state, _ = run(hard(), State(), 1, {MEMORY: 0}, stamp=7)
     state, _ = run(hard(), state, 2, {}, stamp=7)
     _, outcome = run(hard(), state, 3, {MEMORY: 0}, stamp=5)
     assert outcome.victim is not None
 
 
 def test_soft_waits_for_its_grace_and_starts_again_after_relief() -> None:
-    config, state = soft("30s"), State.initial()
+    config, state = soft("30s"), State()
     acted = []
     for now, available in ((0, 50), (29, 50), (30, 50), (31, 100), (32, 50), (61, 50), (62, 50)):
         state, outcome = run(config, state, now, {MEMORY: available})
@@ -135,7 +143,7 @@ def test_soft_waits_for_its_grace_and_starts_again_after_relief() -> None:
 
 
 def test_a_soft_threshold_raises_its_condition_at_once() -> None:
-    _, outcome = run(soft("30s"), State.initial(), 5, {MEMORY: 50})
+    _, outcome = run(soft("30s"), State(), 5, {MEMORY: 50})
     assert (outcome.conditions, outcome.met) == (frozenset({"MemoryPressure"}), ())
     assert outcome.next_deadline_ns == 35 * S
 
@@ -146,7 +154,7 @@ def test_a_soft_threshold_raises_its_condition_at_once() -> None:
 )
 def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: int) -> None:
     config = soft("1s", max_pod_grace)
-    state, _ = run(config, State.initial(), 0, {MEMORY: 50})
+    state, _ = run(config, State(), 0, {MEMORY: 50})
     _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
     assert outcome.grace_s == granted
 
@@ -154,7 +162,7 @@ def test_grace_of_a_soft_eviction(max_pod_grace: int, own: int | None, granted: 
 @pytest.mark.parametrize(("own", "granted"), [(45, -1), (None, -1), (0, -1)])
 def test_a_negative_maximum_as_the_kubelet_has_it(own: int | None, granted: int) -> None:
     config = replace(soft("1s", -1), compat=KUBELET)
-    state, _ = run(config, State.initial(), 0, {MEMORY: 50})
+    state, _ = run(config, State(), 0, {MEMORY: 50})
     _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
     assert outcome.grace_s == granted
 
@@ -166,7 +174,7 @@ def test_an_unknown_compat_is_refused() -> None:
 
 def test_min_reclaim_holds_only_what_has_acted() -> None:
     config = hard(reclaim="50")
-    state, outcome = run(config, State.initial(), 1, {MEMORY: 120})
+    state, outcome = run(config, State(), 1, {MEMORY: 120})
     assert outcome.observed == ()  # it is no trigger
     state, _ = run(config, state, 2, {MEMORY: 99})
     state, outcome = run(config, state, 3, {MEMORY: 149})
@@ -183,14 +191,14 @@ def test_min_reclaim_holds_only_what_has_acted() -> None:
 )
 def test_min_reclaim_in_every_mixture(value: str, reclaim: str, clear: int) -> None:
     config = hard(value, reclaim=reclaim)
-    state, _ = run(config, State.initial(), 1, {MEMORY: 50})
+    state, _ = run(config, State(), 1, {MEMORY: 50})
     assert run(config, state, 2, {MEMORY: clear - 1})[1].victim is not None
     assert run(config, state, 2, {MEMORY: clear})[1].victim is None
 
 
 def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
     config = hard(transition=30)
-    state, outcome = run(config, State.initial(), 10, {MEMORY: 0})
+    state, outcome = run(config, State(), 10, {MEMORY: 0})
     assert outcome.next_deadline_ns is None  # as long as it is met only new data can change anything
     state, outcome = run(config, state, 39, {MEMORY: 500})
     assert (outcome.conditions, outcome.next_deadline_ns) == (frozenset({"MemoryPressure"}), 40 * S)
@@ -200,7 +208,7 @@ def test_a_condition_outlives_its_threshold_by_the_transition_period() -> None:
 
 
 def test_no_transition_period_means_no_condition() -> None:
-    _, outcome = run(hard(transition=0), State.initial(), 1, {MEMORY: 0})
+    _, outcome = run(hard(transition=0), State(), 1, {MEMORY: 0})
     assert outcome.victim is not None
     assert outcome.conditions == frozenset()
 
@@ -215,7 +223,7 @@ def test_preference_among_thresholds() -> None:
     )
     config = EvictionConfig(thresholds, 300 * S)
     low = dict.fromkeys(CONDITION, 0)
-    state, _ = run(config, State.initial(), 0, low)
+    state, _ = run(config, State(), 0, low)
     picked = []
     while low:
         _, outcome = run(config, state, 1, low)
@@ -238,19 +246,20 @@ def test_preference_among_thresholds() -> None:
 
 def test_likeliest_preference_of_the_kubelet() -> None:
     """The last memory threshold of the configuration, those held by min reclaim last; without memory the first."""
-    thresholds = parse_in_order(
+    thresholds = parse_thresholds(
         {"pid.available": "100", MEMORY: "100", "nodefs.available": "100"},
         {MEMORY: "200"},
         {MEMORY: "0s"},
         {MEMORY: "100"},
         ["pods"],
+        in_order=True,
     )
     config = EvictionConfig(thresholds, 300 * S, compat=KUBELET)
     everything = dict.fromkeys(CONDITION, 0)
-    state, outcome = run(config, State.initial(), 0, everything)
+    state, outcome = run(config, State(), 0, everything)
     assert outcome.starved == thresholds[-1]
     assert outcome.starved.signal == ALLOCATABLE_MEMORY
-    _, outcome = run(config, State.initial(), 0, {"pid.available": 0, "nodefs.available": 0})
+    _, outcome = run(config, State(), 0, {"pid.available": 0, "nodefs.available": 0})
     assert outcome.starved == thresholds[0]
     # 150: of memory.available the soft one alone is met, the hard one held, and so it comes last.
     _, outcome = run(config, state, 1, {MEMORY: 150})
@@ -258,9 +267,9 @@ def test_likeliest_preference_of_the_kubelet() -> None:
 
 
 def test_what_the_kubelet_cannot_tell_apart_is_one_threshold() -> None:
-    twice = parse_in_order({MEMORY: "10%"}, {MEMORY: "10%"}, {MEMORY: "0s"})
+    twice = parse_thresholds({MEMORY: "10%"}, {MEMORY: "10%"}, {MEMORY: "0s"}, in_order=True)
     assert len(EvictionConfig(twice, S, compat=KUBELET).rules) == 1
-    by_address = parse_in_order({MEMORY: "10"}, {MEMORY: "10"}, {MEMORY: "0s"})
+    by_address = parse_thresholds({MEMORY: "10"}, {MEMORY: "10"}, {MEMORY: "0s"}, in_order=True)
     assert len(EvictionConfig(by_address, S, compat=KUBELET).rules) == 2
 
 
@@ -268,7 +277,7 @@ def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
     old = EvictionConfig(parse_thresholds({MEMORY: "100", "pid.available": "100"}), 300 * S)
     new = EvictionConfig((*old.thresholds, *parse_thresholds({"containerfs.available": "100"})), 300 * S)
     seen = {MEMORY: Observation(0, CAPACITY, 7), "containerfs.available": Observation(0, CAPACITY, 7)}
-    before, _ = synchronize(old, State.initial(), seen, 5 * S, lambda _: PODS)
+    before, _ = synchronize(old, State(), seen, 5 * S, lambda _: PODS)
     state = carried(old, before, new, seen)
     assert first_observed(new, state) == first_observed(old, before)
     assert condition_times(new, state) == condition_times(old, before)
@@ -276,14 +285,14 @@ def test_a_state_is_carried_to_a_configuration_with_more_thresholds() -> None:
     _, outcome = synchronize(new, state, seen, 6 * S, lambda _: PODS)
     assert outcome.starved is None  # the same stamps, also for the signal the old one did not look at
     assert {t.signal for t in outcome.met} == set(seen)
-    fresh = carried(old, State.initial(), new, None)
+    fresh = carried(old, State(), new, None)
     assert synchronize(new, fresh, seen, 6 * S, lambda _: PODS)[1].starved is not None
 
 
 def test_equal_thresholds_are_held_once() -> None:
     twice = parse_thresholds({MEMORY: "100"}, {MEMORY: "100"}, {MEMORY: "0s"}, {MEMORY: "50"})
     config = EvictionConfig(twice, 300 * S)
-    state, outcome = run(config, State.initial(), 1, {MEMORY: 0})
+    state, outcome = run(config, State(), 1, {MEMORY: 0})
     assert len(outcome.observed) == 2
     _, outcome = run(config, state, 2, {MEMORY: 120})
     assert len(outcome.observed) == 1
@@ -291,19 +300,19 @@ def test_equal_thresholds_are_held_once() -> None:
 
 def test_a_threshold_without_operator_is_never_met() -> None:
     config = EvictionConfig((Threshold(MEMORY, ThresholdValue(), operator=""),), 300 * S)
-    assert run(config, State.initial(), 1, {MEMORY: -1})[1].observed == ()
+    assert run(config, State(), 1, {MEMORY: -1})[1].observed == ()
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:
-    state, _ = run(hard(), State.initial(), 1, {MEMORY: 0})
+    state, _ = run(hard(), State(), 1, {MEMORY: 0})
     both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
     with pytest.raises(ValueError, match="another configuration"):
         run(both, state, 2, {MEMORY: 0})
 
 
 def test_reports_before_the_first_pass() -> None:
-    assert first_observed(hard(), State.initial()) == {}
-    assert condition_times(hard(), State.initial()) == {}
+    assert first_observed(hard(), State()) == {}
+    assert condition_times(hard(), State()) == {}
 
 
 # ---- laws over time lines
@@ -337,7 +346,7 @@ def lines(draw: st.DrawFn) -> Line:
 
 
 def play(line: Line) -> Iterator[tuple[int, dict[str, int], tuple[Candidate, ...], State, Outcome]]:
-    state, now, stamp = State.initial(), 0, 1
+    state, now, stamp = State(), 0, 1
     for later, seen, stale, pods in line.steps:
         now += later
         stamp += 0 if stale else 1
@@ -392,7 +401,7 @@ def test_conditions_hold_for_the_transition_period(line: Line) -> None:
 def test_the_pass_is_a_function_of_its_inputs(line: Line) -> None:
     first, second = list(play(line)), list(play(line))
     assert first == second
-    state, now = State.initial(), 0
+    state, now = State(), 0
     for later, seen, _, pods in line.steps:
         now += later
         observations = {s: Observation(a, CAPACITY, now) for s, a in seen.items()}
@@ -407,7 +416,7 @@ def test_the_pass_is_a_function_of_its_inputs(line: Line) -> None:
 
 @given(lines(), st.integers(0, 300))
 def test_raising_usage_never_unmeets_a_threshold(line: Line, more: int) -> None:
-    state, now = State.initial(), 0
+    state, now = State(), 0
     for later, seen, _, pods in line.steps:
         now += later
         _, tighter = run(line.config, state, now, {s: a - more for s, a in seen.items()}, pods)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.gosyntax import parse_float32, parse_percentage
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import SIGNALS, memory_observation, notification_level, working_set
+from monitor.policy.signals import SIGNALS, notification_level, working_set
 from monitor.policy.thresholds import (
     DEFAULT_HARD,
     PolicyError,
@@ -289,8 +289,5 @@ def test_fractions_of_a_byte_round_up_in_comparisons() -> None:
 
 def test_memory_figures() -> None:
     assert (working_set(100, 30), working_set(30, 100)) == (70, 0)
-    assert memory_observation(1000, 300, 5) == (700, 1000, 5)
-    assert memory_observation(1000, 1300, 5) == (-300, 1000, 5)  # above its limit: every threshold is met
-    assert memory_observation(2**63, 300, 5) is None  # cgroup v1's "no limit"
     # Capacity 1000, 200 of inactive cache: at usage 1100 the working set is 900 and 100 are available.
     assert notification_level(100, 700, 300, 500) == 1100

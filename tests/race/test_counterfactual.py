@@ -11,7 +11,7 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
-from monitor.policy.thresholds import parse_in_order
+from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
 from monitor.race.facts import facts
 from monitor.race.series import TimeSeries
@@ -38,7 +38,7 @@ from tests.race.builders import (
     watched,
 )
 
-HARD = PassConfig(parse_in_order({MEMORY: "100Mi"}, None, None, None), 300 * S)
+HARD = PassConfig(parse_thresholds({MEMORY: "100Mi"}, None, None, None), 300 * S)
 CAPACITY = 1000 * MI
 
 
@@ -133,7 +133,7 @@ def test_the_armed_level_drifts_with_the_cache() -> None:
 
 
 def test_a_soft_threshold_waits_for_its_grace_in_whole_periods() -> None:
-    soft = PassConfig(parse_in_order(None, {MEMORY: "100Mi"}, {MEMORY: "15s"}, None), 300 * S)
+    soft = PassConfig(parse_thresholds(None, {MEMORY: "100Mi"}, {MEMORY: "15s"}, None), 300 * S)
     found = counterfactual(growth(1), soft)
     # Seen first after 0-10 s, then the first pass 15 s later is the second one after it.
     assert (found.p10_ms, found.p50_ms, found.p90_ms) == pytest.approx((21_000, 25_000, 29_000), abs=1)

@@ -4,6 +4,94 @@ A case is `{"id", "op", "input", "expected" | "expectedOneOf"}`. The policy runs
 repeats the kubelet's defects too (docs/differences.md).
 """
 
-from monitor.policy.conformance.runner import OPS, CaseError, Failure, check_case, first_difference
+from __future__ import annotations
 
-__all__ = ["OPS", "CaseError", "Failure", "check_case", "first_difference"]
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from monitor.policy.conformance import steps, timeline, values
+from monitor.policy.conformance.reading import Case
+from monitor.policy.errors import PolicyError
+
+
+class CaseError(PolicyError):
+    """The case itself is not in the format."""
+
+
+class Failure(NamedTuple):
+    """What the policy answered and what was recorded (every right answer), shaped alike."""
+
+    got: Any
+    recorded: list[Any]
+
+
+#: op -> (our answer for the input and one recorded answer, that recorded answer in the same shape). The recorded answer
+#: goes in because some of its parts are not binding and are then copied from it.
+Op = Callable[[Case, Any], tuple[Any, Any]]
+
+OPS: dict[str, Op] = {
+    "parseQuantity": values.parse_quantity,
+    "quantityMath": values.quantity_math,
+    "parseThresholdConfig": values.parse_threshold_config,
+    "updateContainerFsThresholds": values.update_container_fs_thresholds,
+    "thresholdQuantity": values.threshold_quantity,
+    "nodeAllocatable": values.node_allocatable,
+    "podQOS": steps.pod_qos,
+    "oomScoreAdj": steps.oom_scores,
+    "rank": steps.rank,
+    "observations": steps.observations,
+    "thresholdsMet": steps.thresholds_met,
+    "gracePeriod": steps.grace_period,
+    "conditionsObservedSince": steps.conditions_observed_since,
+    "memcgThreshold": steps.memcg_threshold,
+    "synchronize": timeline.synchronize_answer,
+}
+
+
+def first_difference(got: Any, recorded: Any, path: str = "") -> str:
+    """Where two answers part, and how: the first place of it, in one line."""
+    if isinstance(got, Mapping) and isinstance(recorded, Mapping):
+        for key in (*got, *(k for k in recorded if k not in got)):
+            if got.get(key) != recorded.get(key):
+                return first_difference(got.get(key), recorded.get(key), f"{path}.{key}")
+    if isinstance(got, list) and isinstance(recorded, list):
+        for i, (ours, theirs) in enumerate(zip(got, recorded, strict=False)):
+            if ours != theirs:
+                return first_difference(ours, theirs, f"{path}[{i}]")
+    return f"{path.lstrip('.') or 'answer'}: {got!r}, recorded {recorded!r}"
+
+
+def check_case(case: Any) -> Failure | None:
+    """None if the policy answers ``case`` as recorded. Raises CaseError for what is not a case.
+
+    An input the op cannot read is a failure: which inputs it can read is part of what is tried.
+    """
+    if not isinstance(case, Mapping):
+        raise CaseError("not a map with id, op, input and expected")
+    for key in ("id", "op", "input"):
+        if key not in case:
+            raise CaseError(f"no {key!r}")
+    op = OPS.get(case["op"]) if isinstance(case["op"], str) else None
+    if op is None:
+        raise CaseError(f"op {case['op']!r} is not known; ops are {', '.join(OPS)}")
+    if not isinstance(case["input"], Mapping):
+        raise CaseError("'input' is not a map")
+    if "expected" in case:
+        answers = [case["expected"]]
+    elif isinstance(case.get("expectedOneOf"), list) and case["expectedOneOf"]:
+        answers = case["expectedOneOf"]
+    else:
+        raise CaseError("no 'expected' and no 'expectedOneOf' with an answer in it")
+    wanted = []
+    got: Any = None
+    for answer in answers:
+        try:
+            got, want = op(case["input"], answer)
+        except PolicyError as error:
+            got, want = {"refused": str(error)}, answer
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            got, want = {"unreadable": f"{type(error).__name__}: {error}"}, answer
+        if got == want:
+            return None
+        wanted.append(want)
+    return Failure(got, wanted)

@@ -10,7 +10,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import DiskLayout
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import IN_BYTES, RESOURCE, Observation
+from monitor.policy.signals import RESOURCE, Observation
 from monitor.policy.thresholds import Threshold, ThresholdValue
 
 SECOND = 10**9
@@ -84,11 +84,11 @@ def by_text(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def observation_answer(signal: str, seen: Observation) -> dict[str, str]:
     """An observation, shaped like a recorded one."""
-    make = Quantity.of_bytes if RESOURCE[signal] in IN_BYTES else Quantity.of_count
+    resource = RESOURCE[signal]
     return {
-        "available": str(make(seen.available)),
+        "available": str(Quantity.of(seen.available, resource)),
         "availableValue": str(seen.available),
-        "capacity": str(make(seen.capacity)),
+        "capacity": str(Quantity.of(seen.capacity, resource)),
         "capacityValue": str(seen.capacity),
     }
 

@@ -1,21 +1,77 @@
-"""Ops about single steps of a pass."""
+"""Ops about pods (QoS class, oom_score_adj, ranking) and about single steps of a pass."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from monitor.policy.conformance.reading import SECOND, Case, comparable, observation_answer, recorded, threshold
+from monitor.policy.compat import KUBELET, int64
+from monitor.policy.conformance.reading import SECOND, Case, comparable, layout, observation_answer, recorded, threshold
+from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
 from monitor.policy.layout import NO_OVERLAY
-from monitor.policy.notification import notification
+from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.pods import pod_from_object
+from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import CONDITION, Observation
-from monitor.policy.stats import Summary
+from monitor.policy.resources import pod_request
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, Observation
+from monitor.policy.stats import Memory, PodStats, Summary
 from monitor.policy.synchronize import State
 from monitor.policy.thresholds import Threshold, ThresholdValue
+from monitor.policy.victims import rank_pods, tie_groups
 
 Pair = tuple[Any, Any]
 _NOW = 10**9 * SECOND
+
+
+def pod_qos(given: Case, answer: Any) -> Pair:
+    """QoS class and what kind of pod it is."""
+    pod = pod_from_object(given["pod"])
+    gate = given.get("podLevelResources", True)
+    got = {
+        "qosClass": qos_class(pod, gate),
+        "computedQOSClass": compute_qos_class(pod, gate),
+        "isCriticalPod": is_critical(pod),
+        "isNodeCriticalPod": is_node_critical(pod),
+        "isStaticPod": is_static(pod),
+        "isMirrorPod": is_mirror(pod),
+    }
+    return got, answer
+
+
+def oom_scores(given: Case, answer: Any) -> Pair:
+    """The value of every container. Where the kubelet dies, ours must refuse."""
+    pod = pod_from_object(given["pod"])
+    gate = given.get("podLevelResources", True)
+    containers = (*pod.containers, *pod.init_containers)
+    try:
+        scores = {c.name: oom_score_adj(pod, c.name, given["memoryCapacity"], gate, compat=KUBELET) for c in containers}
+    except PolicyError as error:
+        return answer if "panic" in answer else {"refused": str(error)}, answer
+    return {"oomScoreAdj": scores, "qosClass": qos_class(pod, gate)}, answer
+
+
+def rank(given: Case, answer: Any) -> Pair:
+    """Groups of equal pods in order, and every pod's request. The order within a group is not binding."""
+    gate = given.get("podLevelResources", True)
+    pods, stats = [], {}
+    for entry in given["pods"]:
+        pod = pod_from_object(entry["pod"])
+        pods.append(pod)
+        if entry["stats"] is not None:
+            stats[pod.uid] = PodStats(entry["stats"], f"stats of {pod.name}")
+    ranked = rank_pods(given["signal"], pods, stats, layout(given), gate)
+    got = {
+        "tieGroups": [sorted(one.pod.name for one in group) for group in tie_groups(ranked)],
+        "requests": {
+            pod.name: {
+                resource: str(pod_request(pod, resource, gate).int64())
+                for resource in answer["requests"].get(pod.name, {})
+            }
+            for pod in pods
+        },
+    }
+    return got, {"tieGroups": answer["tieGroups"], "requests": answer["requests"]}
 
 
 def observations(given: Case, answer: Any) -> Pair:
@@ -78,6 +134,31 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
     state = State((None,) * len(rules.rules), (), (None,) * len(rules.signals), last, frozenset(ago))
     outcome = run_pass(config, PassState(state, True), {}, _NOW, lambda _: ()).outcome
     return sorted(outcome.conditions), sorted(answer["nodeConditions"] or [])
+
+
+class Notification(NamedTuple):
+    """`usage`: bytes of `attribute` at whose crossing, either way, the kubelet makes a pass at once; None if it cannot
+    tell, because figures are missing.
+    """
+
+    description: str
+    attribute: str
+    usage: int | None
+
+
+def notification(threshold: Threshold, memory: Memory | None) -> Notification:
+    """Where ``threshold`` is armed, given the figures of its cgroup: where usage less today's inactive cache leaves the
+    threshold's value of the capacity. Min reclaim plays no part, and it drifts as the cache does.
+    """
+    kind = "hard" if threshold.hard else "soft"
+    which = "allocatable memory" if threshold.signal == ALLOCATABLE_MEMORY else "memory"
+    description, attribute = f"{kind} {which} eviction threshold", "memory.usage_in_bytes"
+    if memory is None or memory.available is None or memory.working_set is None or memory.usage is None:
+        return Notification(description, attribute, None)
+    capacity = int64(memory.available + memory.working_set)
+    inactive = int64(memory.usage - memory.working_set)
+    level = Quantity.of_bytes(capacity) - threshold.value.shown(capacity) + Quantity.of_bytes(inactive)
+    return Notification(description, attribute, level.value)
 
 
 def memcg_threshold(given: Case, answer: Any) -> Pair:

@@ -17,7 +17,7 @@ from monitor.policy.messages import NODE_REASON, REASON
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import condition_times
-from monitor.policy.thresholds import parse_in_order
+from monitor.policy.thresholds import parse_thresholds
 
 
 def synchronize_answer(given: Case, answer: Any) -> tuple[Any, Any]:
@@ -29,7 +29,7 @@ def synchronize_answer(given: Case, answer: Any) -> tuple[Any, Any]:
 def play(given: Case, compat: str = KUBELET) -> list[dict[str, Any]]:
     """The passes of a time line, each in the shape of its recorded answer."""
     try:
-        thresholds = parse_in_order(*config_maps(given))
+        thresholds = parse_thresholds(*config_maps(given), in_order=True)
     except PolicyError as error:
         return [{"configError": str(error)}]
     config = PassConfig(

@@ -19,7 +19,7 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.layout import overlay_containerfs
 from monitor.policy.quantity import Quantity
 from monitor.policy.reservation import reserve
-from monitor.policy.thresholds import parse_in_order
+from monitor.policy.thresholds import parse_thresholds
 
 Pair = tuple[Any, Any]
 _INT64 = 2**63
@@ -80,7 +80,7 @@ def parse_threshold_config(given: Case, answer: Any) -> Pair:
     """The thresholds in any order, or the text of the error."""
     want = {"error": answer["error"], "thresholds": by_text([recorded(t) for t in answer["thresholds"] or ()])}
     try:
-        found = parse_in_order(*config_maps(given))
+        found = parse_thresholds(*config_maps(given))
     except PolicyError as error:
         return _refusal(given, str(error), answer["error"]), want
     return {"error": None, "thresholds": by_text([comparable(t) for t in found])}, want
@@ -106,7 +106,7 @@ def _possible_errors(given: Case) -> set[str]:
             if position == 1:
                 alone[2] = {signal: "1s"}  # whether it has a grace comes later
             try:
-                parse_in_order(alone[0], alone[1], alone[2], alone[3])
+                parse_thresholds(alone[0], alone[1], alone[2], alone[3])
             except PolicyError as error:
                 found.add(str(error))
         if found:
@@ -114,7 +114,7 @@ def _possible_errors(given: Case) -> set[str]:
     found = set()
     for signal, text in (soft or {}).items():
         try:
-            parse_in_order(None, {signal: text}, grace)
+            parse_thresholds(None, {signal: text}, grace)
         except PolicyError as error:
             found.add(str(error))
     return found
@@ -126,7 +126,7 @@ def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
     Of several complaints the kubelet keeps the last it comes to: one about a soft threshold if there is one, about a
     hard one else, and which of two is left to chance.
     """
-    overlay = overlay_containerfs(parse_in_order(*config_maps(given)), layout(given))
+    overlay = overlay_containerfs(parse_thresholds(*config_maps(given), in_order=True), layout(given))
     soft = [c for c in overlay.conflicts if "for soft eviction" in c]
     last = soft or list(overlay.conflicts)
     error = answer["error"] if answer["error"] in last else (last[-1] if last else None)
@@ -144,7 +144,7 @@ def threshold_quantity(given: Case, answer: Any) -> Pair:
 def node_allocatable(given: Case, answer: Any) -> Pair:
     """The limit of kubepods and the reservation, in thousandths; whether more is reserved than there is."""
     capacity, system, kube = (quantities(given.get(key)) for key in ("capacity", "systemReserved", "kubeReserved"))
-    hard = parse_in_order(given.get("evictionHard") or {})
+    hard = parse_thresholds(given.get("evictionHard") or {})
     found = reserve(capacity, system, kube, hard)
     got = {
         "podsCgroupLimitMilli": {name: str(q.int64(3)) for name, q in found.pods_limit.items()},

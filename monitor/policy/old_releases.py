@@ -1,0 +1,184 @@
+"""The policies of two old releases, as their documentation describes them.
+
+Kubernetes 1.17: today's order of eviction, before process counts, sidecars, pod-level requests and container file
+systems. Kubernetes 1.8: quality of service first, priority not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from monitor.policy.errors import PolicyError
+from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, reclaim_actions
+from monitor.policy.pods import Pod
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
+from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
+from monitor.policy.releases import Era
+from monitor.policy.signals import (
+    CONTAINERFS,
+    CONTAINERFS_INODES,
+    IMAGEFS,
+    IMAGEFS_INODES,
+    MEMORY_SIGNALS,
+    PID,
+    RESOURCE,
+    SIGNALS,
+)
+from monitor.policy.stats import PodStats
+from monitor.policy.victims import disk_key, disk_usage
+
+GUARANTEED_ADJ = -998
+#: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
+BURSTABLE_MIN = 2
+BURSTABLE_MAX = 999
+BEST_EFFORT_ADJ = 1000
+
+
+def plain_request(pod: Pod, resource: str) -> Quantity:
+    """The containers' requests together, or the largest init container's. Without overhead, which came later."""
+    total = ZERO
+    for container in pod.containers:
+        total = total + container.requests.get(resource, ZERO)
+    return max([total, *(c.requests.get(resource, ZERO) for c in pod.init_containers)])
+
+
+def class_by_containers(pod: Pod) -> str:
+    """The QoS class, from containers alone: resources of whole pods came later."""
+    return qos_class(replace(pod, resources=None))
+
+
+def one_disk_for_containers(layout: DiskLayout) -> DiskLayout:
+    """Before 1.29 the containers were always where the images are."""
+    return layout._replace(container_fs=False)
+
+
+def rank_1_17(
+    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
+) -> tuple[Key, Candidate]:
+    """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
+    if signal in MEMORY_SIGNALS:
+        victim = candidate(pod, plain_request(pod, "memory"), None if stats is None else stats.memory() or 0)
+        return memory_key(victim), victim
+    if signal == PID:
+        victim = candidate(pod, ZERO, None if stats is None else stats.processes())
+        return (rank_priority(victim.priority), 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
+    storage = plain_request(pod, "ephemeral-storage")
+    used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
+    victim = candidate(pod, storage, used)
+    return disk_key(victim, plain_request(pod, RESOURCE[signal])), victim
+
+
+def adj_1_17(pod: Pod, container_name: str, memory_capacity: int) -> int:
+    """Every critical pod is spared like a Guaranteed one; the others by class and request."""
+    return GUARANTEED_ADJ if is_critical(pod) else adj_by_class(pod, container_name, memory_capacity)
+
+
+def adj_by_class(pod: Pod, container_name: str, memory_capacity: int) -> int:
+    """-998, 1000, or min(max(2, 1000 - 1000 * request / capacity), 999). Raises PolicyError as today's does."""
+    container = next((c for c in (*pod.containers, *pod.init_containers) if c.name == container_name), None)
+    if container is None:
+        raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {container_name!r}")
+    if memory_capacity <= 0:
+        raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
+    quality = class_by_containers(pod)
+    if quality == GUARANTEED:
+        return GUARANTEED_ADJ
+    if quality == BEST_EFFORT:
+        return BEST_EFFORT_ADJ
+    request = container.requests.get("memory", ZERO).value
+    return min(max(BURSTABLE_MIN, 1000 - 1000 * request // memory_capacity), BURSTABLE_MAX)
+
+
+KUBELET_1_17 = Era(
+    name="kubelet-1.17",
+    signals=tuple(s for s in SIGNALS if s not in (CONTAINERFS, CONTAINERFS_INODES)),
+    default_hard={
+        "memory.available": "100Mi",
+        "nodefs.available": "10%",
+        "nodefs.inodesFree": "5%",
+        "imagefs.available": "15%",
+    },
+    ranker=rank_1_17,
+    oom_score_adj=adj_1_17,
+    reclaim_actions=lambda signal, layout: reclaim_actions(signal, one_disk_for_containers(layout)),
+    is_critical=is_critical,
+    hard_grace_s=0,
+    containerfs=False,
+    request=plain_request,
+    qos_class=class_by_containers,
+)
+
+
+# ---- Kubernetes 1.8
+
+_CLASS_ORDER = {BEST_EFFORT: 0, BURSTABLE: 1, GUARANTEED: 2}
+_CRITICAL_ANNOTATION = "scheduler.alpha.kubernetes.io/critical-pod"
+
+
+def is_critical_1_8(pod: Pod) -> bool:
+    """Marked as critical by the annotation of that time (empty, in kube-system), or taken for critical where the spec
+    is not known. Priority did not protect yet.
+    """
+    return bool(pod.taken_critical) or (
+        pod.namespace == "kube-system" and pod.annotations.get(_CRITICAL_ANNOTATION) == ""
+    )
+
+
+def rank_1_8(
+    pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
+) -> tuple[Key, Candidate]:
+    """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
+    consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
+    """
+    request = plain_request(pod, "memory") if signal in MEMORY_SIGNALS else ZERO
+    used: int | None = None
+    if stats is not None:
+        if signal in MEMORY_SIGNALS:
+            used = stats.memory() or 0
+        else:
+            used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
+    victim = replace(candidate(pod, request, used), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
+    return key_1_8(replace(victim, usage=None) if RESOURCE[signal] == "inodes" else victim), victim
+
+
+def key_1_8(victim: Candidate) -> Key:
+    """Sort key of a pod by its QoS class and its numbers; one of an unknown class counts as Burstable."""
+    place, used = _CLASS_ORDER.get(victim.qos, _CLASS_ORDER[BURSTABLE]), victim.usage
+    if used is None:
+        order = (place, 0, 0, 0)
+    elif used > victim.request:
+        order = (place, 1, victim.request - used, victim.request_nanos)
+    else:
+        order = (place, 2, -used, 0)
+    return (*order, victim.namespace, victim.name, victim.uid)
+
+
+def adj_1_8(pod: Pod, container_name: str, memory_capacity: int) -> int:
+    """-998 for Guaranteed and critical pods, 1000 for BestEffort, between 2 and 999 by request for the rest."""
+    return GUARANTEED_ADJ if is_critical_1_8(pod) else adj_by_class(pod, container_name, memory_capacity)
+
+
+def reclaim_1_8(signal: str, layout: DiskLayout) -> tuple[str, ...]:
+    """Each file system is relieved of what is on it: containers on nodefs, images on imagefs."""
+    if signal in MEMORY_SIGNALS:
+        return ()
+    if not layout.image_fs:
+        return (DELETE_CONTAINERS, DELETE_IMAGES)
+    return (DELETE_IMAGES,) if signal in (IMAGEFS, IMAGEFS_INODES) else (DELETE_CONTAINERS,)
+
+
+KUBELET_1_8 = Era(
+    name="kubelet-1.8",
+    signals=tuple(s for s in SIGNALS if s not in (CONTAINERFS, CONTAINERFS_INODES, PID)),
+    default_hard={"memory.available": "100Mi"},
+    ranker=rank_1_8,
+    oom_score_adj=adj_1_8,
+    reclaim_actions=reclaim_1_8,
+    is_critical=is_critical_1_8,
+    hard_grace_s=0,
+    containerfs=False,
+    request=plain_request,
+    qos_class=class_by_containers,
+    memory_key=key_1_8,
+)
