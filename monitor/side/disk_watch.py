@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
@@ -51,6 +52,7 @@ STALLED_S = 5.0
 MOST = 50
 
 Pods = Mapping[str, FoundPod]
+T = TypeVar("T")
 
 
 class DiskWatch:
@@ -82,14 +84,14 @@ class DiskWatch:
         self._reclaimer: Reclaimer | None = None
 
         self._closing = threading.Event()
-        self._sampler = WatchedThread("disks", self._sample)
-        self._walker = WatchedThread("storage", self._walk)
+        self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
+        self._walker = WatchedThread("storage", self._measure_next, self._closing, self._failed)
 
         # Of the sampling thread alone:
         self._seen: Pods = {}
-        self._told_met = False
+        self._published_met = False  # the last message had a signal below its threshold
         self._ranked = False  # every pod has been measured since a disk became short
-        self._failing: dict[str, str] = {}  # what cannot be read -> why, as told
+        self._failing: dict[str, str] = {}  # what could not be read at some time -> why, as logged; "" if it can now
 
         # Of both threads, written by one of them:
         self._urgent = False  # a disk is short
@@ -119,13 +121,13 @@ class DiskWatch:
         return [] if message is None else [message]
 
     def take_back(self, message: DiskFigures) -> None:
-        """A message that could not be delivered: what it told of goes with the next one."""
+        """A message that could not be delivered: what is in it goes with the next one."""
         with self._lock:
             self._message = message if self._message is None else _merged(message, self._message)
-        self._told_met = True
+        self._published_met = True
 
     def pods_changed(self) -> None:
-        """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else tells."""
+        """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else wakes the threads."""
         self._sampler.wake()
         self._walker.wake()
 
@@ -135,17 +137,13 @@ class DiskWatch:
         return None if measured is None else measured.stats
 
     def reclaim(self, actions: Sequence[str]) -> None:
-        """Clean up the node (actions of `monitor.policy.layout`); the message that it is done tells of the disks after
-        it.
-        """
+        """Clean up the node (actions of `monitor.policy.layout`); the message that it is done has later figures."""
         if self._reclaimer is None:
             from monitor.actions.reclaim import Reclaimer
 
-            commands = {
-                DELETE_CONTAINERS: self._config.reclaim_containers,
-                DELETE_IMAGES: self._config.reclaim_images,
-            }
-            self._reclaimer = Reclaimer(commands, self._config.enforce, self._clean, self._log)
+            config = self._config
+            commands = {DELETE_CONTAINERS: config.reclaim_containers, DELETE_IMAGES: config.reclaim_images}
+            self._reclaimer = Reclaimer(commands, config.enforce, self._clean, self._log)
         self._reclaimer.request(actions)
 
     def stalled_s(self) -> float:
@@ -169,22 +167,14 @@ class DiskWatch:
             self._reclaimed.extend(actions)
         self._sampler.wake()
 
-    def _guarded(self, turn: Callable[[], float | None]) -> float | None:
-        """One turn of a thread; what it dies of is raised again by `take`."""
-        try:
-            return turn()
-        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
-            with self._lock:
-                self._failure = error
-            self._closing.set()
-            self._deliver()
-            return None
+    def _failed(self, error: Exception) -> None:
+        """One of the threads died of this; `take` raises it again."""
+        with self._lock:
+            self._failure = error
+        self._closing.set()
+        self._deliver()
 
     # the node, every second
-
-    def _sample(self, thread: WatchedThread) -> None:
-        while not self._closing.is_set():
-            thread.rest(self._guarded(self._turn))
 
     def _turn(self) -> float | None:
         # What was cleaned up before the disks are looked at, so that what is said of them is newer.
@@ -200,36 +190,29 @@ class DiskWatch:
             self._urgent, self._seen = urgent, pods
             self._walker.wake()
         violations = {uid: message for uid, message in violations.items() if uid in pods}
-        if met or self._told_met or violations or reclaimed:
+        if met or self._published_met or violations or reclaimed:
             self._publish(observations, self._orders(met, pods), violations, reclaimed)
-        self._told_met = bool(met)
+        self._published_met = bool(met)
         return PERIOD_S if self._thresholds else None
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:
         """Every signal that can be read, in the order of `SIGNALS`."""
-        disks = self._disks
         for path, space, inodes in (
-            (disks.nodefs, NODEFS, NODEFS_INODES),
-            (disks.imagefs, IMAGEFS, IMAGEFS_INODES),
-            (disks.containerfs, CONTAINERFS, CONTAINERFS_INODES),
+            (self._disks.nodefs, NODEFS, NODEFS_INODES),
+            (self._disks.imagefs, IMAGEFS, IMAGEFS_INODES),
+            (self._disks.containerfs, CONTAINERFS, CONTAINERFS_INODES),
         ):
-            try:
-                found = file_system(path)
-            except MonitorError as error:
-                self._trouble(space, str(error))
+            found = self._readable(space, partial(file_system, path))
+            if found is None:
                 continue
-            self._trouble(space, "")
             stamp = time.monotonic_ns()
             yield space, Observation(found.available, found.capacity, stamp)
             if found.inodes is not None and found.inodes_free is not None:
                 yield inodes, Observation(found.inodes_free, found.inodes, stamp)
-        try:
-            most, running = pid_counts()
-        except MonitorError as error:
-            self._trouble(PID, str(error))
-            return
-        self._trouble(PID, "")
-        yield PID, Observation(most - running, most, time.monotonic_ns())
+        counts = self._readable(PID, pid_counts)
+        if counts is not None:
+            most, running = counts
+            yield PID, Observation(most - running, most, time.monotonic_ns())
 
     def _met(self, observations: Mapping[str, Observation]) -> list[str]:
         """The signals below a threshold, or not yet above what a threshold wants reclaimed; grace does not matter."""
@@ -255,7 +238,9 @@ class DiskWatch:
         orders = {}
         for signal in met:
             if signal == PID:
-                counted = self._count_processes(candidates)
+                counted = self._readable(
+                    "processes of pods", lambda: {uid: process_stats(found) for uid, found in candidates.items()}
+                )
                 if counted is not None:
                     orders[signal] = self._order(signal, candidates, counted)
             elif self._ranked:
@@ -267,25 +252,20 @@ class DiskWatch:
         ranked = rank_pods(signal, pods, stats, self._layout, ranker=self._era.ranker)
         return [one.pod.uid for one in ranked[:MOST]]
 
-    def _count_processes(self, candidates: Pods) -> dict[str, PodStats] | None:
+    def _readable(self, what: str, read: Callable[[], T]) -> T | None:
+        """What ``read`` gives. None if it cannot be read, which is logged once, and once that it can again."""
+        found, problem = None, ""
         try:
-            counted = {uid: process_stats(found) for uid, found in candidates.items()}
+            found = read()
         except MonitorError as error:
-            self._trouble("processes of pods", str(error))
-            return None
-        self._trouble("processes of pods", "")
-        return counted
-
-    def _trouble(self, what: str, problem: str) -> None:
-        """Log what cannot be read once, and once when it can again (``problem`` empty)."""
-        if problem == self._failing.get(what, ""):
-            return
-        if problem:
+            problem = str(error)
+        if problem != self._failing.get(what, ""):
             self._failing[what] = problem
-            self._log.error(problem, signal=what)
-        else:
-            del self._failing[what]
-            self._log.info("can be read again", signal=what)
+            if problem:
+                self._log.error(problem, signal=what)
+            else:
+                self._log.info("can be read again", signal=what)
+        return found
 
     def _publish(
         self,
@@ -306,10 +286,6 @@ class DiskWatch:
         self._deliver()
 
     # the pods, one after the other
-
-    def _walk(self, thread: WatchedThread) -> None:
-        while not self._closing.is_set():
-            thread.rest(self._guarded(self._measure_next))
 
     def _measure_next(self) -> float | None:
         """Measure the pod whose turn it is; how long to wait for the next, None for ever."""
@@ -361,7 +337,7 @@ class DiskWatch:
 
 
 def _merged(older: DiskFigures, newer: DiskFigures) -> DiskFigures:
-    """The newer message, with what only the older one tells."""
+    """The newer message, with what only the older one has."""
     found = {item["uid"]: item for item in (*older.violations, *newer.violations)}
     return newer._replace(
         violations=list(found.values())[:MOST],

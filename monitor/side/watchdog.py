@@ -10,37 +10,46 @@ from monitor.kernel.sched import take_time
 
 
 class WatchedThread:
-    """A thread that rests between its turns, can be woken, and shows for how long it has been busy with one."""
+    """Calls ``turn()`` until ``closing`` is set; each says how many seconds to rest after it, None: until `wake`.
 
-    def __init__(self, name: str, body: Callable[[WatchedThread], None]) -> None:
+    What a turn raises goes to ``on_failure`` and ends the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float | None],
+        closing: threading.Event,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._body = body
+        self._turn = turn
+        self._closing = closing
+        self._on_failure = on_failure
         self._wake = threading.Event()
-        self._began: float | None = None
+        self._began: float | None = None  # the turn under way, monotonic seconds
+        self.start = self._thread.start
+        self.wake = self._wake.set
 
     def _run(self) -> None:
         take_time()
-        self.begin_turn()
-        self._body(self)
-        self._began = None
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    def rest(self, timeout_s: float | None) -> None:
-        """Wait to be woken, for ``timeout_s`` seconds at most (None: for ever)."""
-        self._began = None
-        self._wake.wait(timeout_s)
-        self._wake.clear()
-        self.begin_turn()
+        try:
+            while not self._closing.is_set():
+                self.begin_turn()
+                rest_s = self._turn()
+                self._began = None
+                self._wake.wait(rest_s)
+                self._wake.clear()
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
+            self._began = None
+            self._on_failure(error)
 
     def begin_turn(self) -> None:
+        """Called within a long turn: it moves."""
         self._began = time.monotonic()
 
     def busy_s(self) -> float:
+        """For how long the turn under way has lasted; 0 between two."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
