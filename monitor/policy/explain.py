@@ -60,12 +60,10 @@ class Change(NamedTuple):
 def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Comparison]:
     """What decides about this pod's place for ``signal``, in the order in which it is compared."""
     c = one.candidate
-    old = era.name == "kubelet-1.8"
-    if c.priority is None:
-        priority = Comparison("priority", "unknown: lower ones go first, unknown ones last")
-    else:
-        priority = Comparison("priority", f"{c.priority}: lower ones go first")
-    if old:
+    last = ", unknown ones last" if c.priority is None else ""
+    known = "unknown" if c.priority is None else c.priority
+    priority = Comparison("priority", f"{known}: lower ones go first{last}")
+    if era.name == "kubelet-1.8":
         found = [Comparison("QoS class", f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last")]
         if RESOURCE[signal] != "inodes":
             found.append(_usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS))
@@ -76,25 +74,22 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
     else:
         found = [_usage(one, signal, layout, era, compared=True), priority]
         if c.usage is not None:
-            found.append(Comparison("excess", _excess(one, signal)))
+            found.append(Comparison("excess", _excess(signal, c.usage, c.request)))
     if c.critical:
-        reason = why_critical(one.pod, era)
-        found.append(Comparison("critical", f"{reason}: never evicted"))
+        found.append(Comparison("critical", f"{why_critical(one.pod, era)}: never evicted"))
     return found
 
 
 def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[Contrast]:
     """Both pods, comparison by comparison. Of equal pods the names decide (the kubelet leaves those to chance)."""
-    place = next((i for i in range(DECIDING) if one.key[i] != other.key[i]), None)
-    decisive = None if place is None else _deciding(signal, era)[place]
+    decisive = next((name for i, name in enumerate(_deciding(signal, era)) if one.key[i] != other.key[i]), None)
     mine = dict(comparisons(one, signal, layout, era))
     theirs = dict(comparisons(other, signal, layout, era))
-    found = [
-        Contrast(name, mine.get(name, "-"), theirs.get(name, "-"), name == decisive)
-        for name in dict.fromkeys((*mine, *theirs))
-    ]
+    names = dict.fromkeys((*mine, *theirs))
+    found = [Contrast(name, mine.get(name, "-"), theirs.get(name, "-"), name == decisive) for name in names]
     if decisive is None:
-        found.append(Contrast("name", _label(one.pod), _label(other.pod), True))
+        labels = [f"{pod.namespace}/{pod.name}".lstrip("/") for pod in (one.pod, other.pod)]
+        found.append(Contrast("name", labels[0], labels[1], True))
     return found
 
 
@@ -109,8 +104,7 @@ def _deciding(signal: str, era: Era) -> tuple[str, str, str, str]:
 
 def first_disagreement(one: Sequence[Ranked], other: Sequence[Ranked]) -> int | None:
     """The first place (from 0) at which two orders of the same pods have different pods; None if they agree."""
-    pairs = zip(one, other, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a.pod.uid != b.pod.uid), None)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a.pod.uid != b.pod.uid), None)
 
 
 # ---- what would move a pod
@@ -135,26 +129,24 @@ def changes(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Er
         _priority_change(one, behind, crosses),
         _usage_change(one, signal, layout, era, behind, crosses),
     )
-    equal = "; they are equal then, and the names decide"
-    return [
-        change._replace(text=change.text + equal)
-        if key(change.pod, change.stats)[:DECIDING] == other.key[:DECIDING]
-        else change
-        for change in found
-        if change is not None
-    ]
+    made = [change for change in found if change is not None]
+    for i, change in enumerate(made):
+        if key(change.pod, change.stats)[:DECIDING] == other.key[:DECIDING]:
+            made[i] = change._replace(text=f"{change.text}; they are equal then, and the names decide")
+    return made
 
 
 _Crosses = Callable[[Pod, PodStats | None], bool]
+_Changed = Callable[[int], tuple[Pod, PodStats | None]]
 
 
-def _search(works: Callable[[int], bool], near: int, far: int) -> int | None:
-    """The number nearest to ``near``, which does not work, toward ``far`` that does; None if ``far`` does not."""
-    if near == far or not works(far):
+def _search(crosses: _Crosses, changed: _Changed, near: int, far: int) -> int | None:
+    """The number nearest to ``near``, with which it does not cross, toward ``far``; None if it does not with that."""
+    if near == far or not crosses(*changed(far)):
         return None
     while abs(far - near) > 1:
         middle = (near + far) // 2
-        if works(middle):
+        if crosses(*changed(middle)):
             far = middle
         else:
             near = middle
@@ -166,54 +158,42 @@ def _request_change(one: Ranked, signal: str, behind: bool, crosses: _Crosses) -
     resource = "memory" if signal in MEMORY_SIGNALS else "ephemeral-storage"
     if signal == PID:
         return None
-    for where, asked, changed in _requests(one, resource):
+    for where, holder, put in _requests(one, resource):
 
-        def works(n: int, changed: _Changed = changed) -> bool:
-            return crosses(changed(n)[0], one.stats)
+        def changed(n: int, holder: Any = holder, put: Callable[[Any], Pod] = put) -> tuple[Pod, PodStats | None]:
+            return put(_with_request(holder, resource, n)), one.stats
 
+        asked = holder.requests.get(resource, ZERO)
         near = asked.nanos // 10**9 if behind else asked.value
-        new = _search(works, near, _MOST if behind else 0)
+        new = _search(crosses, changed, near, _MOST if behind else 0)
         if new is not None:
-            pod, limit_too = changed(new)
+            limit_too = _with_request(holder, resource, new).limits != holder.limits
             text = f"{'raise' if behind else 'lower'} the {resource} request of {where} from {asked} "
             text += f"to {Quantity.of_bytes(new)}{', and its limit with it' if limit_too else ''}"
-            return Change("request", near, new, text, pod, one.stats)
+            return Change("request", near, new, text, *changed(new))
     return None
 
 
-_Changed = Callable[[int], tuple[Pod, bool]]
-
-
-def _requests(one: Ranked, resource: str) -> Iterator[tuple[str, Quantity, _Changed]]:
-    """Every request that may be changed: whose it is, what it is, and the pod with another (and a limit raised?)."""
+def _requests(one: Ranked, resource: str) -> Iterator[tuple[str, Any, Callable[[Any], Pod]]]:
+    """Whose request may be changed, a container or the resources of the pod, and the pod with another one of these."""
     pod = one.pod
-    whole = pod.resources
-    if whole is not None and pod_level_resources_set(pod) and resource == "memory":
-
-        def with_pod_level(n: int, of: Resources = whole) -> tuple[Pod, bool]:
-            changed, limit_too = _with_request(of, resource, n)
-            return replace(pod, resources=changed), limit_too
-
-        yield "the whole pod (spec.resources)", whole.requests.get(resource, ZERO), with_pod_level
+    if pod.resources is not None and pod_level_resources_set(pod) and resource == "memory":
+        yield "the whole pod (spec.resources)", pod.resources, lambda changed: replace(pod, resources=changed)
     used = dict(one.stats.container_memory()) if one.stats is not None and resource == "memory" else {}
     for at in sorted(range(len(pod.containers)), key=lambda i: -used.get(pod.containers[i].name, 0)):
-        container = pod.containers[at]
 
-        def with_container(n: int, at: int = at, of: Container = container) -> tuple[Pod, bool]:
-            changed, limit_too = _with_request(of, resource, n)
-            containers = (*pod.containers[:at], changed, *pod.containers[at + 1 :])
-            return replace(pod, containers=containers), limit_too
+        def put(changed: Any, at: int = at) -> Pod:
+            return replace(pod, containers=(*pod.containers[:at], changed, *pod.containers[at + 1 :]))
 
-        yield f"container {container.name}", container.requests.get(resource, ZERO), with_container
+        yield f"container {pod.containers[at].name}", pod.containers[at], put
 
 
-def _with_request(holder: Any, resource: str, n: int) -> tuple[Any, bool]:
-    """A container, or the resources of a pod, with this request. A limit below it rises with it: none may be."""
+def _with_request(holder: Any, resource: str, n: int) -> Any:
+    """The same holder with this request. A limit below it rises with it: none may be."""
     amount = Quantity.of_bytes(n)
     limit = holder.limits.get(resource)
-    limit_too = limit is not None and limit < amount
-    limits = {**holder.limits, resource: amount} if limit_too else holder.limits
-    return replace(holder, requests={**holder.requests, resource: amount}, limits=limits), limit_too
+    limits = {**holder.limits, resource: amount} if limit is not None and limit < amount else holder.limits
+    return replace(holder, requests={**holder.requests, resource: amount}, limits=limits)
 
 
 def _priority_change(one: Ranked, behind: bool, crosses: _Crosses) -> Change | None:
@@ -221,11 +201,15 @@ def _priority_change(one: Ranked, behind: bool, crosses: _Crosses) -> Change | N
     if old is None:
         return None  # it has one, which is not known here
     far = max(old, _MOST_PRIORITY) if behind else _LEAST_PRIORITY
-    new = _search(lambda n: crosses(replace(one.pod, priority=n), one.stats), old, far)
+
+    def changed(n: int) -> tuple[Pod, PodStats | None]:
+        return replace(one.pod, priority=n), one.stats
+
+    new = _search(crosses, changed, old, far)
     if new is None:
         return None
     text = f"{'raise' if behind else 'lower'} its priority from {old} to {new}"
-    return Change("priority", old, new, text, replace(one.pod, priority=new), one.stats)
+    return Change("priority", old, new, text, *changed(new))
 
 
 def _usage_change(
@@ -241,7 +225,7 @@ def _usage_change(
     kind = next((kind for kind in (LOGS, ROOTFS) if reads(kind)), None)
     if kind is None:
         return None  # nothing the pod has is counted for this disk
-    new = _search(lambda n: crosses(one.pod, _using(signal, n, kind)), old, 0 if behind else _MOST)
+    new = _search(crosses, lambda n: (one.pod, _using(signal, n, kind)), old, 0 if behind else _MOST)
     if new is None:
         return None
     by, instead = _shown(signal, abs(new - old)), f"{_shown(signal, new)} instead of {_shown(signal, old)}"
@@ -287,16 +271,13 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
         return "as its status says (status.qosClass)"
     quality = era.qos_class(pod)
     whole = pod.resources if era is CURRENT else None
-    holders: list[tuple[str, Container | Resources]] = (
-        [("spec.resources", whole)]
-        if whole is not None
-        else [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
-    )
+    holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
+    holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
     if quality == BEST_EFFORT:
         nobody = "no container names a" if whole is None else "spec.resources names no"
         return f"{nobody} request or limit of cpu or memory"
-    asked = {name: _sum(holder.requests.get(name, ZERO) for _, holder in holders) for name in ("cpu", "memory")}
-    limit = {name: _sum(holder.limits.get(name, ZERO) for _, holder in holders) for name in ("cpu", "memory")}
+    asked = {name: sum((holder.requests.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
+    limit = {name: sum((holder.limits.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
     if quality == GUARANTEED:
         return f"requests and limits are the same: cpu {asked['cpu']}, memory {asked['memory']}"
     reasons = [
@@ -315,7 +296,7 @@ def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
     if not pod.spec_known:
         return f"{total}: its spec is not known, guessed from its cgroup and processes"
     if era is not CURRENT:
-        regular = _sum(c.requests.get(resource, ZERO) for c in pod.containers)
+        regular = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
         rule = "the containers' together" if total == regular else "the largest init container's"
         return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"
     if pod_level_resources_set(pod):
@@ -335,17 +316,6 @@ def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
     if total != needed:
         parts.append(f"overhead {total - needed}")
     return f"{total}: {' + '.join(parts)}"
-
-
-def _sum(amounts: Iterator[Quantity]) -> Quantity:
-    total = ZERO
-    for amount in amounts:
-        total += amount
-    return total
-
-
-def _label(pod: Pod) -> str:
-    return f"{pod.namespace}/{pod.name}".lstrip("/")
 
 
 def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> Comparison:
@@ -368,12 +338,10 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
     return Comparison("usage", f"{text}, requested {_shown(signal, request)}: {place} its request")
 
 
-def _excess(one: Ranked, signal: str) -> str:
-    c = one.candidate
-    assert c.usage is not None
-    above = c.usage - c.request
+def _excess(signal: str, usage: int, request: int) -> str:
+    above = usage - request
     if RESOURCE[signal] == "inodes":
-        return f"{c.usage} inodes less a request of {c.request} bytes: {above}"
+        return f"{usage} inodes less a request of {request} bytes: {above}"
     return f"{_shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
 
 

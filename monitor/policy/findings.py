@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monitor.policy import signals as sig
 from monitor.policy.compat import SANE
 from monitor.policy.configuration import (
     HARD,
@@ -23,15 +24,6 @@ from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.reservation import reserve
-from monitor.policy.signals import (
-    ALLOCATABLE_MEMORY,
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    MEMORY,
-    MEMORY_SIGNALS,
-    NODEFS,
-    RESOURCE,
-)
 from monitor.policy.thresholds import Threshold
 
 
@@ -86,7 +78,7 @@ def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Ite
 
 
 def _memory(thresholds: Sequence[Effective], settings: Settings) -> Iterator[str]:
-    if not any(e.threshold.signal in MEMORY_SIGNALS for e in thresholds):
+    if not any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds):
         yield f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
 
 
@@ -146,7 +138,7 @@ def _copies(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
     for e in thresholds:
         t = e.threshold
         if e.copy and t.value.quantity is None:
-            limit = node.capacity.get(ALLOCATABLE_MEMORY)
+            limit = node.capacity.get(sig.ALLOCATABLE_MEMORY)
             known = "" if limit is None else f" ({_shown(t.signal, limit)})"
             yield (
                 f"{e.origin}: {t.signal}: {e.text} is of the limit of kubepods{known}, not of the node; "
@@ -160,7 +152,7 @@ def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[st
     source = "imagefs" if layout.image_fs and not layout.container_fs else "nodefs"
     for key in (HARD, SOFT):
         for signal, (text, origin) in settings.maps[key].items():
-            if signal in (CONTAINERFS, CONTAINERFS_INODES):
+            if signal in (sig.CONTAINERFS, sig.CONTAINERFS_INODES):
                 other = signal.replace("containerfs", source)
                 yield (
                     f"{origin}: {signal}: {text} is replaced by a copy of {other}, because containers are on that "
@@ -170,10 +162,10 @@ def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[st
 
 def _exceeded(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
     capacity = {}
-    if MEMORY in node.capacity:
-        capacity["memory"] = Quantity.of_bytes(node.capacity[MEMORY])
-    if NODEFS in node.capacity:
-        capacity["ephemeral-storage"] = Quantity.of_bytes(node.capacity[NODEFS])
+    if sig.MEMORY in node.capacity:
+        capacity["memory"] = Quantity.of_bytes(node.capacity[sig.MEMORY])
+    if sig.NODEFS in node.capacity:
+        capacity["ephemeral-storage"] = Quantity.of_bytes(node.capacity[sig.NODEFS])
     hard = [e.threshold for e in thresholds if e.threshold.hard]
     reservation = reserve(capacity, node.system_reserved, node.kube_reserved, hard)
     for resource in reservation.exceeded:
@@ -202,4 +194,4 @@ def _plain(settings: Settings, compat: str) -> Iterator[str]:
 
 
 def _shown(signal: str, amount: int) -> str:
-    return str(Quantity.of(amount, RESOURCE[signal]))
+    return str(Quantity.of(amount, sig.RESOURCE[signal]))

@@ -8,16 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from monitor.policy.signals import (
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    MEMORY_SIGNALS,
-    NODEFS,
-    NODEFS_INODES,
-    PID,
-)
+from monitor.policy import signals as sig
 from monitor.policy.thresholds import Threshold, ThresholdValue
 
 #: What a pod's disk usage is made of.
@@ -25,9 +16,9 @@ ROOTFS, LOGS, VOLUMES = "rootfs", "logs", "volumes"
 #: Clean-up at node level, by the name of the kubelet's call.
 DELETE_CONTAINERS, DELETE_IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
 
-_NODEFS_SIGNALS = (NODEFS, NODEFS_INODES)
-_IMAGEFS_SIGNALS = (IMAGEFS, IMAGEFS_INODES)
-_CONTAINERFS_SIGNALS = (CONTAINERFS, CONTAINERFS_INODES)
+_NODEFS_SIGNALS = (sig.NODEFS, sig.NODEFS_INODES)
+_IMAGEFS_SIGNALS = (sig.IMAGEFS, sig.IMAGEFS_INODES)
+_CONTAINERFS_SIGNALS = (sig.CONTAINERFS, sig.CONTAINERFS_INODES)
 
 
 class DiskLayout(NamedTuple):
@@ -68,7 +59,7 @@ def measured(signal: str, layout: DiskLayout) -> tuple[str, ...]:
 
 def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     """What the node cleans up, in order, before a pod is evicted for ``signal``."""
-    if signal in MEMORY_SIGNALS or signal == PID:
+    if signal in sig.MEMORY_SIGNALS or signal == sig.PID:
         return ()
     if not layout.image_fs:
         return (DELETE_CONTAINERS, DELETE_IMAGES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from monitor.policy import signals as sig
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout, reclaim_actions
 from monitor.policy.pods import Pod
@@ -15,16 +16,6 @@ from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, 
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
 from monitor.policy.releases import Era
-from monitor.policy.signals import (
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    MEMORY_SIGNALS,
-    PID,
-    RESOURCE,
-    SIGNALS,
-)
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import disk_key, disk_usage
 
@@ -57,16 +48,16 @@ def rank_1_17(
     pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout, _pod_level: bool
 ) -> tuple[Key, Candidate]:
     """Memory and disk as today. For process ids priority alone: counts came with 1.19."""
-    if signal in MEMORY_SIGNALS:
+    if signal in sig.MEMORY_SIGNALS:
         victim = candidate(pod, plain_request(pod, "memory"), None if stats is None else stats.memory() or 0)
         return memory_key(victim), victim
-    if signal == PID:
+    if signal == sig.PID:
         victim = candidate(pod, ZERO, None if stats is None else stats.processes())
         return (rank_priority(victim.priority), 0, 0, 0, pod.namespace, pod.name, pod.uid), victim
     storage = plain_request(pod, "ephemeral-storage")
     used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = candidate(pod, storage, used)
-    return disk_key(victim, plain_request(pod, RESOURCE[signal])), victim
+    return disk_key(victim, plain_request(pod, sig.RESOURCE[signal])), victim
 
 
 def adj_1_17(pod: Pod, container_name: str, memory_capacity: int) -> int:
@@ -92,7 +83,7 @@ def adj_by_class(pod: Pod, container_name: str, memory_capacity: int) -> int:
 
 KUBELET_1_17 = Era(
     name="kubelet-1.17",
-    signals=tuple(s for s in SIGNALS if s not in (CONTAINERFS, CONTAINERFS_INODES)),
+    signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
     default_hard={
         "memory.available": "100Mi",
         "nodefs.available": "10%",
@@ -131,15 +122,15 @@ def rank_1_8(
     """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
     consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
     """
-    request = plain_request(pod, "memory") if signal in MEMORY_SIGNALS else ZERO
+    request = plain_request(pod, "memory") if signal in sig.MEMORY_SIGNALS else ZERO
     used: int | None = None
     if stats is not None:
-        if signal in MEMORY_SIGNALS:
+        if signal in sig.MEMORY_SIGNALS:
             used = stats.memory() or 0
         else:
             used = disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = replace(candidate(pod, request, used), critical=is_critical_1_8(pod), qos=class_by_containers(pod))
-    return key_1_8(replace(victim, usage=None) if RESOURCE[signal] == "inodes" else victim), victim
+    return key_1_8(replace(victim, usage=None) if sig.RESOURCE[signal] == "inodes" else victim), victim
 
 
 def key_1_8(victim: Candidate) -> Key:
@@ -161,16 +152,16 @@ def adj_1_8(pod: Pod, container_name: str, memory_capacity: int) -> int:
 
 def reclaim_1_8(signal: str, layout: DiskLayout) -> tuple[str, ...]:
     """Each file system is relieved of what is on it: containers on nodefs, images on imagefs."""
-    if signal in MEMORY_SIGNALS:
+    if signal in sig.MEMORY_SIGNALS:
         return ()
     if not layout.image_fs:
         return (DELETE_CONTAINERS, DELETE_IMAGES)
-    return (DELETE_IMAGES,) if signal in (IMAGEFS, IMAGEFS_INODES) else (DELETE_CONTAINERS,)
+    return (DELETE_IMAGES,) if signal in (sig.IMAGEFS, sig.IMAGEFS_INODES) else (DELETE_CONTAINERS,)
 
 
 KUBELET_1_8 = Era(
     name="kubelet-1.8",
-    signals=tuple(s for s in SIGNALS if s not in (CONTAINERFS, CONTAINERFS_INODES, PID)),
+    signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES, sig.PID)),
     default_hard={"memory.available": "100Mi"},
     ranker=rank_1_8,
     oom_score_adj=adj_1_8,

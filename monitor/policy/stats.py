@@ -11,22 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from monitor.policy import signals as sig
 from monitor.policy.compat import int64
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import stable_uid
-from monitor.policy.signals import (
-    ALLOCATABLE_MEMORY,
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    MEMORY,
-    NODEFS,
-    NODEFS_INODES,
-    PID,
-    Observation,
-    observe_available,
-)
 
 #: The system container whose memory is that of the kubepods cgroup; the first of this name counts.
 PODS_CONTAINER = "pods"
@@ -181,7 +169,7 @@ class Summary:
 
     def __init__(self, obj: Mapping[str, Any]) -> None:
         self._node = _map(_checked(obj, "summary"), "node", "summary")
-        self.observations: dict[str, Observation] = dict(_observe(self._node))
+        self.observations: dict[str, sig.Observation] = dict(_observe(self._node))
         self.pods: dict[str, PodStats] = {}
         for raw in _list(obj, "pods", "summary"):
             stats = PodStats(raw)
@@ -189,28 +177,28 @@ class Summary:
 
     def memory(self, signal: str) -> Memory | None:
         """The figures behind one of the two memory signals; None if there are none at all."""
-        return _memory(self._node) if signal == MEMORY else _memory(_pods_container(self._node))
+        return _memory(self._node) if signal == sig.MEMORY else _memory(_pods_container(self._node))
 
 
-def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, Observation]]:
-    for signal, memory in ((MEMORY, _memory(node)), (ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
+def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
+    for signal, memory in ((sig.MEMORY, _memory(node)), (sig.ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
         if memory is not None and memory.available is not None and memory.working_set is not None:
-            yield signal, observe_available(memory.available, memory.working_set, memory.stamp_ns)
+            yield signal, sig.observe_available(memory.available, memory.working_set, memory.stamp_ns)
     runtime = _map(node, "runtime", "summary.node")
     for parent, key, space, inodes in (
-        (node, "fs", NODEFS, NODEFS_INODES),
-        (runtime, "imageFs", IMAGEFS, IMAGEFS_INODES),
-        (runtime, "containerFs", CONTAINERFS, CONTAINERFS_INODES),
+        (node, "fs", sig.NODEFS, sig.NODEFS_INODES),
+        (runtime, "imageFs", sig.IMAGEFS, sig.IMAGEFS_INODES),
+        (runtime, "containerFs", sig.CONTAINERFS, sig.CONTAINERFS_INODES),
     ):
         fs = _map(parent, key, "summary.node")
         for signal, free, total in ((space, "availableBytes", "capacityBytes"), (inodes, "inodesFree", "inodes")):
             available, capacity = _count(fs, free, key), _count(fs, total, key)
             if available is not None and capacity is not None:
-                yield signal, Observation(available, capacity, _stamp(fs, key))
+                yield signal, sig.Observation(available, capacity, _stamp(fs, key))
     limits = _map(node, "rlimit", "summary.node")
     most, running = _count(limits, "maxpid", "rlimit"), _count(limits, "curproc", "rlimit")
     if most is not None and running is not None:
-        yield PID, Observation(int64(most - running), most, _stamp(limits, "rlimit"))
+        yield sig.PID, sig.Observation(int64(most - running), most, _stamp(limits, "rlimit"))
 
 
 def _pods_container(node: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,10 +70,7 @@ class EvictionConfig:
     def __post_init__(self) -> None:
         check_compat(self.compat)
         live = [t for t in self.thresholds if t.operator == LESS_THAN]
-        if self.compat == SANE:
-            live.sort(key=_preference)
-        else:
-            live = _go_keys(live)
+        live = sorted(live, key=_preference) if self.compat == SANE else _go_keys(live)
         signals = tuple(dict.fromkeys(t.signal for t in live))
         conditions = tuple(dict.fromkeys(CONDITION[signal] for signal in signals))
         identities = [(t.signal, t.grace_ns, t.value) for t in live]
@@ -90,10 +87,9 @@ class EvictionConfig:
             )
             for t, identity in zip(live, identities, strict=True)
         )
-        nothing = (None,) * len(rules)
-        blank = State(nothing, (), (None,) * len(signals), (None,) * len(conditions), frozenset())
+        blank = State((None,) * len(rules), (), (None,) * len(signals), (None,) * len(conditions))
         made = {"signals": signals, "conditions": conditions, "rules": rules, "blank": blank}
-        for name, value in (*made.items(), ("likeliest", self.compat == KUBELET)):
+        for name, value in {**made, "likeliest": self.compat == KUBELET}.items():
             object.__setattr__(self, name, value)
 
 
@@ -135,11 +131,7 @@ _NOTHING = Outcome(None, None, (), 0, frozenset(), (), (), None)
 
 
 def synchronize(
-    config: EvictionConfig,
-    state: State,
-    observations: Mapping[str, Observation],
-    now_ns: int,
-    rank: Rank,
+    config: EvictionConfig, state: State, observations: Mapping[str, Observation], now_ns: int, rank: Rank
 ) -> tuple[State, Outcome]:
     """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first, at least as far as the first that is
     not critical; called only if one is to be picked.
@@ -154,8 +146,7 @@ def synchronize(
             raise ValueError("the state belongs to another configuration: begin with State()")
         state = config.blank
 
-    likeliest = config.likeliest
-    merged = _merged(rules, state.met, observations, likeliest)
+    merged = _merged(config, state.met, observations)
     first, met, deadline = _since(config, state.first, merged, now_ns)
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
     seen = [observations.get(signal) for signal in config.signals]
@@ -166,7 +157,7 @@ def synchronize(
             return next_state, _NOTHING
         return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
 
-    starved = _fresh(rules, met, state.stamps, stamps, likeliest)
+    starved = _fresh(config, met, state.stamps, stamps)
     victim: Candidate | None = None
     refused: tuple[Candidate, ...] = ()
     grace_s = 0
@@ -192,11 +183,10 @@ def condition_times(config: EvictionConfig, state: State) -> dict[str, int]:
     return {condition: when for condition, when in pairs if when is not None}
 
 
-def _merged(
-    rules: tuple[_Rule, ...], held: tuple[int, ...], observations: Mapping[str, Observation], held_last: bool
-) -> list[int]:
+def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
     """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
     merged: list[int] = []
+    rules = config.rules
     for i, rule in enumerate(rules):
         seen = observations.get(rule.signal)
         if seen is None:
@@ -215,7 +205,7 @@ def _merged(
             seen = observations.get(rule.signal)
             if seen is not None and _reclaimed(rule, seen.capacity) > seen.available:
                 merged.append(i)
-        if len(merged) != before and not held_last:
+        if len(merged) != before and not config.likeliest:
             merged.sort()
     return merged
 
@@ -270,22 +260,18 @@ def _conditions(
 
 
 def _fresh(
-    rules: tuple[_Rule, ...],
-    met: tuple[int, ...],
-    before: tuple[int | None, ...],
-    stamps: tuple[int | None, ...],
-    last_memory: bool,
+    config: EvictionConfig, met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
 ) -> Threshold | None:
     """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp).
 
-    The rules stand in the order of preference, unless ``last_memory``: then the last one for memory is preferred.
+    The rules stand in the order of preference, but for the kubelet's likeliest: then the last one for memory is it.
     """
     found: Threshold | None = None
     for i in met:
-        rule = rules[i]
+        rule = config.rules[i]
         stamp, old = stamps[rule.slot], before[rule.slot]
         if stamp is not None and (old is None or stamp == 0 or stamp > old):
-            if not last_memory:
+            if not config.likeliest:
                 return rule.threshold
             if found is None or rule.signal in MEMORY_SIGNALS:
                 found = rule.threshold
