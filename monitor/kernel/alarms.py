@@ -41,10 +41,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """A timerfd: readable once after the time set. (os.timerfd_create came with Python 3.13.)
-
-    ``fd``: one that there is already, as another process may have inherited it.
-    """
+    """A timerfd (os.timerfd_create came with Python 3.13): readable once after the time set. ``fd``: inherited."""
 
     events = select.EPOLLIN
 
@@ -80,28 +77,21 @@ class PsiTrigger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        problem: OSError | None = None
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _no_trigger(path, error) from None
+        problem = OSError()
         for stall_us, window_us in _PSI_TRIGGERS:
-            try:
-                self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                problem = error
-                break
             try:
                 os.write(self._fd, f"some {stall_us} {window_us}\0".encode())
             except OSError as error:
-                os.close(self._fd)
                 problem = error
                 continue
             self.window_us = window_us
             return
-        assert problem is not None
-        remedy = "boot with psi=1"
-        if problem.errno in (errno.EACCES, errno.EPERM):
-            remedy = "run as root; before Linux 6.1 with CAP_SYS_RESOURCE"
-        elif problem.errno == errno.EROFS:
-            remedy = "mount the file system it is in writable"
-        raise CannotError(f"no PSI trigger on {path}: {problem.strerror}", remedy)
+        os.close(self._fd)
+        raise _no_trigger(path, problem)
 
     def fileno(self) -> int:
         return self._fd
@@ -111,6 +101,15 @@ class PsiTrigger:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _no_trigger(path: Path, problem: OSError) -> CannotError:
+    remedy = "boot with psi=1"
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        remedy = "run as root; before Linux 6.1 with CAP_SYS_RESOURCE"
+    elif problem.errno == errno.EROFS:
+        remedy = "mount the file system it is in writable"
+    return CannotError(f"no PSI trigger on {path}: {problem.strerror}", remedy)
 
 
 class EventsFile:
@@ -147,8 +146,8 @@ def alarm_remedy(error: OSError) -> str:
 class UsageThreshold:
     """A usage threshold of a v1 cgroup, moved as often as needed. Raises OSError.
 
-    Registering waits for a grace period of RCU, 8 ms here (measured): a thread does it, so that the one who decides
-    never waits. Until it is done the old threshold stands, and the one who looks must look for himself.
+    Registering waits for a grace period of RCU, 8 ms (measured): a thread does it. Until then the old threshold is in
+    force, and the caller has to look for itself.
     """
 
     events = select.EPOLLIN

@@ -3,10 +3,9 @@
 BPF programs here never include kernel structs: headers of another release compile and then read garbage silently.
 What they need (`mem_cgroup.memory.usage.counter`, `NR_INACTIVE_FILE`) comes from `/sys/kernel/btf/vmlinux` instead.
 
-The format (Documentation/bpf/btf.rst): a header, a section of variable-sized type records numbered from 1, and a
-section of NUL-terminated strings. Reading all of it into Python objects takes 0.48 s for 126,000 types; so only the
-start of each record is collected, in one pass over 32-bit words (0.04 s), and names are found by searching the raw
-bytes, which C does at memory speed.
+The format (Documentation/bpf/btf.rst): a header, variable-sized type records numbered from 1, NUL-terminated strings.
+Reading all of it into Python objects takes 0.48 s for 126,000 types; so only the start of each record is collected, in
+one pass over 32-bit words (0.04 s), and names are found by searching the raw bytes, which C does at memory speed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
 
-_INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF = 1, 2, 3, 4, 5, 6, 7, 8
+_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF = 2, 3, 4, 5, 6, 7, 8
 _VOLATILE, _CONST, _RESTRICT, _FUNC, _FUNC_PROTO, _TYPE_TAG, _ENUM64 = 9, 10, 11, 12, 13, 18, 19
 _MODIFIERS = frozenset((_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG))
 
@@ -83,14 +82,10 @@ class Btf:
                 kind = info >> 24 & 31
                 at += 3 + fixed[kind] + each[kind] * (info & 0xFFFF)
         except IndexError as error:
-            raise BtfError(
-                f"{self.path} has a type record this program does not know (type {len(starts) - 1})"
-            ) from error
+            raise BtfError(f"{self.path} has an unknown type record (type {len(starts) - 1})") from error
         if at != end:
             raise BtfError(f"{self.path} is cut short: its last type record ends after the type section")
         return starts
-
-    # -- names ---------------------------------------------------------------------------------------------------------
 
     def _text(self, offset: int) -> str:
         return self._strings[offset : self._strings.index(b"\0", offset)].decode()
@@ -117,8 +112,6 @@ class Btf:
             number = self._owner(word)
             if self._starts[number] == word and self._kind(number) in kinds:
                 yield number
-
-    # -- records -------------------------------------------------------------------------------------------------------
 
     def _kind(self, number: int) -> int:
         return self._words[self._starts[number] + 1] >> 24 & 31 if number else 0
@@ -154,14 +147,18 @@ class Btf:
                 return found._replace(bits=found.bits + member.bits)
         return None
 
+    def _structs(self, name: str) -> list[int]:
+        """The structs and unions of this name that have members. Raises BtfError where there is none."""
+        numbers = [n for n in self._named(name, _STRUCT, _UNION) if self._vlen(n)]
+        if not numbers:
+            raise BtfError(f"this kernel has no struct {name} (in {self.path})")
+        return numbers
+
     def _walk(self, struct_name: str, path: str) -> _Member:
         """Follow ``path`` through nested structs (not through pointers or arrays)."""
         reached = ""
-        numbers = [n for n in self._named(struct_name, _STRUCT, _UNION) if self._vlen(n)]
-        if not numbers:
-            raise BtfError(f"this kernel has no struct {struct_name} (in {self.path})")
         # A driver may have a private struct of the same name: the one that has the whole path is meant.
-        for number in numbers:
+        for number in self._structs(struct_name):
             bits, where = 0, number
             for i, step in enumerate(path.split(".")):
                 member = self._member(where, step) if self._kind(where) in (_STRUCT, _UNION) else None
@@ -175,12 +172,6 @@ class Btf:
                 return member._replace(bits=bits)
         raise BtfError(f"this kernel's struct {struct_name} has no member {reached} (in {self.path})")
 
-    # -- what programs ask ---------------------------------------------------------------------------------------------
-
-    def has_struct(self, name: str) -> bool:
-        """Whether the kernel has a struct or union of this name with members."""
-        return any(self._vlen(number) for number in self._named(name, _STRUCT, _UNION))
-
     def has_member(self, struct_name: str, path: str) -> bool:
         """Whether ``path`` (see offset) exists in the struct, and the struct itself."""
         try:
@@ -191,30 +182,21 @@ class Btf:
 
     def size(self, struct_name: str) -> int:
         """Size of a struct or union in bytes; BtfError if there is none."""
-        for number in self._named(struct_name, _STRUCT, _UNION):
-            if self._vlen(number):
-                return self._target(number)
-        raise BtfError(f"this kernel has no struct {struct_name} (in {self.path})")
+        return self._target(self._structs(struct_name)[0])
 
     def offset(self, struct_name: str, path: str) -> int:
-        """Offset in bytes of ``path``, e.g. ``offset("mem_cgroup", "memory.usage.counter")``.
-
-        Nested and anonymous structs are followed, pointers and arrays are not. BtfError names what is missing; a bit
-        field has no byte address and is refused rather than rounded.
+        """Offset in bytes of ``path``, e.g. ``offset("mem_cgroup", "memory.usage.counter")``. BtfError names what is
+        missing. Nested and anonymous structs are followed, pointers and arrays are not.
         """
         member = self._walk(struct_name, path)
         if member.width or member.bits % 8:
             raise BtfError(f"struct {struct_name} member {path} is a bit field: it has no byte offset")
         return member.bits // 8
 
-    def member_type(self, struct_name: str, path: str) -> str:
-        """C-like text of the member's declared type, e.g. ``"struct page_counter *"`` or ``"atomic_long_t"``."""
-        return self._describe(self._walk(struct_name, path).type)
-
     def array_length(self, struct_name: str, path: str) -> int:
         """Number of elements of an array member (0 for a flexible one); BtfError if it is not an array.
 
-        Of an array of arrays all of them: the same member may be written either way (lru_zone_size in 6.18 and 7.2).
+        Of an array of arrays all of them: a member may be written either way (lru_zone_size in 6.18 and 7.2).
         """
         number = self._strip(self._walk(struct_name, path).type)
         if self._kind(number) != _ARRAY:
@@ -240,10 +222,8 @@ class Btf:
         return None
 
     def tracepoint_args(self, name: str) -> list[str]:
-        """Arguments of tracepoint ``name`` as C-like text, e.g. ``["struct task_struct *", "uid_t"]``.
-
-        A raw tracepoint hands its program these as untyped words, and nothing complains when a release changes them:
-        compare before trusting `ctx->args[n]`. BtfError if the kernel has no such tracepoint.
+        """Arguments of tracepoint ``name`` as C-like text: ``["struct task_struct *", "uid_t"]``; BtfError if there is
+        none. A raw tracepoint hands them over untyped: compare before trusting `ctx->args[n]`.
         """
         for number in self._named(f"btf_trace_{name}", _TYPEDEF):
             proto = self._strip(self._target(self._strip(number)))
@@ -271,7 +251,8 @@ class Btf:
             target = self._describe(self._target(number))
             return f"{target}*" if target.endswith("*") else f"{target} *"
         if kind == _ARRAY:
-            return f"{self._describe(self._target_of_array(number))}[{self._words[self._starts[number] + 5]}]"
+            start = self._starts[number]
+            return f"{self._describe(self._words[start + 3])}[{self._words[start + 5]}]"
         if kind in (_VOLATILE, _CONST, _RESTRICT):
             word = {_VOLATILE: "volatile", _CONST: "const", _RESTRICT: "restrict"}[kind]
             return f"{word} {self._describe(self._target(number))}"
@@ -283,6 +264,3 @@ class Btf:
             return f"{'union' if self._words[self._starts[number] + 1] >> 31 else 'struct'} {name}"
         prefix = {_STRUCT: "struct ", _UNION: "union ", _ENUM: "enum ", _ENUM64: "enum "}.get(kind, "")
         return f"{prefix}{name or '(anonymous)'}"
-
-    def _target_of_array(self, number: int) -> int:
-        return self._words[self._starts[number] + 3]

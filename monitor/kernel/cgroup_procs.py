@@ -17,17 +17,14 @@ _LONG = 3000
 def pids_below(path: Path) -> set[int]:
     """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none. Raises OSError.
 
-    Left out: processes of another pid namespace (printed as 0), and threaded v2 cgroups, whose processes their domain's
-    cgroup.procs lists.
+    Left out: those of another pid namespace (printed as 0), and threaded v2 cgroups, which their domain's file lists.
     """
     return {pid for _, pids in walk(path) for pid in pids}
 
 
 def walk(path: Path) -> Generator[tuple[str, set[int]]]:
-    """A cgroup and every cgroup below it, one at a time: a path that is good until the next one, and its processes.
-
-    As `pids_below`, for a caller that may have to stop: each cgroup takes 15 us, and a pod may have thousands. Written
-    for the moment of a kill: no objects, one descriptor at a time. Raises OSError.
+    """The same one cgroup at a time (15 us each, and a pod may have thousands): a path that is good until the next one,
+    and its processes. For the moment of a kill: no objects, one descriptor at a time. Raises OSError.
     """
     stack = [os.fspath(path)]
     anchors: list[tuple[int, int]] = []  # (descriptor, how long the stack is when nothing below it is left)
@@ -59,9 +56,9 @@ def pids_in(directory: str) -> set[int]:
     try:
         return set(_pids_in(directory))
     except OSError as e:
-        if e.errno in (*GONE, errno.ENOTDIR):
-            return set()
-        raise
+        if e.errno not in (*GONE, errno.ENOTDIR):
+            raise
+        return set()
 
 
 def anybody(path: Path, most: int = 1000) -> bool | None:
@@ -111,8 +108,8 @@ def populated(path: Path) -> bool | None:
 def empty(path: Path) -> bool:
     """Whether no process is left in it and below; on v2 also none whose memory is being freed. Raises OSError.
 
-    cgroup.procs is not enough: Linux 7.0 leaves a process out as soon as it begins to exit (a72f73c4dd9b), while all
-    that it holds is still charged. So `populated` decides on cgroup v2; on v1 the killer keeps pidfds.
+    Linux 7.0 leaves a process out of cgroup.procs as soon as it begins to exit (a72f73c4dd9b), while all that it holds
+    is still charged. So `populated` decides on cgroup v2; on v1 the killer keeps pidfds.
     """
     runs = populated(path)
     return not (pids_below(path) if runs is None else runs)

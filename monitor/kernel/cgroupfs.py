@@ -36,11 +36,10 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """One cgroup's memory in bytes, by the kubelet's formulas.
+    """One cgroup's memory in bytes, by the kubelet's formulas. ``capacity`` is the limit (None: unlimited).
 
-    ``working_set`` is usage minus inactive_file, never below 0. ``capacity`` is the limit (None: unlimited) and
-    ``available`` is capacity minus working set (None without a capacity). ``available`` may be negative: the kubelet
-    subtracts unsigned and casts to signed, which gives the same number (kubernetes issue 52386).
+    ``available`` may be negative: the kubelet subtracts unsigned and casts to signed, which gives the same number
+    (kubernetes issue 52386).
     """
 
     usage: int
@@ -59,20 +58,16 @@ class MemoryReading:
 
 def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
     """Find the memory hierarchy in a mount table; CannotError (with the remedy) if no controller is mounted."""
-    try:
-        lines = Path(mounts).read_text(errors="surrogateescape").splitlines()
-    except OSError as e:
-        raise CannotError(f"{mounts}: {e.strerror}", "mount procfs at /proc") from e
     found: Hierarchy | None = None
     unified: Path | None = None
-    for line in lines:
-        fields = line.split(" ")
-        if len(fields) < 4:
-            continue
-        point = Path(unescape(fields[1]))
-        if fields[2] == "cgroup" and "memory" in fields[3].split(","):
+    try:
+        table = mount_table(mounts)
+    except OSError as e:
+        raise CannotError(f"{mounts}: {e.strerror}", "mount procfs at /proc") from e
+    for point, kind, options in table:
+        if kind == "cgroup" and "memory" in options:
             found = found or Hierarchy(1, point)  # the first: later ones are bind mounts, as of the host's in a pod
-        elif fields[2] == "cgroup2" and (unified is None or "memory" not in _controllers(unified)):
+        elif kind == "cgroup2" and (unified is None or "memory" not in _controllers(unified)):
             unified = point
     # One controller lives in one hierarchy, so v1 and v2 never both offer memory.
     if found is None and unified is not None and "memory" in _controllers(unified):
@@ -91,11 +86,13 @@ def detect(mounts: str | Path = MOUNTS) -> Hierarchy:
 
 def freezer(mounts: str | Path = MOUNTS) -> Path | None:
     """Where cgroup v1's freezer is mounted, which may be beside cgroup v2."""
-    for line in Path(mounts).read_text(errors="surrogateescape").splitlines():
-        fields = line.split(" ")
-        if len(fields) > 3 and fields[2] == "cgroup" and "freezer" in fields[3].split(","):
-            return Path(unescape(fields[1]))
-    return None
+    return next((at for at, kind, options in mount_table(mounts) if kind == "cgroup" and "freezer" in options), None)
+
+
+def mount_table(mounts: str | Path = MOUNTS) -> list[tuple[Path, str, list[str]]]:
+    """(mount point, type, options) of each line of a mount table. Raises OSError."""
+    rows = (line.split(" ") for line in Path(mounts).read_text(errors="surrogateescape").splitlines())
+    return [(Path(unescape(row[1])), row[2], row[3].split(",")) for row in rows if len(row) > 3]
 
 
 def unescape(field: str) -> str:
@@ -116,8 +113,8 @@ def exists(path: Path) -> bool:
 
 
 def resolve(hierarchy: Hierarchy, text: str) -> Path:
-    """The directory of the cgroup named ``text``: relative to the hierarchy (a leading slash is allowed, as in
-    /proc/PID/cgroup), or absolute inside it. ConfigError naming it if it is missing, not a cgroup, or leads outside.
+    """The directory of the cgroup ``text``: relative to the hierarchy (with or without a leading slash), or absolute
+    inside it. ConfigError naming it if it is missing, not a cgroup, or leads outside.
     """
     path = locate(hierarchy, text)
     if exists(path):
@@ -160,17 +157,19 @@ def limit(path: Path) -> int | None:
             text = _read(path, name)
         except CgroupGone:
             continue
-        return limit_of(text.encode()) if text.strip() == "max" else _limited(_number(path, name, text))
+        try:
+            return limit_of(text.encode())
+        except ValueError as e:
+            raise MonitorError(f"{path / name} is not a number: {text[:40]!r}") from e
     _check_there(path)
     return None
 
 
 def limit_of(text: bytes) -> int | None:
     """Bytes of what a limit file says; None for no limit. Raises ValueError."""
-    return None if text.startswith(b"max") else _limited(int(text))
-
-
-def _limited(value: int) -> int | None:
+    if text.startswith(b"max"):
+        return None
+    value = int(text)
     return None if value > MAX_LIMIT else value
 
 
@@ -210,10 +209,13 @@ def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
     stat = _stat(path)
     if hierarchy.version == 1:
         # total_*: v1 prints the cgroup's own pages without the prefix and the whole subtree with it.
-        usage = _number(path, "memory.usage_in_bytes", _read(path, "memory.usage_in_bytes"))
-        return usage, stat.get("total_inactive_file", 0), stat.get("total_active_file", 0)
+        return (
+            _number(path, "memory.usage_in_bytes"),
+            stat.get("total_inactive_file", 0),
+            stat.get("total_active_file", 0),
+        )
     try:
-        usage = _number(path, "memory.current", _read(path, "memory.current"))
+        usage = _number(path, "memory.current")
     except CgroupGone:
         # The v2 root has no memory.current: runc, and so the kubelet, adds up anon + file (kubernetes issue 118916).
         _check_there(path)
@@ -222,12 +224,8 @@ def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
 
 
 def _stat(path: Path) -> dict[str, int]:
-    values: dict[str, int] = {}
-    for line in _read(path, "memory.stat").splitlines():
-        key, _, value = line.partition(" ")
-        if value.isdigit():
-            values[key] = int(value)
-    return values
+    pairs = (line.partition(" ") for line in _read(path, "memory.stat").splitlines())
+    return {key: int(value) for key, _, value in pairs if value.isdigit()}
 
 
 def make(path: Path) -> Path:
@@ -262,10 +260,9 @@ def enable_controllers(path: Path, names: Iterable[str] = ("memory",)) -> None:
 
 def set_limit(path: Path, limit_bytes: int | None) -> None:
     """Limit the cgroup to ``limit_bytes`` of memory; None takes the limit away."""
-    if os.path.exists(path / "memory.max"):
-        _write(path, "memory.max", "max" if limit_bytes is None else str(limit_bytes))
-    else:
-        _write(path, "memory.limit_in_bytes", "-1" if limit_bytes is None else str(limit_bytes))
+    v2 = os.path.exists(path / "memory.max")
+    name, unlimited = ("memory.max", "max") if v2 else ("memory.limit_in_bytes", "-1")
+    _write(path, name, unlimited if limit_bytes is None else str(limit_bytes))
 
 
 def remove(path: Path) -> None:
@@ -298,7 +295,8 @@ def _write(path: Path, name: str, text: str) -> None:
         raise failure(path / name, f"write {text!r} to", e) from e
 
 
-def _number(path: Path, name: str, text: str) -> int:
+def _number(path: Path, name: str) -> int:
+    text = _read(path, name)
     try:
         return int(text)
     except ValueError as e:
@@ -314,18 +312,19 @@ def failure(path: Path, verb: str, e: OSError) -> MonitorError:
     """The error a user can act on for a failed operation on a cgroup file."""
     if e.errno in GONE:
         return CgroupGone(f"cannot {verb} {path}: it does not exist")
+    what = f"cannot {verb} {path}"
     if e.errno in (errno.EACCES, errno.EPERM):
-        return CannotError(f"cannot {verb} {path}: {e.strerror}", "run as root")
+        return CannotError(f"{what}: {e.strerror}", "run as root")
     if e.errno == errno.EROFS:
-        return CannotError(f"cannot {verb} {path}: {e.strerror}", f"mount -o remount,rw {path.anchor}sys/fs/cgroup")
+        return CannotError(f"{what}: {e.strerror}", f"mount -o remount,rw {path.anchor}sys/fs/cgroup")
     if e.errno == errno.EBUSY and path.name == "cgroup.subtree_control":
         return CannotError(
-            f"cannot {verb} {path}: the cgroup itself holds processes",
+            f"{what}: the cgroup itself holds processes",
             "cgroup v2 lets only a cgroup without processes of its own hand controllers down: move them into a child",
         )
     if e.errno == errno.EBUSY and path.name == "memory.limit_in_bytes":
-        return MonitorError(f"cannot {verb} {path}: more than that is in use", "free memory in the cgroup first")
-    return MonitorError(f"cannot {verb} {path}: {e.strerror}")
+        return MonitorError(f"{what}: more than that is in use", "free memory in the cgroup first")
+    return MonitorError(f"{what}: {e.strerror}")
 
 
 def oom_kills(hierarchy: Hierarchy, path: Path) -> int | None:

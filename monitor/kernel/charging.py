@@ -67,25 +67,16 @@ def offered(trying: bool = True) -> list[Offer]:
     ways: dict[str, Callable[[Btf], tuple[str, str]]] = {
         TRACEPOINT: _tracepoint, FENTRY: lambda btf: _fentry(btf, trying), KPROBE: _kprobe
     }  # fmt: skip
+    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer than the hooks
+        ways = dict.fromkeys(ways, lambda _: ("this kernel has no BPF ring buffers", "run Linux 5.8 or newer"))
     offers = []
     for name, look in ways.items():
         try:
-            against, remedy = _layout(btf)
-            if not against:
-                against, remedy = look(btf)
+            against, remedy = look(btf)
         except BtfError as error:
             against, remedy = error.message, error.remedy or _UPDATE
         offers.append(Offer(name, not against, against or EVENTS[name], remedy))
     return offers
-
-
-def _layout(btf: Btf) -> tuple[str, str]:
-    """What speaks against every program. Most of what they read has been there for longer than the hooks; this has not.
-    (All of it takes 0.4 s to look up: monitor/kernel/offsets.py.)
-    """
-    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:
-        return "this kernel has no BPF ring buffers", "run Linux 5.8 or newer"
-    return "", ""
 
 
 def obstacle() -> tuple[str, str]:
@@ -96,12 +87,10 @@ def obstacle() -> tuple[str, str]:
     missing = missing_tracepoints()
     if missing:
         return f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y"
-    try:
-        mode = lockdown()
-    except OSError:
-        mode = None
-    if mode is not None and CONFIDENTIAL in mode:
-        return f"lockdown: {mode}", NOT_CONFIDENTIAL
+    with suppress(OSError):
+        mode = lockdown() or ""
+        if CONFIDENTIAL in mode:
+            return f"lockdown: {mode}", NOT_CONFIDENTIAL
     return "", ""
 
 
@@ -118,8 +107,8 @@ def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
 
 def missing_tracepoints() -> list[str]:
     """Tracepoints that the programs need with every hook, and that this kernel does not offer."""
-    where = {"mark_victim": "oom", "signal_generate": "signal"}
-    return [f"{group}:{name}" for name, group in where.items() if not _is_there(group, name)]
+    needed = (("oom", "mark_victim"), ("signal", "signal_generate"))
+    return [f"{group}:{name}" for group, name in needed if not _is_there(group, name)]
 
 
 def _is_there(group: str, name: str) -> bool:
@@ -204,13 +193,11 @@ def _untraceable() -> str:
 
 def _kprobe(btf: Btf) -> tuple[str, str]:
     against = _function(btf)
-    if against[0]:
-        return against
-    if not libbpf.KPROBE_PMU.exists():
+    if not against[0] and not libbpf.KPROBE_PMU.exists():
         return "this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y"
-    if not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
+    if not against[0] and not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
         return "the registers of this machine are not known", "use another hook"
-    return "", ""
+    return against
 
 
 def _boot() -> str:

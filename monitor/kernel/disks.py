@@ -98,17 +98,11 @@ def file_system(path: str | Path) -> FileSystem:
 def pid_counts(proc: str | Path = "/proc") -> tuple[int, int]:
     """(most tasks the kernel allows, tasks there are). Tasks are threads too, as in the kubelet's `pid.available`."""
     try:
-        most = min(_first_number(f"{proc}/sys/kernel/{name}") for name in ("pid_max", "threads-max"))
-        with open(f"{proc}/loadavg") as file:
-            # "0.20 0.18 0.12 1/80 11206": tasks that run, of all tasks (proc(5))
-            return most, int(file.read().split()[3].partition("/")[2])
+        most = min(int(Path(proc, "sys/kernel", name).read_text()) for name in ("pid_max", "threads-max"))
+        # "0.20 0.18 0.12 1/80 11206": tasks that run, of all tasks (proc(5))
+        return most, int(Path(proc, "loadavg").read_text().split()[3].partition("/")[2])
     except (OSError, ValueError, IndexError) as e:
         raise CannotError(f"cannot count the tasks of this machine in {proc}: {e}", "mount procfs at /proc") from e
-
-
-def _first_number(path: str) -> int:
-    with open(path) as file:
-        return int(file.read())
 
 
 def find_disks(
@@ -118,9 +112,9 @@ def find_disks(
 
     Raises ConfigError naming the option for a path that does not exist, or a layout no kubelet knows.
     """
-    node = Path(nodefs) if nodefs else _first_existing((KUBELET,), Path("/"))
-    image = Path(imagefs) if imagefs else _first_existing(RUNTIMES, node)
-    container = Path(containerfs) if containerfs else image
+    node = Path(nodefs or next(filter(Path.is_dir, (KUBELET,)), "/"))
+    image = Path(imagefs or next(filter(Path.is_dir, RUNTIMES), node))
+    container = Path(containerfs or image)
     on_node, on_image, on_container = (
         _device(option, path)
         for option, path in (("--nodefs", node), ("--imagefs", image), ("--containerfs", container))
@@ -133,10 +127,6 @@ def find_disks(
             "name a directory on one of the two: writable layers on a third disk are a layout no kubelet knows",
         )
     return Disks(node, image, container, layout_image_fs=on_image != on_node, layout_container_fs=split)
-
-
-def _first_existing(paths: tuple[Path, ...], otherwise: Path) -> Path:
-    return next((path for path in paths if path.is_dir()), otherwise)
 
 
 def _device(option: str, path: Path) -> int:
@@ -153,13 +143,12 @@ def tree_usage(
     most_entries: int = MOST_ENTRIES,
     stop: Callable[[], bool] = lambda: False,
 ) -> Usage | None:
-    """What everything below ``path`` takes, itself included; None if it does not exist.
+    """What everything below ``path`` takes, itself included; None if there is none. MonitorError if it is unreadable.
 
     As cAdvisor and the kubelet count: blocks on disk (so holes are free), a file with several names once, other file
-    systems not at all. Symbolic links are never followed, so nobody's files are counted for the one who links to them,
-    also while the tree changes. What vanishes meanwhile is left out. The count is not ``complete`` when it ended early
-    (after ``deadline_s`` seconds or ``most_entries`` entries, or when ``stop()``), below 256 levels, and where
-    something could not be read. MonitorError if ``path`` itself cannot.
+    systems not at all. Symbolic links are never followed, also while the tree changes. What vanishes meanwhile is left
+    out. Not ``complete`` when it ended early (after ``deadline_s`` seconds or ``most_entries`` entries, or when
+    ``stop()``), below 256 levels, and where something could not be read.
     """
     walk = _Walk(time.monotonic() + deadline_s, most_entries, stop)
     try:
@@ -192,9 +181,7 @@ class _Walk:
         status = os.lstat(path)
         self._device = status.st_dev
         self._count(status)
-        if not stat.S_ISDIR(status.st_mode):
-            return
-        if not self._enter(os.open(path, _DIRECTORY)):
+        if not stat.S_ISDIR(status.st_mode) or not self._enter(os.open(path, _DIRECTORY)):
             return
         while self._levels:
             fd, names = self._levels[-1]

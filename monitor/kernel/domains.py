@@ -69,8 +69,6 @@ class DomainTable:
         os.close(self._index.fd)
         os.close(self._crossings.fd)
 
-    # reading: any process
-
     def index(self, cgroup_id: int) -> int | None:
         """Where the cgroup's entry is, None if it is not watched."""
         at = self._known.get(cgroup_id)
@@ -124,8 +122,6 @@ class DomainTable:
         at = self.index(cgroup_id)
         return {} if at is None else {name: self._words[at * WORDS + word] for name, word in OVER.items()}
 
-    # writing: the hot process
-
     def reset(self) -> None:
         """Forget every entry: the daemon that wrote them is gone."""
         for at in range(MAX_DOMAINS):
@@ -140,9 +136,9 @@ class DomainTable:
     def add(
         self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 5_000_000, path: Path | None = None
     ) -> int:
-        """Watch a cgroup; its index. Its numbers are complete after the next sweep. ``step`` in bytes.
+        """Watch a cgroup; its index. Its numbers are complete after the next sweep. Raises MonitorError when full.
 
-        ``path`` is for tables that read files. Raises MonitorError when the table is full.
+        ``step`` in bytes. ``path`` is for tables that read files.
         """
         del path
         at = self._known.get(cgroup_id)
@@ -229,8 +225,5 @@ def _full() -> MonitorError:
 
 
 def ceiling_pages(capacity: int, threshold: int) -> int:
-    """The working set (pages) above which ``available < threshold``.
-
-    Available = capacity - working set, compared strictly.
-    """
+    """The working set (pages) above which capacity - working set < ``threshold``."""
     return (capacity - threshold) // PAGE

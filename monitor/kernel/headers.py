@@ -94,10 +94,6 @@ def choose(found: list[HeaderTrees], release: str) -> HeaderTrees | None:
     return ranked[-1] if older else next(s for s in ranked if _version(s.release) == _version(ranked[0].release))
 
 
-def _link(name: Path, target: Path) -> None:
-    name.symlink_to(target.resolve())
-
-
 def merge(source: HeaderTrees, tree: Path) -> None:
     """Make ``tree`` a directory of symlinks that looks to BCC like one complete kernel tree, replacing it."""
     arch = kernel_arch()
@@ -106,15 +102,15 @@ def merge(source: HeaderTrees, tree: Path) -> None:
     (building / "include").mkdir(parents=True)
     for entry in source.common.iterdir():
         if entry.name not in ("include", "arch", "build", "source"):
-            _link(building / entry.name, entry)
+            (building / entry.name).symlink_to(entry.resolve())
     for include in (source.common / "include", source.arch_tree / "include"):
         for entry in include.iterdir():
             if not (building / "include" / entry.name).is_symlink():
-                _link(building / "include" / entry.name, entry)
+                (building / "include" / entry.name).symlink_to(entry.resolve())
     arch_include = building / "arch" / arch / "include"
     arch_include.mkdir(parents=True)
     for name, part in (("asm", source.common), ("uapi", source.common), ("generated", source.arch_tree)):
-        _link(arch_include / name, part / "arch" / arch / "include" / name)
+        (arch_include / name).symlink_to((part / "arch" / arch / "include" / name).resolve())
     # BCC 0.26 looks for BCC_KERNEL_SOURCE/build and /source the way it would under /lib/modules/RELEASE.
     (building / "build").symlink_to(".")
     (building / "source").symlink_to(".")

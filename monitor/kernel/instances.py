@@ -1,8 +1,7 @@
 """The owners of pinned BPF objects. Each state dir has one *instance*: a directory of pins under `pins.ROOT`.
 
 Pins outlive the daemon, so that the OOM programs are attached while it restarts; they must not outlive the state dir,
-without which no daemon starts again. bpffs itself records both facts, so that every process that sees the pins sees
-them too, whatever else differs (mount and pid namespaces, /run):
+without which no daemon starts again. bpffs itself records both, for every process that sees the pins:
 
 * a process that uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
 * a symbolic link ``owner`` names the state dir, its device, and the mount namespace that sees it.
@@ -105,17 +104,9 @@ def owner(instance: Path) -> Owner | None:
         return None
 
 
-def state_directory(instance: Path) -> Path | None:
-    """The state dir that an instance belongs to, None when it is not known."""
-    found = owner(instance)
-    return None if found is None else Path(found.state_dir)
-
-
 def is_gone(owner: Owner) -> bool:
-    """Whether this state dir is known to be there no more.
-
-    It is when its path leads nowhere in the very view that it was written down in, and what is left of the path is on
-    the state dir's own device: else something else is mounted over it, or its file system is not mounted now.
+    """Whether this state dir is known to be there no more: its path leads nowhere in the very view that it was recorded
+    in, and what is left of the path is on its device (else something is mounted over it, or its file system is not).
     """
     if owner.view != view():
         return False

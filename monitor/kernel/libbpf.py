@@ -13,6 +13,7 @@ import fcntl
 import os
 import resource
 import struct
+from functools import cache
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError, remedy_of
@@ -25,24 +26,17 @@ class RunOpts(ctypes.Structure):
 
     _fields_ = [
         ("sz", ctypes.c_size_t),
-        ("data_in", ctypes.c_void_p),
-        ("data_out", ctypes.c_void_p),
-        ("data_size_in", ctypes.c_uint32),
-        ("data_size_out", ctypes.c_uint32),
-        ("ctx_in", ctypes.c_void_p),
-        ("ctx_out", ctypes.c_void_p),
-        ("ctx_size_in", ctypes.c_uint32),
-        ("ctx_size_out", ctypes.c_uint32),
-        ("retval", ctypes.c_uint32),
-        ("repeat", ctypes.c_int),
-        ("duration", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("cpu", ctypes.c_uint32),
-        ("batch_size", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("data_in", "data_out")),
+        *((name, ctypes.c_uint32) for name in ("data_size_in", "data_size_out")),
+        *((name, ctypes.c_void_p) for name in ("ctx_in", "ctx_out")),
+        *((name, ctypes.c_uint32) for name in ("ctx_size_in", "ctx_size_out", "retval")),
+        *((name, ctypes.c_uint32) for name in ("repeat", "duration", "flags", "cpu", "batch_size")),
     ]
 
 
-def _load_libbpf() -> ctypes.CDLL:
+@cache
+def libbpf() -> ctypes.CDLL:
+    """The library, loaded once. Raises CannotError with the remedy when it is missing."""
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
             lib = ctypes.CDLL(name, use_errno=True)
@@ -61,17 +55,6 @@ def _load_libbpf() -> ctypes.CDLL:
         lib.bpf_raw_tracepoint_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
         return lib
     raise CannotError("libbpf is not installed", "apt-get install libbpf1 (Debian 12+) or libbpf0")
-
-
-_lib: ctypes.CDLL | None = None
-
-
-def libbpf() -> ctypes.CDLL:
-    """The library, loaded once. Raises CannotError with the remedy when it is missing."""
-    global _lib
-    if _lib is None:
-        _lib = _load_libbpf()
-    return _lib
 
 
 def failure(what: str) -> MonitorError:
@@ -113,11 +96,10 @@ def _call(which: int, *arguments: object) -> int:
 
 
 def fexit_problem(function: int, again: bool = False) -> str:
-    """Why this kernel refuses programs at the return of a function ("" if it takes them), found out by loading one that
-    does nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
+    """Why this kernel refuses programs at the return of a function ("" if it takes them), by loading one that does
+    nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
 
-    ``again``: also attach it, and once more. (Before 5.13 that is refused; here it is attached at every threshold that
-    comes near.)
+    ``again``: also attach it, and once more, as is done whenever a threshold comes near; before 5.13 that is refused.
     """
     try:
         prog = load_fexit("nothing", _NOTHING, function, loud=False)
@@ -139,9 +121,12 @@ def attach_fexit(prog: int) -> int:
 
     A descriptor that detaches it when it is closed, or -1 with errno set.
     """
-    attr = bytearray(struct.pack("=QII", 0, prog, 0))
+    return _bpf(_BPF_RAW_TRACEPOINT_OPEN, bytearray(struct.pack("=QII", 0, prog, 0)))
+
+
+def _bpf(command: int, attr: bytearray) -> int:
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
-    return _call(0, ctypes.c_long(_BPF_RAW_TRACEPOINT_OPEN), buffer, ctypes.c_long(len(attr)))
+    return _call(0, ctypes.c_long(command), buffer, ctypes.c_long(len(attr)))
 
 
 def load_problem() -> str:
@@ -171,9 +156,8 @@ def _load(
         int(log is not None), len(log) if log else 0, ctypes.addressof(log) if log else 0, 0, 0, name.encode()[:15],
         0, _TRACE_FEXIT if function else 0, 0, 0, 0, 0, 0, 0, 0, function,
     )  # fmt: skip
-    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
     for _ in range(2):
-        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), buffer, ctypes.c_long(len(attr)))
+        fd = _bpf(_BPF_PROG_LOAD, attr)
         if fd >= 0 or ctypes.get_errno() != errno.EPERM or not _may_lock_more():
             break
     return fd
@@ -212,10 +196,7 @@ def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = Tr
 
 
 def attach_kprobe(function: str, prog: int) -> int:
-    """Run program ``prog`` whenever a kernel function is entered, until the returned descriptor is closed.
-
-    Raises MonitorError; CannotError where the kernel has no kprobes or refuses them.
-    """
+    """Run ``prog`` whenever a kernel function is entered, until the descriptor is closed. Raises MonitorError."""
     try:
         kind = int(KPROBE_PMU.read_text())
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +52,7 @@ class Limits:
 
     def named(self) -> dict[str, int | None]:
         """The limits alone, by their names: neither ``swap`` nor ``oom_group``."""
-        return {
-            "min": self.min,
-            "low": self.low,
-            "high": self.high,
-            "max": self.max,
-            "swap_max": self.swap_max,
-            "soft": self.soft,
-        }
+        return {name: getattr(self, name) for name in ("min", "low", "high", "max", "swap_max", "soft")}
 
 
 def read(hierarchy: Hierarchy, path: Path, swap: bool = True) -> Limits | None:
@@ -84,12 +77,9 @@ def read(hierarchy: Hierarchy, path: Path, swap: bool = True) -> Limits | None:
 
 def machine() -> Limits:
     """The machine's swap in use; None where it has no swap. CannotError without /proc."""
-    return Limits(swap=_swap_used(meminfo.read()))
-
-
-def _swap_used(values: Mapping[str, int]) -> int | None:
+    values = meminfo.read()
     total = values.get("SwapTotal", 0)
-    return total - values.get("SwapFree", 0) if total else None
+    return Limits(swap=total - values.get("SwapFree", 0) if total else None)
 
 
 def _v2(directory: int, swap: bool) -> Limits:
@@ -118,9 +108,8 @@ def _v1(directory: int, swap: bool) -> Limits:
 
 
 def _v1_swap(directory: int) -> int | None:
-    """Memory and swap without memory. What is charged between the two looks could make it negative."""
-    together = _number(directory, "memory.memsw.usage_in_bytes")
-    memory = _number(directory, "memory.usage_in_bytes")
+    together, memory = (_number(directory, f"memory.{name}usage_in_bytes") for name in ("memsw.", ""))
+    # What is charged between the two looks could make it negative.
     return None if together is None or memory is None else max(0, together - memory)
 
 

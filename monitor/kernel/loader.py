@@ -28,7 +28,6 @@ from monitor.kernel import cgroupfs, charging, libbpf, pins
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.instances import claim, remove, tidy
 from monitor.kernel.instances import instance_directory as instance_directory
-from monitor.kernel.instances import state_directory as state_directory
 from monitor.kernel.offsets import defines
 
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "sweep.c", "stats.c", "charges.c", "oom.c", "procs.c")
@@ -91,15 +90,15 @@ def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
 
 
 def stamp(hook: str = pins.TRACEPOINT) -> str:
-    """Hash of what decides the loaded programs: hook, sources, how offsets are taken from which BTF, the kernel.
-
-    Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
-    """
+    """The stamp of one hook's programs."""
     return stamps()[hook]
 
 
 def stamps() -> dict[str, str]:
-    """The stamp of every hook, for the price of one."""
+    """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel.
+
+    Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
+    """
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
@@ -119,12 +118,9 @@ def stamps() -> dict[str, str]:
 
 
 def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
-    """The pin directory for this state dir and kernel, loading first if it is missing or stale.
+    """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError.
 
-    And whether it was loaded. ``hook``: one of `pins.HOOKS`, or ``auto`` for the best that this kernel offers and does
-    not refuse; what was refused is in `refused`.
-
-    Raises CannotError (exit code 3) when this kernel or machine cannot, with the remedy.
+    ``hook``: one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`).
     """
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
@@ -182,11 +178,9 @@ class HookRefusedError(CannotError):
 
 def refused(state_dir: Path) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
-    known = charging.refused_stamps(state_dir)
-    if not known:
-        return {}
     with suppress(MonitorError):  # no memory cgroups, which `detect` reports
-        return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
+        if known := charging.refused_stamps(state_dir):
+            return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
     return {}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import CannotError
-from monitor.kernel.cgroupfs import unescape
+from monitor.kernel.cgroupfs import MOUNTS, mount_table
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,9 @@ BPFFS = Mount("bpf", "bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps")
 TRACEFS = Mount("tracefs", "tracefs", Path("/sys/kernel/tracing"), "tracepoints")
 
 
-def is_mounted(mount: Mount, table: Path = Path("/proc/self/mounts")) -> bool:
+def is_mounted(mount: Mount, table: str | Path = MOUNTS) -> bool:
     """Whether a filesystem of the right type is what ``mount.path`` shows now (the last one mounted there)."""
-    shown = ""
-    for line in table.read_text(errors="surrogateescape").splitlines():
-        fields = line.split(" ")
-        if len(fields) > 2 and Path(unescape(fields[1])) == mount.path:
-            shown = fields[2]
-    return shown == mount.fstype
+    return {point: kind for point, kind, _ in mount_table(table)}.get(mount.path) == mount.fstype
 
 
 def missing() -> list[Mount]:

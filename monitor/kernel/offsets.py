@@ -86,10 +86,7 @@ def _generations(btf: Btf, zones: int) -> dict[str, int]:
 
 
 def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
-    """Every ``-D`` of the programs for this kernel.
-
-    Raises CannotError (BtfError) naming the struct, member or enum value that this kernel does not have.
-    """
+    """Every ``-D`` of the programs for this kernel. Raises CannotError naming what this kernel does not have."""
     try:
         return _defines(btf, numa_nodes, cgroup_version)
     except BtfError as error:
@@ -99,16 +96,13 @@ def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
 def _defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out = {name: btf.offset(*where) for name, where in _OFFSETS.items()}
     # 6.1 made it an array of pointers.
-    ids = not btf.has_member("cgroup", "ancestors")
-    out["OFF_CGROUP_ANCESTOR_IDS" if ids else "OFF_CGROUP_ANCESTORS"] = btf.offset(
-        "cgroup", "ancestor_ids" if ids else "ancestors"
-    )
+    ancestors = "ancestors" if btf.has_member("cgroup", "ancestors") else "ancestor_ids"
+    out[f"OFF_CGROUP_{ancestors.upper()}"] = btf.offset("cgroup", ancestors)
     for name, member in _ENUMS.items():
         value = btf.enum(member)
         if value is None:
-            raise CannotError(
-                f"this kernel has no {member} in its BTF", "memory cgroups must be built in (CONFIG_MEMCG=y)"
-            )
+            remedy = "memory cgroups must be built in (CONFIG_MEMCG=y)"
+            raise CannotError(f"this kernel has no {member} in its BTF", remedy)
         out[name] = value
     out |= {name: value for name, member in _ITEMS.items() if (value := btf.enum(member)) is not None}
     for first_register, second in _REGISTERS:
@@ -126,11 +120,10 @@ def _defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out |= _generations(btf, out["LRU_ZONE_SIZES"] // out["NR_LRU_LISTS"])
     # 6.2 made the RSS counters percpu_counters; before, one struct of atomics.
     if btf.has_member("mm_struct", "rss_stat.count"):
-        first, out["RSS_STRIDE"] = btf.offset("mm_struct", "rss_stat.count"), 8
+        out |= {"OFF_MM_RSS_STAT": btf.offset("mm_struct", "rss_stat.count"), "RSS_STRIDE": 8}
     else:
         first = btf.offset("mm_struct", "rss_stat") + btf.offset("percpu_counter", "count")
-        out["RSS_STRIDE"] = btf.size("percpu_counter")
-    out["OFF_MM_RSS_STAT"] = first
+        out |= {"OFF_MM_RSS_STAT": first, "RSS_STRIDE": btf.size("percpu_counter")}
     mark = btf.tracepoint_args("mark_victim")
     out["MARK_VICTIM_HAS_TASK"] = int(bool(mark) and "task_struct" in mark[0])
     out["NR_NODES"] = numa_nodes

@@ -33,18 +33,14 @@ def total_pages(hierarchy: Hierarchy, node: Path) -> int:
     limit = None if node == hierarchy.root else cgroupfs.limit(node)
     if limit is None:
         return (machine["MemTotal"] + swap) // PAGE
-    return (limit + min(swap, _swappable(node, limit))) // PAGE
-
-
-def _swappable(node: Path, limit: int) -> int:
-    """How much a cgroup with this limit may have swapped out; 2^62 where nothing says."""
+    together, own = _number(node, "memory.memsw.limit_in_bytes"), _number(node, "memory.swap.max")
     if _number(node, "memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
-        return 0
-    together = _number(node, "memory.memsw.limit_in_bytes")
-    if together is not None:
-        return max(0, together - limit)
-    own = _number(node, "memory.swap.max")
-    return cgroupfs.MAX_LIMIT if own is None else own
+        swap = 0
+    elif together is not None:
+        swap = min(swap, max(0, together - limit))
+    elif own is not None:
+        swap = min(swap, own)
+    return (limit + swap) // PAGE
 
 
 def _number(node: Path, name: str) -> int | None:
@@ -87,15 +83,6 @@ def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | 
     if adj is None or b"VmRSS" not in status:
         return None
     rss, swap, tables = (int(status[key].split()[0]) * 1024 for key in (b"VmRSS", b"VmSwap", b"VmPTE"))
-    return Process(
-        pid=pid,
-        comm=printable(status[b"Name"]),
-        rss=rss,
-        swap=swap,
-        pgtables=tables,
-        oom_score_adj=adj,
-        cgroups=cgroups,
-        pod=None if owner is None else owner.uid,
-        pod_name=None if owner is None else owner.name,
-        skip=pid == 1,
-    )
+    uid, name = owner or (None, None)
+    comm = printable(status[b"Name"])
+    return Process(pid, comm, rss, swap, tables, adj, cgroups, pod=uid, pod_name=name, skip=pid == 1)

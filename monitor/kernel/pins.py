@@ -55,20 +55,8 @@ PROCS = ("on_fork", "on_exec", "on_attach")
 #: Run by the daemon itself.
 RUN = ("begin", "sweep", "commit", "reread", "touch")
 MAPS = (
-    "domain_of",
-    "domains",
-    "events",
-    "steps",
-    "ooms",
-    "kills",
-    "reclaims",
-    "procs",
-    "counts",
-    "victims",
-    "evictions",
-    "crossings",
-    "sweeps",
-    "leaves",
+    *("domain_of", "domains", "crossings", "sweeps", "leaves", "victims", "evictions", "counts"),
+    *("events", "steps", "ooms", "kills", "reclaims", "procs"),  # rings
 )
 
 #: More records than any ring of ours holds (11,000 steps).
@@ -190,10 +178,7 @@ class Pins:
             os.close(fd)
 
     def attach(self, name: str) -> int:
-        """Attach program ``name`` to its tracepoint or function.
-
-        Closing the returned descriptor detaches it (208 and 92 us, measured).
-        """
+        """Attach program ``name``; closing the returned descriptor detaches it (208 and 92 us, measured)."""
         prog = self.fd(f"prog_{name}")
         try:
             return attach(name, prog)
@@ -202,10 +187,7 @@ class Pins:
 
 
 def attach(name: str, prog: int) -> int:
-    """Attach a program that is open as descriptor ``prog``; a descriptor that detaches it when it is closed.
-
-    Raises MonitorError.
-    """
+    """The same for a program that is open as descriptor ``prog``. Raises MonitorError."""
     if name in HOOKS[KPROBE]:
         return attach_kprobe(FUNCTIONS[name], prog)
     if name in HOOKS[FENTRY]:
@@ -252,10 +234,9 @@ class Ring:
     def consume(self, most: int = ALL) -> int:
         """Hand at most ``most`` waiting records to the callback; how many there were. If that was the budget, `more`.
 
-        ring_buffer__consume() alone ends when the ring is empty, so never for a reader slower than the writers.
-        A callback that returns an error ends it after its record on every libbpf (ring_buffer__consume_n came with
-        1.5). An epoll goes on to report the ring as readable, unless it was read without having been reported: ask
-        `more`. From inside the callback nothing is read.
+        ring_buffer__consume() alone ends when the ring is empty, so never for a reader slower than the writers. A
+        callback that returns an error ends it on every libbpf (ring_buffer__consume_n came with 1.5). An epoll goes on
+        to report the ring, unless it was read without having been reported. Inside the callback nothing is read.
         """
         if self._left > 0 or most <= 0:
             return 0
@@ -294,6 +275,6 @@ def counts(pins: Pins) -> dict[str, int]:
 
 
 def counted(table: Map) -> dict[str, int]:
-    """The same from the map ``counts``, for a caller that keeps it open (values of 8 bytes x `possible_cpus`)."""
+    """The same from the map ``counts``, kept open by the caller (values of 8 bytes x `possible_cpus`)."""
     raw = {name: table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
     return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from monitor.errors import MonitorError
@@ -47,9 +46,7 @@ class Process:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -74,13 +71,14 @@ class Process:
         return None if text is None else printable(text.removesuffix("\n").encode(errors="surrogateescape"))
 
     def exe(self) -> str | None:
-        """The path of its program as its own mount namespace has it; None for a kernel thread, one that ends, and where
-        it may not be asked.
-        """
+        """The path of its program as its own mount namespace has it; None also for a kernel thread or without leave."""
+        return self._link("exe")
+
+    def _link(self, name: str) -> str | None:
         if self._fd is None:
             return None
         try:
-            return os.readlink("exe", dir_fd=self._fd)
+            return os.readlink(name, dir_fd=self._fd)
         except OSError as error:
             if error.errno in (*_GONE, errno.EACCES, errno.EPERM):
                 return None
@@ -93,24 +91,19 @@ class Process:
 
     def users(self) -> set[int]:
         """Its real, effective, saved and file system user ids."""
-        lines = (self._read("status") or "").splitlines()
-        return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+        return set(map(int, self._status("Uid:")))
 
     def shares_pids(self) -> bool:
         """Whether it is in the pid namespace of this /proc, and in none below it."""
-        lines = (self._read("status") or "").splitlines()
-        return any(line.startswith("NSpid:") and len(line.split()) == 2 for line in lines)
+        return len(self._status("NSpid:")) == 1
+
+    def _status(self, key: str) -> list[str]:
+        lines = (self._read("status") or "").split("\n")  # a name may hold other ends of a line
+        return next((line.split()[1:] for line in lines if line.startswith(key)), [])
 
     def namespace(self, kind: str) -> str | None:
         """A namespace of it (``pid``, ``mnt``), to compare; None if it is gone or may not be asked."""
-        if self._fd is None:
-            return None
-        try:
-            return os.readlink(f"ns/{kind}", dir_fd=self._fd)
-        except OSError as error:
-            if error.errno in (*_GONE, errno.EACCES, errno.EPERM):
-                return None
-            raise
+        return self._link(f"ns/{kind}")
 
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
         """Its directory in the memory hierarchy, now."""
@@ -160,15 +153,16 @@ def ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
+def _stat(path: str) -> list[bytes]:
+    """The fields of a stat after the name: state, parent, ... (proc(5) counts from 3). Raises OSError."""
+    with open(f"{path}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def is_kernel_thread(pid: int) -> bool:
-    """Whether it is a thread of the kernel's. They are all of session 0, as few others are: those cost no more than a
-    system call.
-    """
+    """Whether it is a thread of the kernel's. All are of session 0, as few others are: those cost one system call."""
     try:
-        if os.getsid(pid):
-            return False
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _PF_KTHREAD)
+        return not os.getsid(pid) and bool(int(_stat(f"/proc/{pid}")[6]) & _PF_KTHREAD)
     except OSError:
         return False  # gone
 
@@ -176,8 +170,7 @@ def is_kernel_thread(pid: int) -> bool:
 def lives(pid: int) -> bool:
     """Whether it neither ended nor is about to: it is not exiting, and no SIGKILL waits for it."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *fields = file.read().rpartition(b")")[2].split()
+        state, *fields = _stat(f"/proc/{pid}")
         if state in b"ZX" or int(fields[5]) & _PF_EXITING:
             return False
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -190,8 +183,7 @@ def lives(pid: int) -> bool:
 def born_ns(pid: int) -> int | None:
     """When a process was started (CLOCK_MONOTONIC, to 10 ms, and never too late); None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        ticks = int(_stat(f"/proc/{pid}")[19])
     except OSError:
         return None
     slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()  # the machine, since it was started
@@ -210,15 +202,13 @@ def wants_cpu(pids: Iterable[int], most: int = 100) -> bool:
 def _states(pid: int) -> Iterator[bytes]:
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
         for thread in threads:
-            with contextlib.suppress(OSError), open(f"{thread.path}/stat", "rb") as file:
-                yield file.read().rpartition(b")")[2].split()[0]
+            with contextlib.suppress(OSError):
+                yield _stat(thread.path)[0]
 
 
 class Spared:
-    """Processes that are never signalled, whatever a manifest says: process 1, outrace, its ancestors.
-
-    Held by pidfd: a number alone may be another process's as soon as its own has ended, and a pod that
-    forked until it got that number would be spared.
+    """Processes that are never signalled, whatever a manifest says: process 1, outrace, its ancestors. Held by pidfd: a
+    pod that forked until it got the number of one that has ended would be spared.
     """
 
     def __init__(self) -> None:

@@ -71,8 +71,7 @@ def bpf_offers(
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
     attach kprobes, too. What the kernel refused since it was booted is tried again only where it is ``wanted`` by name.
     ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
-    (`outrace run` knows neither and finds out by loading and attaching. Attaching is not for those who only ask: a
-    program of fentry that is attached cannot be attached again, by the daemon whose it is.)
+    `outrace run` finds out by doing both; `doctor` must not attach: a program of fentry is attached once.
     """
     from monitor.kernel import loader
 
@@ -84,17 +83,13 @@ def bpf_offers(
     seen = {MEMCG: "", FENTRY: _PARTIAL, KPROBE: _PARTIAL}
     found = []
     for offer in charging.offered(trying=not lacking[0]):
-        name, against = offer.name, ("", "")
+        name, against = offer.name, lacking
         ready = name in pinned and not (name == KPROBE and obstacle)
         if ready:
             against = barred
-        elif obstacle:
-            against = lacking
-        elif not offer.ok:
+        elif not obstacle and not offer.ok:
             against = offer.why, offer.remedy
-        elif lacking[0]:
-            against = lacking
-        elif name in refused and wanted != name:
+        elif not lacking[0] and name in refused and wanted != name:
             against = refused[name], f"`outrace run --hooks {name}` tries it again"
         since = ", by programs that are pinned already" if ready else ""
         why = against[0] or f"{charging.EVENTS[name]}, compared in the kernel{since}{seen[name]}"
@@ -156,39 +151,32 @@ def promise(seen: Facts, name: str, *, machine: bool = True, hidden: int | None 
 
 def rungs(seen: Facts) -> tuple[Rung, ...]:
     """Every rung, best first."""
-    found = []
-    for offer in seen.bpf:
-        ok = offer.ok and not seen.no_cgroups
-        said = "" if ok else _remedy(seen, offer.remedy)
-        found.append(_rung(seen, offer.name, ok, seen.no_cgroups or offer.why, said))
-    for name, obstacle, detail, remedy in (
-        (
-            PSI,
-            seen.no_psi if seen.cgroup_version == 2 else "memory.events and memory.pressure are of cgroup v2",
-            "PSI triggers and memory.events wake a poll at the fastest possible growth",
-            seen.psi_remedy if seen.cgroup_version == 2 else "boot with systemd.unified_cgroup_hierarchy=1",
-        ),
-        (
-            EVENTFD,
-            seen.no_event_control,
-            "usage thresholds corrected by inactive_file, and a poll while page cache could hide growth",
-            "run as root, with cgroups mounted writable" if seen.cgroup_version == 1 else "needs cgroup v1 and root",
-        ),
-        (POLL, "", "a poll at the fastest possible growth", ""),
-    ):
-        ok = not (obstacle or seen.no_cgroups)
-        said = "" if ok else _remedy(seen, remedy)
-        found.append(_rung(seen, name, ok, seen.no_cgroups or obstacle or detail, said))
-    return tuple(found)
+    no_psi, psi_remedy = seen.no_psi, seen.psi_remedy
+    if seen.cgroup_version != 2:
+        no_psi = "memory.events and memory.pressure are of cgroup v2"
+        psi_remedy = "boot with systemd.unified_cgroup_hierarchy=1"
+    control = "run as root, with cgroups mounted writable" if seen.cgroup_version == 1 else "needs cgroup v1 and root"
+    how = {
+        PSI: "PSI triggers and memory.events wake a poll at the fastest possible growth",
+        EVENTFD: "usage thresholds corrected by inactive_file, and a poll while page cache could hide growth",
+        POLL: "a poll at the fastest possible growth",
+    }
+    offers = (
+        *seen.bpf,
+        Offer(PSI, not no_psi, no_psi or how[PSI], psi_remedy),
+        Offer(EVENTFD, not seen.no_event_control, seen.no_event_control or how[EVENTFD], control),
+        Offer(POLL, True, how[POLL]),
+    )
+    return tuple(_rung(seen, offer) for offer in offers)
 
 
-def _rung(seen: Facts, name: str, ok: bool, detail: str, remedy: str) -> Rung:
-    unseen_bytes, unseen_ns = promise(seen, name)
-    return Rung(name, ok, detail, remedy, unseen_bytes, unseen_ns / 1e6)
-
-
-def _remedy(seen: Facts, remedy: str) -> str:
-    return "mount a cgroup hierarchy with the memory controller" if seen.no_cgroups else remedy
+def _rung(seen: Facts, offer: Offer) -> Rung:
+    unseen_bytes, unseen_ns = promise(seen, offer.name)
+    ok, remedy = offer.ok and not seen.no_cgroups, offer.remedy
+    if seen.no_cgroups:
+        remedy = "mount a cgroup hierarchy with the memory controller"
+    why = seen.no_cgroups or offer.why
+    return Rung(offer.name, ok, why, "" if ok else remedy, unseen_bytes, unseen_ns / 1e6)
 
 
 def choose(offered: Sequence[Rung], wanted: str = AUTO, among: Sequence[str] = NAMES) -> Rung:
@@ -198,10 +186,10 @@ def choose(offered: Sequence[Rung], wanted: str = AUTO, among: Sequence[str] = N
         if not rung.ok:
             raise CannotError(f"--hooks {wanted}: {rung.detail}", rung.remedy)
         return rung
-    for rung in offered:
-        if rung.ok and rung.name in among:
-            return rung
-    refused = [rung for rung in offered if rung.name in among]
-    if not refused:
+    left = [rung for rung in offered if rung.name in among]
+    if not left:
         raise CannotError("no hooks are left to choose from", "see `outrace doctor`")
-    raise CannotError(f"no hooks can be used here: {refused[-1].detail}", refused[-1].remedy)
+    found = next((rung for rung in left if rung.ok), None)
+    if found is None:
+        raise CannotError(f"no hooks can be used here: {left[-1].detail}", left[-1].remedy)
+    return found

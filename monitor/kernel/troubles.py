@@ -1,8 +1,7 @@
 """System calls that failed in the hot process: noted where they failed, counted and logged by its loop.
 
-A failed call costs what it was for, a descriptor or a look at one pod, and never the process that all pods need. So
-code that can go on without the call notes it here and goes on. Notes take little memory: each call, errno and pod is
-logged once, with a count.
+A failed call costs what it was for, a descriptor or a look at one pod, and never the process that all pods need. Each
+call, errno and pod is logged once, with a count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Decoding of the records that the BPF programs write (bpf/wire.h).
-
-One `struct` format per record, checked against the C by a test.
-"""
+"""Decoding of the records that the BPF programs write (bpf/wire.h): one `struct` format each, which a test checks."""
 
 from __future__ import annotations
 
@@ -30,28 +27,12 @@ OOM_EXITING, OOM_MEMSW, OOM_BY_ITSELF = 1, 2, 4
 _OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit", OOM_RECLAIM: "reclaim"}
 _PROC_KINDS = {1: "fork", 2: "exec", 3: "attach"}
 
+_RECORDS = ("cross", "step", "signal", "oom", "kill", "exit", "proc", "reclaim")
 #: enum count, in order
 COUNTS = (
     "evaluated",
-    "emitted_cross",
-    "lost_cross",
-    "emitted_step",
-    "lost_step",
-    "emitted_signal",
-    "lost_signal",
-    "emitted_oom",
-    "lost_oom",
-    "emitted_kill",
-    "lost_kill",
-    "emitted_exit",
-    "lost_exit",
-    "emitted_proc",
-    "lost_proc",
-    "emitted_reclaim",
-    "lost_reclaim",
-    "swept",
-    "sweep_restarted",
-    "uncounted",
+    *(f"{what}_{record}" for record in _RECORDS for what in ("emitted", "lost")),
+    *("swept", "sweep_restarted", "uncounted"),
 )
 
 

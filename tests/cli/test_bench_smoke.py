@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs, loader, pins
+from monitor.kernel import cgroupfs, pins
 from monitor.lab import bench_footprint, bench_pods
+from tests.pin_instances import state_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,7 @@ def run_bench(directory: Path, name: str, *options: str) -> tuple[int, dict[str,
     assert answer["bench"] == name
     assert not (cgroupfs.detect().root / f"outrace-{name}-{bench.pid}").exists()
     assert not list(directory.iterdir())
-    owners = [loader.state_directory(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
+    owners = [state_directory(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
     assert not [owner for owner in owners if owner is not None and owner.is_relative_to(directory)]
     return bench.returncode, {row["name"]: row for row in answer["results"]}
 

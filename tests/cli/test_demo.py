@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroup_procs, cgroupfs, loader, pins
+from monitor.kernel import cgroup_procs, cgroupfs, pins
 from tests import live
+from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -28,7 +29,7 @@ def instances(pids: list[int]) -> list[Path]:
     """Pins of the daemon that is one of these processes: others may run on this machine."""
     found = []
     for instance in pins.ROOT.iterdir() if pins.ROOT.is_dir() else ():
-        state = loader.state_directory(instance)
+        state = state_directory(instance)
         if state is not None and (state / "lock").exists() and (state / "lock").read_text().strip() in map(str, pids):
             found.append(instance)
     return found

@@ -12,7 +12,7 @@ from monitor.cli.run import lock
 from monitor.errors import CannotError
 from monitor.kernel import loader
 from tests import live
-from tests.pin_instances import new_instance
+from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -29,8 +29,8 @@ def test_unload_goes_on_after_one_that_is_in_use(
         [line] = capsys.readouterr().err.splitlines()
         assert f"{busy} is in use by pid {os.getpid()}; stop that daemon first, or give --force" in line
         assert list(root.iterdir()) == [busy]
-        assert loader.state_directory(busy) == states[1]
-        assert [loader.state_directory(gone) for gone in (first, last)] == [None, None]
+        assert state_directory(busy) == states[1]
+        assert [state_directory(gone) for gone in (first, last)] == [None, None]
     finally:
         os.close(held)
     assert main(["unload"]) == 0

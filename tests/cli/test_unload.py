@@ -10,6 +10,7 @@ from monitor.kernel import loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -53,7 +54,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_afterwards(state:
     count = len(pins.MAPS) + len(pins.TRACEPOINTS) + len(pins.RUN) + len(pins.OOM)
     assert done.stderr.strip() == f"removed {count} pins"
     assert not instance.exists()
-    assert loader.state_directory(instance) is None
+    assert state_directory(instance) is None
     again = live.outrace("unload", "--state-dir", str(state))
     # "nothing": there is no other instance on this machine either.
     assert (again.returncode, again.stderr.strip()) in ((0, "removed 0 pins"), (0, "nothing is pinned"))

@@ -61,12 +61,16 @@ def test_members_of_anonymous_structs_are_found(kernel: Btf) -> None:
     assert kernel.offset("page", "lru") == kernel.offset("page", "lru.next") >= struct.calcsize("P")
 
 
+def declared(btf: Btf, struct_name: str, path: str) -> str:
+    return btf._describe(btf._walk(struct_name, path).type)
+
+
 @pytest.mark.live
 @needs_btf
 def test_types_read_like_c(kernel: Btf) -> None:
-    assert kernel.member_type("page_counter", "parent") == "struct page_counter *"
-    assert kernel.member_type("page_counter", "usage") == "atomic_long_t"
-    assert kernel.member_type("task_struct", "comm") == "char[16]"
+    assert declared(kernel, "page_counter", "parent") == "struct page_counter *"
+    assert declared(kernel, "page_counter", "usage") == "atomic_long_t"
+    assert declared(kernel, "task_struct", "comm") == "char[16]"
     assert kernel.array_length("task_struct", "comm") == 16
 
 
@@ -116,8 +120,6 @@ def test_what_is_missing_is_named(kernel: Btf, ask, named: str) -> None:
 @pytest.mark.live
 @needs_btf
 def test_presence_can_be_asked_without_an_exception(kernel: Btf) -> None:
-    assert kernel.has_struct("mem_cgroup")
-    assert not kernel.has_struct("mem_cgroup_of_another_kernel")
     assert kernel.has_member("mem_cgroup", "memory.usage.counter")
     assert not kernel.has_member("mem_cgroup", "memory.no_such")
     assert not kernel.has_member("no_such_struct", "x")
@@ -173,7 +175,7 @@ def test_every_member_of_a_made_up_struct_is_found_where_it_was_put(tmp_path_fac
     btf = made.write(tmp_path_factory.getbasetemp() / "made.btf")
     for name, (offset, kind) in where.items():
         assert btf.offset("outer", name) == offset + 16 * nested
-        assert btf.member_type("outer", name) == kind
+        assert declared(btf, "outer", name) == kind
 
 
 @pytest.mark.parametrize(

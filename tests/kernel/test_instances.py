@@ -17,7 +17,7 @@ from monitor.kernel import instances, loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.pin_instances import new_instance
+from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -35,7 +35,7 @@ def test_an_instance_is_a_stray_when_its_state_dir_is_gone(root: Path, tmp_path:
     assert strays() == [gone]
     assert [found.path for found in instances.remove_strays()] == [gone]
     assert list(root.iterdir()) == [kept]
-    assert instances.state_directory(kept) == tmp_path / "kept"
+    assert state_directory(kept) == tmp_path / "kept"
 
 
 def test_the_parents_of_a_state_dir_may_go_with_it(root: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from monitor.kernel import loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -54,7 +55,7 @@ def test_its_own_state_dir_and_pins_go_with_it(node: LabNode) -> None:
         daemon.process.wait(live.TIMEOUT_S)
     assert not instance.exists()
     assert not state.exists()
-    assert loader.state_directory(instance) is None
+    assert state_directory(instance) is None
 
 
 def test_one_that_hangs_is_killed(node: LabNode) -> None:
