@@ -1,4 +1,4 @@
-"""What the side says of evictions that are held: in the log, in the metrics, and who it is that takes the memory.
+"""Reports evictions that are held: in the log, in the metrics, and who it is that takes the memory.
 
 To name them the processes of the node are read, which may take some milliseconds: a thread does that.
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.oom_candidates import Owner, candidates
+from monitor.kernel.oom_candidates import candidates
 from monitor.link.messages import Braked, Released
 from monitor.policy.releases import era
 from monitor.race.badness import Process
 from monitor.side.export.log import Log
-from monitor.side.view import View
+from monitor.side.view import View, pod_owners
 from monitor.side.worker import Worker
 
 #: How many of those that take the memory are named.
 _NAMED = 3
 
 
-class BrakeNews:
+class BrakeReport:
     """``takers`` is the latest answer to who takes the memory, for whoever shows it: largest first."""
 
     def __init__(self, view: View, log: Log) -> None:
@@ -53,14 +53,8 @@ def takers(view: View) -> tuple[str, ...]:
     its bytes and its largest process.
     """
     pods, rules = view.pods, era(view.config.policy)
-    owners = {path: uid for uid, found in pods.items() for path in (found.cgroup, *found.containers.values())}
-
-    def owner(cgroup: Path) -> Owner | None:
-        uid = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
-        return None if uid is None else Owner(uid, f"{pods[uid].pod.namespace}/{pods[uid].pod.name}")
-
     groups: dict[str, list[Process]] = {}
-    for process in candidates(view.hierarchy, view.node_path, owner):
+    for process in candidates(view.hierarchy, view.node_path, pod_owners(pods)):
         if process.pod is None:
             groups.setdefault(process.cgroups[0], []).append(process)
         elif process.pod in pods and rules.is_critical(pods[process.pod].pod):

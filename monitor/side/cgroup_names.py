@@ -10,6 +10,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
+from monitor.side.view import label
 
 
 class NamedCgroup(NamedTuple):
@@ -48,7 +49,7 @@ class CgroupNames:
             if path is not None:
                 self._learn(path, NamedCgroup(self._name(path), kind))
         for uid, found in pods.items():
-            title = f"{found.pod.namespace}/{found.pod.name}"
+            title = label(found.pod)
             ids = iter(found.cgroup_ids)
             for path, kind in ((found.cgroup, "pod"), *((p, "container") for p in found.containers.values())):
                 at = next(ids, None)
@@ -75,7 +76,7 @@ class CgroupNames:
             return found
         if pod is not None and pod in self._pods:
             known = self._pods[pod]
-            title = f"{known.pod.namespace}/{known.pod.name}"
+            title = label(known.pod)
             return NamedCgroup(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
         return NamedCgroup(f"#{cgroup_id}", "outside")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
@@ -34,7 +34,10 @@ from monitor.side.cgroup_names import CgroupNames
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
-from monitor.side.view import View
+from monitor.side.view import View, label
+
+if TYPE_CHECKING:
+    from monitor.side.recorder import Recorder
 
 #: Period of the flight recorder while a threshold may be near; otherwise `SAMPLE_FAR_NS`.
 SAMPLE_NEAR_NS = 1_000_000_000
@@ -53,7 +56,8 @@ class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
     when somebody was killed (it may go on, but an alert cannot wait), and when they are over.
 
-    ``on_event``: everything that went in, in order, for a recording. ``has_log``: the kernel's log is read.
+    ``on_event``: everything that went in, in order. ``has_log``: the kernel's log is read. ``recorder`` records what
+    goes in, and the reducer's state where it wants that.
     """
 
     def __init__(
@@ -62,8 +66,10 @@ class EventBuilder:
         on_episode: Callable[[Episode, bool], None],
         on_event: Callable[[Event], None],
         has_log: bool,
+        recorder: Recorder | None = None,
     ) -> None:
         self._view = view
+        self._recorder = recorder
         self._on_episode = on_episode
         self._on_event = on_event
         self._state = State()
@@ -173,6 +179,8 @@ class EventBuilder:
         return bool(self._view.stats.get("armed"))
 
     def _feed(self, event: Event) -> None:
+        if self._recorder is not None:  # before it goes in: one the reducer stumbles over is in the recording
+            self._recorder.event(event)
         if not isinstance(event, Tick):
             self._on_event(event)
         if isinstance(event, Mark | Gone) and self._urgent_ns is None:
@@ -180,6 +188,8 @@ class EventBuilder:
         self._state, done = episode.feed(self._state, event)
         for one in done:
             self._on_episode(one, True)
+        if self._recorder is not None and self._recorder.state_wanted:
+            self._recorder.state(self._state)
 
     # messages of the hot process
 
@@ -298,7 +308,7 @@ class EventBuilder:
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         found = self._view.pods.get(message.pod)
-        name = f"{found.pod.namespace}/{found.pod.name}" if found is not None else message.pod
+        name = label(found.pod) if found is not None else message.pod
         self._feed(Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: messages.Clear) -> None:

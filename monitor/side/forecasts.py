@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from monitor.kernel import cgroupfs
+from monitor.kernel.oom_candidates import candidates, groups, total_pages
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY
@@ -22,7 +22,7 @@ from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Sample, Watched
 from monitor.race.forecast import DomainForecast, Forecast, domain_forecasts
 from monitor.side.verdict_counts import Tally
-from monitor.side.view import View
+from monitor.side.view import View, pod_owners
 
 #: Samples that forecasts are made from (the longest window of `monitor.race.forecast`).
 _WINDOW_NS = 30_000_000_000
@@ -186,20 +186,8 @@ class Forecaster:
 
     def _compare(self) -> Mapping[str, Any] | None:
         """The kernel's likely victim where it is another pod than the policy's first."""
-        from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
-
         view = self.view
-        pods = view.pods
-        owners = {path: uid for uid, found in pods.items() for path in (found.cgroup, *found.containers.values())}
-
-        def owner(cgroup: Path) -> Owner | None:
-            for path in (cgroup, *cgroup.parents):
-                if path in owners:
-                    pod = pods[owners[path]].pod
-                    return Owner(pod.uid, f"{pod.namespace}/{pod.name}")
-            return None
-
-        processes = candidates(view.hierarchy, view.node_path, owner)
+        processes = candidates(view.hierarchy, view.node_path, pod_owners(view.pods))
         total = total_pages(view.hierarchy, view.node_path)
         inside = None if view.config.node_cgroup is None else str(view.node_path)
         victim = likely_victim(processes, total, inside, frozenset(groups(view.node_path)))

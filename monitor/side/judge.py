@@ -135,7 +135,7 @@ class Judge:
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
-        self._told: dict[str, str] = {}  # id -> the verdict it was logged with
+        self._logged: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
@@ -203,9 +203,9 @@ class Judge:
         if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
             self._tally.count(incident)
             self._counted[incident.id] = incident.verdict
-        self._say(made, final)
+        self._log_incident(made, final)
         if final:
-            self._told.pop(incident.id, None)
+            self._logged.pop(incident.id, None)
             self._counted.pop(incident.id, None)
         self._incidents.put(incident.id, made, final)
         self._files.submit(self._store_next)
@@ -214,21 +214,16 @@ class Judge:
         except MonitorError as error:
             self._log.error(str(error))
 
-    def _say(self, incident: Mapping[str, Any], final: bool) -> None:
+    def _log_incident(self, incident: Mapping[str, Any], final: bool) -> None:
         """Log one line at a kill, one when the verdict changes, and one when the episode is over."""
-        if not final and self._told.get(incident["id"]) == incident["verdict"]:
+        if not final and self._logged.get(incident["id"]) == incident["verdict"]:
             return
         if not final:
-            self._told[incident["id"]] = incident["verdict"]
+            self._logged[incident["id"]] = incident["verdict"]
         level = "info" if incident["verdict"] in ("relieved", "own_limit") else "warning"
         keys = ("id", "verdict", "flags", "domain", "margin_bytes", "margin_ms", "observed", "advice")
         self._log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
 
     def _store_failed(self, error: OSError) -> None:
-        self._log.error(
-            "incidents cannot be stored; trying again",
-            path=str(self.store.path),
-            errno=error.errno,
-            problem=error.strerror,
-            every_s=_RETRY_S,
-        )
+        path = str(self.store.path)
+        self._log.failed("incidents cannot be stored; trying again", error, path=path, every_s=_RETRY_S)

@@ -62,8 +62,8 @@ _RESEND_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
-#: What is worth hearing although it was sent to a side that died: what happened, not what is. (Messages about races
-#: are sent again.)
+#: What is of use although it was sent to a side that died: what happened, not what is. (Messages about races are sent
+#: again.)
 _OF_INCIDENTS = (LogLine, Flight)
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
@@ -315,13 +315,8 @@ class Side:
                 self.disks.take_back(message)
 
     def _state_dir_failed(self, error: OSError) -> None:
-        self.log.error(
-            "state directory cannot be written; trying again",
-            path=str(error.filename or self.config.state_dir),
-            errno=error.errno,
-            problem=error.strerror,
-            every_s=_RETRY_S,
-        )
+        path = str(error.filename or self.config.state_dir)
+        self.log.failed("state directory cannot be written; trying again", error, path=path, every_s=_RETRY_S)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What the hot process says, and what becomes of it: log lines, the status of evicted pods, process_mrelease.
+"""Acts on messages of the hot process: log lines, the status of evicted pods, process_mrelease.
 
 Never slower than a queue: files are written and processes reaped by workers.
 """
@@ -45,11 +45,11 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
-from monitor.side.brake_report import BrakeNews
+from monitor.side.brake_report import BrakeReport
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
 from monitor.side.machine_kills import MachineKills, is_outside_node
-from monitor.side.view import View
+from monitor.side.view import View, label
 from monitor.side.worker import Worker
 
 #: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
@@ -64,8 +64,8 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    ``spare`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's local
-    storage, ``reclaim(actions)`` has the node cleaned up.
+    ``log_budget`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's
+    local storage, ``reclaim(actions)`` has the node cleaned up.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class MessageHandler:
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
         self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view, log)
-        self._brake = BrakeNews(view, log)
+        self._brake = BrakeReport(view, log)
         self._evictions: dict[str, EvictedPod] = {}
-        self._reap_told: set[int] = set()
+        self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             LogLine: self._on_log,
             State: self._on_state,
@@ -150,7 +150,7 @@ class MessageHandler:
         if found is None:
             self.log.error("decided on a pod unknown here", **fields)
             return
-        text, annotations = self._told(found.pod, message)
+        text, annotations = self._status_message(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
         self.log.warning("would evict" if message.observed else "evicting", **fields)
         if message.observed:
@@ -171,8 +171,8 @@ class MessageHandler:
         self._evictions[eviction.id] = eviction
         self.files.submit(lambda: self.store.write(eviction))
 
-    def _told(self, pod: Pod, decision: Decision) -> tuple[str, dict[str, str]]:
-        """What the evicted pod is told, and the annotations of its event."""
+    def _status_message(self, pod: Pod, decision: Decision) -> tuple[str, dict[str, str]]:
+        """The message in the evicted pod's status, and the annotations of its event."""
         signal = decision.signal
         if signal is None:
             return decision.message, {}
@@ -242,8 +242,8 @@ class MessageHandler:
         from monitor.actions.reap import reap
 
         for code in reap(pids).failed:
-            if code not in self._reap_told:
-                self._reap_told.add(code)
+            if code not in self._reap_errors:
+                self._reap_errors.add(code)
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
@@ -301,8 +301,3 @@ def _logged(message: Decision) -> dict[str, Any]:
         left_out |= _NOT_OF_MEMORY if message.signal in MEMORY_SIGNALS else _NOT_OF_DISKS
     left_out |= {name for name in ("braked", "again") if not getattr(message, name)}
     return {key: value for key, value in message._asdict().items() if key not in left_out} | {"uid": message.pod}
-
-
-def label(pod: Pod) -> str:
-    """How a pod is called in the log."""
-    return f"{pod.namespace}/{pod.name}"

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from monitor.pods.model import FoundPod
 from monitor.side.export.log_budget import LogBudget, Logger
-
-if TYPE_CHECKING:
-    from monitor.pods.model import FoundPod
-    from monitor.side.view import View
+from monitor.side.view import View, label
 
 #: How often the pods are looked at once records came, and how often one of them is logged.
 LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
@@ -96,6 +93,7 @@ class OverBudget:
         if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
         self._reported[uid] = (now_ns, counted)
-        name = f"{found.pod.namespace}/{found.pod.name}"
-        self._log("warning", "a pod causes more events than are looked at one by one", pod=name, uid=uid, **fresh)
+        self._log(
+            "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
+        )
         return True

@@ -16,9 +16,8 @@ from monitor.policy.admission import admit
 from monitor.policy.releases import era
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
-from monitor.side.message_handler import label
 from monitor.side.pod_watch import PodWatch, pod_message
-from monitor.side.view import View
+from monitor.side.view import View, label
 
 
 class PodSync:

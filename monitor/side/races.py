@@ -51,8 +51,8 @@ class Races:
             self._kmsg = Kmsg()
         except MonitorError as error:
             log.warning(str(error))
-        self.recorder: Recorder | None = None
-        self.event_builder = self._open_event_builder()
+        self.recorder = self._open_recorder() if config.record else None
+        self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, wake)
         self._received = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
         self._alerts_ns = 0
@@ -60,16 +60,12 @@ class Races:
         self._lost: dict[str, int] = {}
         self._not_ready_since = time.monotonic()
 
-    def _open_event_builder(self) -> EventBuilder:
-        """What makes events of messages; with `--record` each of them is recorded."""
-        view, has_log = self._view, self._kmsg is not None
-        if not view.config.record:
-            return EventBuilder(view, self._on_episode, self._on_event, has_log)
-        from monitor.side.recorder import Recorder, RecordingEventBuilder, header
+    def _open_recorder(self) -> Recorder:
+        from monitor.side.recorder import Recorder, header
 
-        head = header(view.config, view.hierarchy.version, self.judge.offset_ns)
-        self.recorder = Recorder(Path(view.config.record), head, self._log, lambda: view.send(Record()))
-        return RecordingEventBuilder(view, self._on_episode, self._on_event, has_log, self.recorder)
+        config = self._view.config
+        head = header(config, self._view.hierarchy.version, self.judge.offset_ns)
+        return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
 
     def start(self) -> None:
         """Start the forecasts and the sending of alerts."""
@@ -105,11 +101,11 @@ class Races:
                 type=NAMES[type(message)],
                 problem=f"{type(error).__name__}: {error}",
             )
-        if isinstance(message, State) and (message.met, _reason(message)) != (self._met_told, self._braked_told):
+        if isinstance(message, State) and (message.met, _reason(message)) != (self._alerted_met, self._alerted_brake):
             self._alerts_ns = 0  # an alert about pressure, or evictions that are held, does not wait for a second
 
-    _met_told: Any = None
-    _braked_told: Any = None
+    _alerted_met: Any = None
+    _alerted_brake: Any = None
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
@@ -166,13 +162,13 @@ class Races:
         lost = view.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._met_told, self._braked_told = view.met, _reason(view.state)
+        self._alerted_met, self._alerted_brake = view.met, _reason(view.state)
         oom_in_s, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
                 time.time(),
-                met=self._met_told,
+                met=self._alerted_met,
                 braked=view.braked,
                 mismatch=mismatch,
                 oom_in_s=oom_in_s,

@@ -20,13 +20,11 @@ from typing import Any
 from monitor import __version__
 from monitor.link.messages import NAMES, Bad, Message
 from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
-from monitor.race.episode import Episode, State
+from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
-from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
 from monitor.side.recording import FILE_BYTES, FILES, Writer
-from monitor.side.view import View
 from monitor.side.worker import Worker
 
 #: Records waiting to be written: some seconds of everything at once, a few MiB.
@@ -176,37 +174,11 @@ class Recorder:
             step()
         except OSError as error:
             if self._error is None or self._error.errno != error.errno:
-                self._log.error(
-                    "the recording cannot be written; trying again",
-                    path=str(error.filename or self._path),
-                    errno=error.errno,
-                    problem=error.strerror,
-                )
+                path = str(error.filename or self._path)
+                self._log.failed("the recording cannot be written; trying again", error, path=path)
             self._error = error
             return
         if self._error is not None and self._writer.written > written:
             self._error = None
             self._renew()
             self._log.info("the recording is written again", path=str(self._path), lost=self._writer.lost)
-
-
-class RecordingEventBuilder(EventBuilder):
-    """An EventBuilder whose reducer is recorded: every event as it goes in, and its state where that is wanted."""
-
-    def __init__(
-        self,
-        view: View,
-        on_episode: Callable[[Episode, bool], None],
-        on_event: Callable[[Event], None],
-        has_log: bool,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(view, on_episode, on_event, has_log)
-        self._recorder = recorder
-
-    def _feed(self, event: Event) -> None:
-        # Before it goes in: one the reducer stumbles over is in the recording.
-        self._recorder.event(event)
-        super()._feed(event)
-        if self._recorder.state_wanted:
-            self._recorder.state(self._state)

@@ -36,10 +36,10 @@ _SAMPLES = 20_000
 class Sampler:
     """``feed`` takes the samples, in order."""
 
-    def __init__(self, view: View, places: CgroupNames, feed: Callable[[Sample], None]) -> None:
+    def __init__(self, view: View, names: CgroupNames, feed: Callable[[Sample], None]) -> None:
         self.samples: list[Sample] = []  # of the last minute, for forecasts
         self._view = view
-        self._names = places
+        self._names = names
         self._feed = feed
         self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
 

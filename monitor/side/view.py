@@ -1,4 +1,4 @@
-"""What the side knows right now, for all that shows it: pods, the last `state` of the hot process, memory figures.
+"""The node as the side has it right now: pods, the last `state` of the hot process, memory figures.
 
 The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
 place.
@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import LimitCache
+from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
+from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 
@@ -221,6 +223,22 @@ class View:
         if exact is None:
             return cgroupfs.read_node(self.hierarchy, capacity)
         return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity)
+
+
+def label(pod: Pod) -> str:
+    """How a pod is called in logs and incidents."""
+    return f"{pod.namespace}/{pod.name}"
+
+
+def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
+    """What says in which pod a cgroup is: by its own path, or by one above it."""
+    owners = {path: found for found in pods.values() for path in (found.cgroup, *found.containers.values())}
+
+    def owner(cgroup: Path) -> Owner | None:
+        found = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
+        return None if found is None else Owner(found.pod.uid, label(found.pod))
+
+    return owner
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

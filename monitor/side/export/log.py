@@ -112,3 +112,7 @@ class Log:
 
     def error(self, message: str, /, **fields: Any) -> None:
         self("error", message, **fields)
+
+    def failed(self, message: str, error: OSError, /, **fields: Any) -> None:
+        """An error of the operating system."""
+        self.error(message, **fields, errno=error.errno, problem=error.strerror)
