@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from monitor.hot.brake import Brake
+from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.evictor import Evictor, SentKill
 from monitor.hot.gauge import Gauge
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, Tell
+from monitor.link.messages import Decision, Send
 from monitor.policy.decisions import Decisions
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import RunConfig
@@ -41,19 +41,19 @@ class Actor:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
-        slow: SlowSignals,
+        disks: DiskSignals,
         evictor: Evictor,
         patience: Patience,
         brake: Brake,
         stats: SharedStats,
-        send: Tell,
+        send: Send,
     ) -> None:
         self._enforce = config.enforce
         self._decisions = decisions
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
-        self._slow = slow
+        self._disks = disks
         self._evictor = evictor
         self._patience = patience
         self._brake = brake
@@ -78,10 +78,10 @@ class Actor:
         if self._trigger.is_pulled:
             return None  # somebody is dying in the kernel already: its record comes next
         if self._enforce:
-            self._slow.evicted(signal, time.monotonic_ns())
+            self._disks.evicted(signal, time.monotonic_ns())
         usage = about["capacity"] - about["available"]
         # The crossing was of memory, and over when it was looked at.
-        return self.act(entry, about, {"usage": usage, "cleanup": list(self._slow.cleanup(signal))})
+        return self.act(entry, about, {"usage": usage, "cleanup": list(self._disks.cleanup(signal))})
 
     def act(
         self,
@@ -129,5 +129,5 @@ class Actor:
             eviction.decision_id, eviction.name = message.id, message.name
         self.send(message)
         if self._enforce:
-            self._evictor.note.told()
+            self._evictor.note.reported()
         return Acted(decided_ns, taken, made)

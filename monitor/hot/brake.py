@@ -18,7 +18,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Braked, Released, Tell
+from monitor.link.messages import Braked, Released, Send
 from monitor.policy.eviction_brake import (
     DYING_NS,
     GO,
@@ -41,7 +41,7 @@ from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import NODE_SIGNAL, Watch
 
-#: Between two samples of growth: as long as it takes to be told from noise, and 50 us more for each pod, so that it
+#: Between two samples of growth: as long as it takes to differ from noise, and 50 us more for each pod, so that it
 #: costs 1 % of a CPU at most.
 SPACING_NS, POD_NS = LEAST_SPAN_NS, 50_000
 #: Where files have to be read for it (2 ms for 110 pods).
@@ -50,7 +50,7 @@ COSTLY_NS = 250_000_000
 #: them growth is remembered for 12 s. (Not for the last `SAMPLES` alone, 0.12 s: 4 MiB a second are noise in that.)
 STILL_NS = 500_000_000
 SAMPLES = 24
-#: That evictions are held is told at most so often; the counter and the state know of every time.
+#: That evictions are held is reported at most so often; the counter and the state know of every time.
 QUIET_NS = 1_000_000_000
 
 
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a few sums tell: when, what candidates have and what the first of them does (bytes), and what grew."""
+    """By a few sums: when, what candidates have and what the first of them does (bytes), and what grew."""
 
     now_ns: int
     pods: int
@@ -87,20 +87,20 @@ UNASKED = Asked(GO, {})
 
 
 class Brake:
-    """``state`` is what the side is told of evictions being held; None while they are not."""
+    """``state`` is what the side is sent of evictions being held; None while they are not."""
 
     def __init__(
-        self, gauge: Gauge, registry: Registry, trigger: Trigger, stats: SharedStats, tell: Tell, *, active: bool
+        self, gauge: Gauge, registry: Registry, trigger: Trigger, stats: SharedStats, send: Send, *, active: bool
     ) -> None:
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
         self._stats = stats
-        self._tell = tell
+        self._send = send
         self._active = active
         self.state: dict[str, Any] | None = None
-        self._news = False
-        self._said = ""  # the reason that was told last, until it is told that evictions are not held any more
+        self._changed = False
+        self._said = ""  # the reason that was reported last, until it is reported that evictions are not held any more
         self._samples: dict[str, deque[Sample]] = {}
         self._kept: dict[str, deque[Sample]] = {}  # some of them, for longer
         self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage that nobody saw begin is observed
@@ -388,10 +388,10 @@ class Brake:
             self._release("no pod is left that may be evicted", now_ns)
         self.note(now_ns)
 
-    def take_news(self) -> bool:
+    def take_changed(self) -> bool:
         """Whether `state` is another one since this was asked last."""
-        news, self._news = self._news, False
-        return news
+        changed, self._changed = self._changed, False
+        return changed
 
     def _hold(
         self, asked: Asked, outcome: Outcome, seen: Mapping[str, Observation], entry: PodEntry, now_ns: int
@@ -414,21 +414,21 @@ class Brake:
             "name": entry.title,
         }
         if before is None or (before["reason"], before["victim"]) != (reason, entry.uid):
-            self._news = True
+            self._changed = True
         if self._said != reason and now_ns - self._said_ns >= QUIET_NS:
             self._said, self._said_ns = reason, now_ns
-            self._tell(Braked(ts_ns=now_ns, order=self._registry.leaders(), **self.state))
+            self._send(Braked(ts_ns=now_ns, order=self._registry.leaders(), **self.state))
 
     def _release(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
         if state is None:
             return
-        self._news = True
+        self._changed = True
         if self._said:
             self._said = ""
             about = {key: state[key] for key in ("signal", "domain", "kind")}
             held_ns = now_ns - state["since_ns"]
-            self._tell(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
+            self._send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
     def _outside(self, threshold: Threshold) -> int:
         """What is in use outside of all pods that may be evicted."""

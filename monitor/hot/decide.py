@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
 from monitor.hot.brake import UNASKED, Brake
+from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.early_kill import EarlyKill
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge
@@ -18,11 +19,10 @@ from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.patience import Patience
 from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Clear, DiskFigures, LogLine, Tell
+from monitor.link.messages import Clear, DiskFigures, LogLine, Send
 from monitor.policy import decisions, patience
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import Decisions
@@ -36,11 +36,11 @@ from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
-    from monitor.hot.pass_record import Journal
+    from monitor.hot.pass_record import PassRecorder
 
 
 class Decider:
-    """State of the policy and the eviction under way. ``journal`` is told of every pass, where there is one."""
+    """State of the policy and the eviction under way. ``recorder``: records every pass, if given."""
 
     def __init__(
         self,
@@ -49,26 +49,26 @@ class Decider:
         gauge: Gauge,
         registry: Registry,
         trigger: Trigger,
-        slow: SlowSignals,
+        disks: DiskSignals,
         evictor: Evictor,
         patience: Patience,
         stats: SharedStats,
-        tell: Tell,
-        journal: Journal | None = None,
+        send: Send,
+        recorder: PassRecorder | None = None,
     ) -> None:
-        self._journal = journal
+        self._recorder = recorder
         self._enforce = config.enforce
         self._config = pass_config
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
-        self._slow = slow
+        self._disks = disks
         self._evictor = evictor
         self._patience = patience
         self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
         self._stats = stats
-        self._tell = tell
-        self._brake = Brake(gauge, registry, trigger, stats, tell, active=config.compat == SANE)
+        self._send = send
+        self._brake = Brake(gauge, registry, trigger, stats, send, active=config.compat == SANE)
         self._state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
@@ -77,11 +77,11 @@ class Decider:
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
-        self._pods = MovedPods(gauge, registry, evictor, tell)
+        self._pods = MovedPods(gauge, registry, evictor, send)
         self._early = EarlyKill(gauge, registry, trigger, evictor, self._brake)
         self._decisions = Decisions(config.enforce)
         self._actor = Actor(
-            config, self._decisions, gauge, registry, trigger, slow, evictor, patience, self._brake, stats, tell
+            config, self._decisions, gauge, registry, trigger, disks, evictor, patience, self._brake, stats, send
         )
 
     def pass_due_ns(self) -> int | None:
@@ -94,7 +94,7 @@ class Decider:
 
     @property
     def braked(self) -> dict[str, Any] | None:
-        """What is told of evictions that are held, because they would not help; None while they are not."""
+        """What is reported of evictions that are held, because they would not help; None while they are not."""
         return self._brake.state
 
     @property
@@ -159,26 +159,26 @@ class Decider:
         observations: dict[str, Observation] = {}
         now = time.monotonic_ns()
         self._timer.begin(now)
-        journal, acted, braked = self._journal, None, False
-        if journal is not None:
-            journal.begin(now, self._state.core, self._decisions)
+        recorder, acted, braked = self._recorder, None, False
+        if recorder is not None:
+            recorder.begin(now, self._state.core, self._decisions)
         for w in self._gauge.watches:
             if w.thresholds and self._gauge.known(w):  # unknown is not nothing
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
                 readings[w.name] = numbers
                 observations[w.signal] = w.observation(numbers, now)
-        observations |= self._slow.view(now)
+        observations |= self._disks.view(now)
 
         def rank(signal: str) -> Sequence[Candidate]:
             if signal in MEMORY_SIGNALS:
                 return self._registry.order()
-            found = self._registry.candidates(self._slow.order(signal))
-            if journal is not None:
-                journal.ranked(signal, found)
+            found = self._registry.candidates(self._disks.order(signal))
+            if recorder is not None:
+                recorder.ranked(signal, found)
             return found
 
         result = run_pass(
-            self._config, self._state, observations, now, rank, clean=lambda signal: self._slow.clean(signal, now)
+            self._config, self._state, observations, now, rank, clean=lambda signal: self._disks.clean(signal, now)
         )
         self._state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
@@ -206,17 +206,17 @@ class Decider:
             elif hurries(outcome):
                 self._evictor.hurry()
         self._brake.look_after(outcome, now)
-        self.changed |= self._brake.take_news() or (acted is not None and acted.decision is not None)
+        self.changed |= self._brake.take_changed() or (acted is not None and acted.decision is not None)
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
             if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:
-                self._tell_clear(threshold, observations, now)
+                self._send_clear(threshold, observations, now)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
         if was_waiting and not self._patience.active and not crossed_ns:
             self.prepare()
-        if journal is not None:
-            journal.passed(
+        if recorder is not None:
+            recorder.passed(
                 now,
                 observations,
                 outcome,
@@ -271,10 +271,10 @@ class Decider:
         if not self._patience.active:
             self.prepare()  # a pass that came of a crossing may have ended the wait
 
-    def _tell_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
+    def _send_clear(self, threshold: Threshold, observations: dict[str, Observation], now_ns: int) -> None:
         """A threshold that was met is not met any more."""
         seen = observations.get(threshold.signal)
-        self._tell(
+        self._send(
             Clear(
                 ts_ns=now_ns,
                 domain=next((w.name for w in self._gauge.watches if w.signal == threshold.signal), "node"),
@@ -286,7 +286,7 @@ class Decider:
 
     def take_slow(self, message: DiskFigures) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
-        self._slow.take(message)
+        self._disks.take(message)
         self._decisions.forget(time.monotonic_ns())
         if not self.evict_over_limit():
             self.run_pass()
@@ -294,15 +294,15 @@ class Decider:
     def evict_over_limit(self) -> bool:
         """Evict the next pod that is over a limit of its own; False if there is none."""
         while self.may_act and self._evictor.current is None and not self._trigger.is_pulled:
-            violation = self._slow.next_violation()
+            violation = self._disks.next_violation()
             if violation is None:
                 break
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
                 acted = self._actor.act(entry, decisions.for_limit(self._config, violation.message), {})
                 self.changed |= acted.decision is not None
-                if self._journal is not None:
-                    self._journal.over_limit(entry.uid, entry.title, violation.message, acted)
+                if self._recorder is not None:
+                    self._recorder.over_limit(entry.uid, entry.title, violation.message, acted)
                 if self._enforce:
                     return True
         return False
@@ -342,4 +342,4 @@ class Decider:
         )
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._tell(LogLine(level, msg, fields))
+        self._send(LogLine(level, msg, fields))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 #: States, in order: its processes were asked to end, they had their SIGKILL, nobody is left of it.
 ASKED, KILLED, GONE = 1, 2, 3
-_STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _TOLD, _SENDER = range(8)
+_STATE, _POD, _STARTED, _KILL_AT, _KILLED, _HELD, _REPORTED, _SENDER = range(8)
 
 
 class Noted(NamedTuple):
@@ -23,7 +23,7 @@ class Noted(NamedTuple):
     kill_at_ns: int
     killed_ns: int
     held: int
-    told: int  # 1: its decision was told
+    reported: int  # 1: its decision was sent to the side
 
 
 class EvictionNote:
@@ -36,14 +36,14 @@ class EvictionNote:
     def begin(self, cgroup_id: int, held: int, now_ns: int, kill_at_ns: int = 0) -> None:
         """A pod is to get its first signal now: SIGTERM where ``kill_at_ns`` is given, else SIGKILL."""
         words = self._words
-        words[_STATE] = words[_TOLD] = 0
+        words[_STATE] = words[_REPORTED] = 0
         words[_POD], words[_STARTED], words[_KILL_AT], words[_HELD] = cgroup_id, now_ns, kill_at_ns, held
         words[_KILLED] = 0 if kill_at_ns else now_ns
         words[_STATE] = ASKED if kill_at_ns else KILLED
 
-    def told(self) -> None:
-        """Its decision was told."""
-        self._words[_TOLD] = 1
+    def reported(self) -> None:
+        """Its decision was sent to the side."""
+        self._words[_REPORTED] = 1
 
     def killed(self, cgroup_id: int, now_ns: int) -> None:
         """Its grace is over."""

@@ -17,7 +17,7 @@ from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Evicted, Killed, LogLine, Reap, Tell
+from monitor.link.messages import Evicted, Killed, LogLine, Reap, Send
 
 #: The kubelet waits this long for a killed pod to be gone before it goes on.
 EVICTION_TIMEOUT_NS = 30_000_000_000
@@ -47,7 +47,7 @@ class Evictor:
         patience: Patience,
         stats: SharedStats,
         epoll: Epoll,
-        tell: Tell,
+        send: Send,
         note: EvictionNote,
     ) -> None:
         self.note = note
@@ -57,7 +57,7 @@ class Evictor:
         self._patience = patience
         self._stats = stats
         self._epoll = epoll
-        self._tell = tell
+        self._send = send
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
@@ -123,7 +123,7 @@ class Evictor:
         gone = eviction.step(now_ns)
         if asked and eviction.killed_ns is not None:
             self.note.killed(self._cgroup_id, eviction.killed_ns)
-            self._tell_killed(eviction)
+            self._send_killed(eviction)
         held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
         self._leaving -= {fd for _, fd in known - held}
         for _, fd in held - known:
@@ -136,7 +136,7 @@ class Evictor:
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
-                self._tell(Reap(eviction.decision_id, pids))
+                self._send(Reap(eviction.decision_id, pids))
                 self._helper = side
             eviction.looked(time.monotonic_ns(), time.thread_time_ns() - began_ns)
             return False
@@ -173,11 +173,11 @@ class Evictor:
         if eviction is not None and eviction.killed_ns is None:
             self.note.killed(self._cgroup_id, time.monotonic_ns())
             eviction.hurry()
-            self._tell_killed(eviction)
+            self._send_killed(eviction)
 
-    def _tell_killed(self, eviction: Eviction) -> None:
+    def _send_killed(self, eviction: Eviction) -> None:
         assert eviction.killed_ns is not None
-        self._tell(Killed(eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns))
+        self._send(Killed(eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""
@@ -197,7 +197,7 @@ class Evictor:
         return self._gauge.table.working_set(entry.index)
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
-        """Nobody is left of a pod. That is told when what it held is back."""
+        """Nobody is left of a pod. That is reported when what it held is back."""
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")
         self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
@@ -214,4 +214,4 @@ class Evictor:
         self._log("error", why, pod=eviction.name, pids=pids)
 
     def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._tell(LogLine(level, msg, fields))
+        self._send(LogLine(level, msg, fields))

@@ -16,7 +16,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
-from monitor.link.messages import LogLine, Tell
+from monitor.link.messages import LogLine, Send
 from monitor.pods.kubepods import kubepods_of, of_pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
@@ -51,7 +51,7 @@ class Gauge:
         config: RunConfig,
         thresholds: tuple[Threshold, ...],
         stats: SharedStats,
-        tell: Tell = lambda _: None,
+        send: Send = lambda _: None,
     ) -> None:
         self.table = source.table
         self.table.reset()
@@ -60,7 +60,7 @@ class Gauge:
         self._source = source
         self._sweeper = source.sweeper
         self._stats = stats
-        self._tell = tell
+        self._send = send
         self._config = config
         self._thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
@@ -150,7 +150,7 @@ class Gauge:
 
     def _log_capacity(self, watch: Watch, now: int) -> None:
         fields = {"domain": watch.name, "before": watch.capacity, "now": now}
-        self._tell(LogLine("info", "the capacity has changed; thresholds follow it", fields))
+        self._send(LogLine("info", "the capacity has changed; thresholds follow it", fields))
 
     def lost(self, watch: Watch) -> None:
         """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
-from monitor.link.messages import Tell
+from monitor.link.messages import Send
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Pid of the side that a process before this one left to end by itself.
 _LEFT = "OUTRACE_LEFT"
-#: The kernel's log, open since then: a kill while nobody watches is told of too.
+#: The kernel's log, open since then: a kill while nobody watches is reported too.
 _LOG_FD = "OUTRACE_LOG_FD"
 
 
@@ -102,7 +102,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         raise CannotError(f"--hooks {config.hooks}: {missed[0]['why']}", missed[0]["remedy"])
     if needs_bpf:
         # What this kernel offers and something else kept from it is what can be mended; the rungs it does not offer are
-        # told of only where there is none.
+        # reported only where there is none.
         said = _joined(tried or missed)
         raise CannotError(f"--trigger kernel needs a BPF program: {said['problem']}", said["remedy"])
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
@@ -136,13 +136,13 @@ def records(
     registry: Registry,
     decider: Decider,
     stats: SharedStats,
-    tell: Tell,
+    send: Send,
 ) -> AnyRecords:
     """What reads the events of this rung."""
     if source.pins is not None:
         from monitor.hot.ring_records import Records
 
-        return Records(source.pins, gauge, registry, decider, stats, tell, Path(config.state_dir))
+        return Records(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
     from monitor.hot.polled_records import PolledRecords
     from monitor.sources.polled_table import PolledTable
     from monitor.sources.source import PolledArming
@@ -152,10 +152,10 @@ def records(
     log_fd = int(os.environ.pop(_LOG_FD, "-1"))
     if log_fd >= 0:
         os.set_inheritable(log_fd, False)
-    return PolledRecords(config, source.table, source.arming, gauge, registry, decider, stats, tell, log_fd)
+    return PolledRecords(config, source.table, source.arming, gauge, registry, decider, stats, send, log_fd)
 
 
-def tell(config: RunConfig, log: Callable[..., None]) -> None:
+def log_step_down(config: RunConfig, log: Callable[..., None]) -> None:
     """Say on which rung this is, and why on none above: one line."""
     if config.stepped_from:
         left = int(os.environ.pop(_LEFT, "0"))

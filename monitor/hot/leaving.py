@@ -34,7 +34,7 @@ class Leaving:
     asked: bool = False  # the side was asked to have it reclaimed
     size: int = 0  # of processes that the OOM killer took
     kept: int = 0  # by those who live on
-    again: bool = False  # another process of it was killed since the side was asked who lives on
+    killed_again: bool = False  # another process of it was killed since the side was asked who lives on
 
     @property
     def is_back(self) -> bool:

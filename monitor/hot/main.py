@@ -1,7 +1,7 @@
 """The hot process: ring record -> policy -> kill, in one thread over one raw epoll.
 
 Nothing here may wait for a disk, a socket or another process. What blocks lives in the side process
-(monitor/side/main.py), which is told what happened after it happened. asyncio and `selectors` are out of the
+(monitor/side/main.py), which hears what happened after it happened. asyncio and `selectors` are out of the
 question: both misread EPOLLPRI descriptors.
 
 This file only wires: what is done when stands in monitor/hot/schedule.py, and what a turn is in monitor/hot/loop.py.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.errors import EXIT_FAILURE, MonitorError, remedy_of
 from monitor.hot import ladder
 from monitor.hot.decide import Decider
+from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.eviction_note import EvictionNote
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge, NodeGone
@@ -38,7 +39,6 @@ from monitor.hot.report import Report
 from monitor.hot.schedule import Schedule
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
-from monitor.hot.slow_signals import SlowSignals
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
@@ -50,7 +50,7 @@ from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.sources.source import open_memory_source
 
 if TYPE_CHECKING:
-    from monitor.hot.pass_record import Journal
+    from monitor.hot.pass_record import PassRecorder
 
 
 class Hot:
@@ -67,7 +67,7 @@ class Hot:
         pass_config = config.pass_config(kill_at_once=True)
         gauge = Gauge(source, config, pass_config.thresholds, stats, outbox.send)
         policy = era(config.policy)
-        eviction_order, journal = self._eviction_order(config, policy, outbox)
+        eviction_order, recorder = self._eviction_order(config, policy, outbox)
         registry = Registry(gauge.table, config.step, eviction_order)
         in_kernel = config.enforce and config.trigger == "kernel"
         trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
@@ -75,19 +75,19 @@ class Hot:
         self._ends = loop.listener(self._process_ended)
         note = EvictionNote(source.eviction)
         evictor = Evictor(gauge, registry, trigger, patience, stats, self._ends, outbox.send, note)
-        slow = SlowSignals(config, policy, outbox.send)
+        disks = DiskSignals(config, policy, outbox.send)
         decider = Decider(
             config,
             pass_config,
             gauge,
             registry,
             trigger,
-            slow,
+            disks,
             evictor,
             patience,
             stats,
             outbox.send,
-            journal,
+            recorder,
         )
         records = ladder.records(source, config, gauge, registry, decider, stats, outbox.send)
         sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
@@ -104,12 +104,12 @@ class Hot:
             trigger,
             patience,
             evictor,
-            slow,
+            disks,
             decider,
             records,
             sweeps,
             self.life,
-            journal,
+            recorder,
         )
         self.housekeeping = Housekeeping(parts)
         pods = PodSync(parts, self.housekeeping)
@@ -120,14 +120,14 @@ class Hot:
         self.timers = Schedule(parts, self.housekeeping, pods, self.report, self.restarts, self.service).timers
 
     @staticmethod
-    def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, Journal | None]:
-        """Where the pods are ranked; while everything is recorded, one that notes its changes for the journal."""
+    def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
+        """Where the pods are ranked; while everything is recorded, one that notes its changes for the recorder."""
         if not config.record:
             return EvictionOrder(policy.memory_key), None
-        from monitor.hot.pass_record import Journal, RecordedEvictionOrder  # nobody else pays for them
+        from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # nobody else pays for them
 
         noted = RecordedEvictionOrder(policy.memory_key)
-        return noted, Journal(noted, outbox.offer)
+        return noted, PassRecorder(noted, outbox.offer)
 
     def _process_ended(self, pidfd: int) -> None:
         """A process of an evicted pod; the next look sees who is left."""
@@ -136,7 +136,7 @@ class Hot:
 
     def _side_lost(self) -> None:
         """What the side sent counts no more."""
-        self.parts.slow.forget()
+        self.parts.disks.forget()
         self.parts.decider.run_pass()
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Hot:
             signal.signal(number, self.stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-        ladder.tell(parts.config, log)
+        ladder.log_step_down(parts.config, log)
         parts.records.open(parts.loop.listener(parts.records.consume))
         parts.loop.listener(_take_wakeup).register(wake_fd, select.EPOLLIN)
 

@@ -9,7 +9,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.registry import Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import LogLine, Tell
+from monitor.link.messages import LogLine, Send
 
 #: A pod that gave memory back is counted again after this long: what is uncharged last is followed by no event.
 REREAD_NS = 5_000_000
@@ -22,7 +22,7 @@ class MovedPods:
     memory back are to be counted again; None: none are.
     """
 
-    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, send: Tell):
+    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, send: Send):
         self._gauge = gauge
         self._registry = registry
         self._evictor = evictor

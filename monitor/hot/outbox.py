@@ -10,7 +10,7 @@ from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import HotMessage, LogLine
-from monitor.link.resend import KINDS, Retold
+from monitor.link.resend import KINDS, UnstoredMessages
 
 
 class Outbox:
@@ -19,9 +19,9 @@ class Outbox:
     def __init__(self, side: Side, stats: SharedStats) -> None:
         self._side = side
         self._stats = stats
-        self._resend = Retold()
+        self._unstored = UnstoredMessages()
         self._lost = False  # a side ended since `resend` was done
-        self.stored = self._resend.stored
+        self.stored = self._unstored.stored
 
     def offer(self, message: HotMessage) -> bool:
         """Send without waiting; False if the channel cannot take it."""
@@ -32,9 +32,9 @@ class Outbox:
         """Send without waiting; what the channel cannot take is dropped and counted."""
         if self.offer(message):
             self._stats.add("channel_sent")
-            self._resend.note(message)
+            self._unstored.note(message)
         elif isinstance(message, KINDS) and self._side.sock is None:
-            self._resend.note(message)  # for the next side
+            self._unstored.note(message)  # for the next side
         else:
             self._stats.dropped(message)
 
@@ -50,4 +50,4 @@ class Outbox:
         """Do what `side_lost` asked for, as soon as there is a channel."""
         if self._lost and self._side.sock is not None:
             self._lost = False
-            self._stats.add("channel_dropped", self._resend.again(self.offer))
+            self._stats.add("channel_dropped", self._unstored.resend(self.offer))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monitor.hot.decide import Decider
+    from monitor.hot.disk_signals import DiskSignals
     from monitor.hot.evictor import Evictor
     from monitor.hot.gauge import Gauge
     from monitor.hot.guard import Guard
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from monitor.hot.life_cycle import LifeCycle
     from monitor.hot.loop import Loop
     from monitor.hot.outbox import Outbox
-    from monitor.hot.pass_record import Journal
+    from monitor.hot.pass_record import PassRecorder
     from monitor.hot.patience import Patience
     from monitor.hot.registry import Registry
-    from monitor.hot.slow_signals import SlowSignals
     from monitor.hot.supervise import Side
     from monitor.hot.sweeps import Sweeps
     from monitor.hot.trigger import Trigger
@@ -40,9 +40,9 @@ class Parts:
     trigger: Trigger
     patience: Patience
     evictor: Evictor
-    slow: SlowSignals
+    disks: DiskSignals
     decider: Decider
     records: AnyRecords
     sweeps: Sweeps
     life: LifeCycle
-    journal: Journal | None
+    recorder: PassRecorder | None

@@ -1,7 +1,7 @@
-"""What the hot process tells a recording: each pass of the policy with all that went into it and what came out.
+"""What the hot process sends for a recording: each pass of the policy with all that went into it and what came out.
 
-Only there while `--record` is given. Told after the pass was acted on, never waiting: what does not fit the channel is
-counted, and from then on nothing is told until a snapshot (the whole ranking and the policy's state) fits, from which
+Only there while `--record` is given. Sent after the pass was acted on, never waiting: what does not fit the channel is
+counted, and from then on nothing is sent until a snapshot (the whole ranking and the policy's state) fits, from which
 a replay can go on. `outrace replay` (monitor/replay.py) is the reader.
 """
 
@@ -32,13 +32,11 @@ SNAPSHOT_NS = 60_000_000_000
 #: A candidate as a tuple of its fields: `dataclasses.astuple` copies each of them and takes ten times as long.
 _row: Callable[[Candidate], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(Candidate)))
 
-Send = Callable[[HotMessage], bool]
+Offer = Callable[[HotMessage], bool]
 
 
 class RecordedEvictionOrder(EvictionOrder):
-    """A standing that notes what changed. The order follows from who is in it, so only the last change of each pod
-    counts.
-    """
+    """Notes what changed. The order follows from who is in it, so only the last change of each pod counts."""
 
     def __init__(self, key: Callable[[Candidate], Key]) -> None:
         super().__init__(key)
@@ -64,12 +62,12 @@ class _Before(NamedTuple):
     last_id: int
 
 
-class Journal:
-    """Tells every pass through ``send``, which gives False where a message did not fit."""
+class PassRecorder:
+    """Sends every pass through ``offer``, which gives False where a message did not fit."""
 
-    def __init__(self, eviction_order: RecordedEvictionOrder, send: Send) -> None:
+    def __init__(self, eviction_order: RecordedEvictionOrder, offer: Offer) -> None:
         self._eviction_order = eviction_order
-        self._send = send
+        self._offer = offer
         self._number = 0  # of the next message; a reader sees by it what is missing
         self._broken = True  # something is missing: a snapshot has to come first
         self._missed = 0  # messages that did not fit
@@ -114,10 +112,10 @@ class Journal:
         """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
-        if not self._tell_changes(self._eviction_order.changed, False):
+        if not self._send_changes(self._eviction_order.changed, False):
             return
         self._eviction_order.changed.clear()
-        self._tell(
+        self._send(
             Pass(
                 now_ns=now_ns,
                 observations={signal: list(seen) for signal, seen in observations.items()},
@@ -139,20 +137,20 @@ class Journal:
     def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
         """A pod over a limit of its own was evicted, or would have been."""
         if not self._broken:
-            self._tell(Limit(pod=uid, name=name, message=message, **_acted(acted)))
+            self._send(Limit(pod=uid, name=name, message=message, **_acted(acted)))
 
     def _snapshot(self, now_ns: int, before: _Before) -> bool:
         """All there is to know before this pass; False if it did not fit."""
         self._broken = False
         self._snapshot_ns = now_ns
         self._eviction_order.changed.clear()
-        if not self._tell_changes(self._eviction_order.members, True):
+        if not self._send_changes(self._eviction_order.members, True):
             return False
-        return self._tell(
+        return self._send(
             Snapshot(state=state_json(before.state), told=before.reported, last_id=before.last_id, missed=self._missed)
         )
 
-    def _tell_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
+    def _send_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
         """The candidates behind these uids, or that they are none any more. ``whole``: there are no others."""
         if not uids and not whole:
             return True
@@ -162,15 +160,15 @@ class Journal:
             found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
             put = [_row(member) for _, member in found if member is not None]
             removed = [uid for uid, member in found if member is None]
-            if not self._tell(Ranking(whole, put, removed)):
+            if not self._send(Ranking(whole, put, removed)):
                 return False
             whole = False
             if not left:
                 return True
 
-    def _tell(self, message: Ranking | Snapshot | Pass | Limit) -> bool:
+    def _send(self, message: Ranking | Snapshot | Pass | Limit) -> bool:
         self._number += 1
-        if self._send(message._replace(number=self._number)):
+        if self._offer(message._replace(number=self._number)):
             return True
         self._missed += 1
         self._broken = True

@@ -17,7 +17,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Evicted, GiveBack, Left, Tell
+from monitor.link.messages import Evicted, GiveBack, Left, Send
 from monitor.policy.patience import JUMP_NS, Coming
 from monitor.sources.watch import Watch
 
@@ -43,11 +43,11 @@ _REST = 4  # times what a look cost is rested, at least
 class Patience:
     """Follows what comes back. `active` while anything does."""
 
-    def __init__(self, gauge: Gauge, registry: Registry, stats: SharedStats, tell: Tell) -> None:
+    def __init__(self, gauge: Gauge, registry: Registry, stats: SharedStats, send: Send) -> None:
         self._gauge = gauge
         self._registry = registry
         self._stats = stats
-        self._tell = tell
+        self._send = send
         self._leaving: list[Leaving] = []
         self._growth: dict[str, Growth] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)
@@ -72,7 +72,7 @@ class Patience:
     def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: Evicted) -> None:
         """The last process of an evicted pod is gone. It held ``held`` bytes, of which ``left`` are charged still.
 
-        ``evicted`` is told, with the final figure in ``freed``, as soon as that is known.
+        ``evicted`` is sent, with the final figure in ``freed``, as soon as that is known.
         """
         for old in [one for one in self._leaving if one.uid == uid]:  # its memory counts once
             if uid not in self._registry.by_uid:  # its counters went before this was known
@@ -92,7 +92,7 @@ class Patience:
         """
         for one in self._leaving:
             if one.uid == entry.uid:
-                one.again = True
+                one.killed_again = True
                 one.size += size
                 if one.evicted is None and not one.unsure:  # it was killed, and is only gone now
                     one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
@@ -170,7 +170,7 @@ class Patience:
         self.next_look_ns = 0
         self._leaving.append(leaving)
         if leaving.unsure:
-            self._tell(Left(leaving.number, uid))
+            self._send(Left(leaving.number, uid))
         return True
 
     def answered(self, number: int, lives: bool) -> None:
@@ -182,9 +182,9 @@ class Patience:
                     leaving.left = max(0, leaving.left - leaving.kept)
                     leaving.held -= leaving.kept
                 elif lives:
-                    if leaving.again:
-                        leaving.again = False
-                        self._tell(Left(number, leaving.uid))
+                    if leaving.killed_again:
+                        leaving.killed_again = False
+                        self._send(Left(number, leaving.uid))
                     else:
                         leaving.until_ns = 0
                     self.next_look_ns = 0
@@ -201,7 +201,7 @@ class Patience:
                 self.next_look_ns = 0
 
     def flush(self) -> None:
-        """This daemon ends: what waits for its final figure is told as it is."""
+        """This daemon ends: what waits for its final figure is sent as it is."""
         while self._leaving:
             self._settle(self._leaving.pop(0), time.monotonic_ns())
 
@@ -253,7 +253,7 @@ class Patience:
         leaving.asked = True
         if leaving.cgroup_id:
             leaving.until_ns = max(leaving.until_ns, now_ns + RECLAIM_NS)
-            self._tell(GiveBack(leaving.number, leaving.uid))
+            self._send(GiveBack(leaving.number, leaving.uid))
 
     def _count(self, leaving: Leaving, now_ns: int) -> None:
         """What it holds now, by its own counters."""
@@ -313,7 +313,7 @@ class Patience:
             self._stats.add("memory_kept")
         if leaving.evicted is not None:
             freed = max(0, leaving.held - leaving.left)
-            self._tell(leaving.evicted._replace(freed=freed, settled_ns=now_ns))
+            self._send(leaving.evicted._replace(freed=freed, settled_ns=now_ns))
 
     def _learn(self, took_ns: int) -> None:
         """The bound is twice the slowest of late."""

@@ -90,9 +90,9 @@ class PodSync:
         self._is_stale = True
 
     def _record(self, _: messages.Record) -> None:
-        journal = self._parts.journal
-        if journal is not None:
-            journal.restart()
+        recorder = self._parts.recorder
+        if recorder is not None:
+            recorder.restart()
             self._decider.run_pass()  # a snapshot goes with a pass
 
     def _bad(self, message: messages.Bad) -> None:

@@ -1,4 +1,4 @@
-"""OOM kills without BPF, as the `oom` messages that `Records` tells: from the kernel's log, else from counters.
+"""OOM kills without BPF, as the `oom` messages that `Records` sends: from the kernel's log, else from counters.
 
 The log says who died, where and how much he held; a pidfd opened at once says when he was gone. Where the log may not
 be read there are the cgroups' own counts: a kill is then known, and its victim is not. What is missing is named in the
@@ -21,7 +21,7 @@ from monitor.kernel.alarms import Epoll
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
-from monitor.link.messages import LogLine, Oom, Tell
+from monitor.link.messages import LogLine, Oom, Send
 from monitor.sources.oomlog import NEVER_SAID, LoggedKill, OomLog, kmsg_records, stamp
 from monitor.sources.source import Table
 
@@ -34,8 +34,8 @@ _TURN = 50
 
 
 class PolledKills:
-    """``tell`` gets `oom` messages. ``told`` in them is the span in which every kill was told, for the next daemon with
-    BPF (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
+    """``reported`` in its `oom` messages is the span in which every kill was reported, for the next daemon with BPF
+    (`monitor.link.reported_kills`): the OOM programs, where they are loaded, have written of the same kills.
 
     ``log_fd``: the kernel's log, open since the daemon stepped down; -1: it did not. It is read when the pods are known
     again, because a kill in a cgroup that nobody knows is nobody's; what was killed until then nobody saw coming.
@@ -47,14 +47,14 @@ class PolledKills:
         registry: Registry,
         table: Table,
         stats: SharedStats,
-        tell: Tell,
+        send: Send,
         log_fd: int = -1,
     ) -> None:
         self._gauge = gauge
         self._registry = registry
         self._table = table
         self._stats = stats
-        self._tell = tell
+        self._send = send
         self._since_ns = 0
         self._log = OomLog(gauge.hierarchy, table.index)
         self.marked = False  # somebody was killed since this was cleared
@@ -76,7 +76,7 @@ class PolledKills:
         try:
             self._fd = Kmsg().fileno()
         except MonitorError as error:
-            self._tell(
+            self._send(
                 LogLine(
                     "warning",
                     "OOM kills are only counted: who was killed cannot be known",
@@ -108,7 +108,7 @@ class PolledKills:
             return False
         os.close(fd)
         event = replace(message.event, kind="exit", ts_ns=time.monotonic_ns())
-        self._send("records_exit", message._replace(event=event, missing=()))
+        self._report("records_exit", message._replace(event=event, missing=()))
         return True
 
     def _read(self, while_away: bool = False) -> None:
@@ -121,7 +121,7 @@ class PolledKills:
             self._fd = -1
             remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
             said = {"problem": str(error), "remedy": remedy_of(error.errno, remedy)}
-            self._tell(LogLine("error", "the kernel's log cannot be read", said))
+            self._send(LogLine("error", "the kernel's log cannot be read", said))
             return
         self._log.calibrate(records)
         for i, record in enumerate(records):
@@ -134,8 +134,8 @@ class PolledKills:
             self._lost(time.monotonic_ns())
 
     def _lost(self, until_ns: int) -> None:
-        """Lines written before this were overwritten: what they said is not told."""
-        self._tell(LogLine("warning", "lines of the kernel's log were lost", {}))
+        """Lines written before this were overwritten: what they said is not reported."""
+        self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
         self._log.forget()
         self._since_ns = until_ns
 
@@ -151,7 +151,7 @@ class PolledKills:
         except OSError:
             message = message._replace(missing=(*found.missing, "exit"))  # gone already: when, nobody knows
         self._stats.add("oom_kills")
-        self._send("records_oom", message._replace(order=self._registry.leaders()))
+        self._report("records_oom", message._replace(order=self._registry.leaders()))
 
     def _owner(self, cgroup_id: int, path: Path | None) -> PodEntry | None:
         """The pod a victim's cgroup belongs to, also one deeper than its containers."""
@@ -160,13 +160,13 @@ class PolledKills:
             found = next((entry for entry in self._registry if path.is_relative_to(entry.cgroup)), None)
         return found
 
-    def _send(self, counter: str, message: Oom) -> None:
+    def _report(self, counter: str, message: Oom) -> None:
         self.marked = self.marked or message.event.kind == "mark"
         self._stats.add("records")
         self._stats.add(counter)
-        if not message.source:  # counts name nobody: those kills are told in full by who can
-            message = message._replace(told=(self._since_ns, time.monotonic_ns()))
-        self._tell(message)
+        if not message.source:  # counts name nobody: who can reports those kills in full
+            message = message._replace(reported=(self._since_ns, time.monotonic_ns()))
+        self._send(message)
 
     # counters
 
@@ -195,7 +195,7 @@ class PolledKills:
         except cgroupfs.CgroupGone:
             victim = 0
         self._stats.add("oom_kills")
-        self._send(
+        self._report(
             "records_oom",
             Oom(
                 OomEvent(kind="mark", ts_ns=time.monotonic_ns(), victim_cgroup=victim),

@@ -1,9 +1,9 @@
 """What is learnt without BPF, in the place of `Records`: crossings found by looking, steps, OOM kills from the log.
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: a timer
-for as long as the headroom lasts at the fastest growth (`kernel/bounds.py`), and the alarms of the rung. A crossing
-is taken to have happened right after the last look that found it below, so every time told of it is an upper bound;
-but one that the kernel's comparison of usage announces happened just now.
+for as long as the headroom lasts at the fastest growth (`kernel/bounds.py`), and the alarms of the rung. A crossing is
+dated right after the last look that found it below, so every time reported of it is an upper bound; but one that the
+kernel's comparison of usage announces happened just now.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monitor.kernel import bounds, meminfo
 from monitor.kernel.alarms import Epoll, Timer
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Cross, Tell
+from monitor.link.messages import Cross, Send
 from monitor.settings.config import RunConfig
 from monitor.sources.alarms import Alarms
 from monitor.sources.polled_table import Entry, PolledTable
@@ -61,7 +61,7 @@ class PolledRecords:
         registry: Registry,
         decider: Decider,
         stats: SharedStats,
-        tell: Tell,
+        send: Send,
         log_fd: int = -1,
     ) -> None:
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -71,11 +71,11 @@ class PolledRecords:
         self._registry = registry
         self._decider = decider
         self._stats = stats
-        self._tell = tell
-        self._flight = Flight(tell)
+        self._send = send
+        self._flight = Flight(send)
         self._timer = Timer()
-        self._alarms = Alarms(config.rung, gauge.hierarchy.version, tell)
-        self._oom = PolledKills(gauge, registry, table, stats, tell, log_fd)
+        self._alarms = Alarms(config.rung, gauge.hierarchy.version, send)
+        self._oom = PolledKills(gauge, registry, table, stats, send, log_fd)
         self._huge_page = meminfo.huge_page()
         self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
@@ -149,7 +149,7 @@ class PolledRecords:
         self._timer.set(min(self._due_ns, self._given_back_ns) - now)
 
     def send_flight(self) -> None:
-        """Tell the side of the steps around what happened, if anything did."""
+        """Send the side the steps around what happened, if anything did."""
         if self.eventful:
             self.eventful = self._decider.pressed
             self._flight.send()
@@ -232,7 +232,7 @@ class PolledRecords:
         return over & ~entry.crossed, room
 
     def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int, passed: int | None) -> None:
-        """Ceilings were crossed since the last look: rank by numbers of now, decide, then tell."""
+        """Ceilings were crossed since the last look: rank by numbers of now, decide, then report."""
         looked_ns = max(self._looked_ns, now_ns - BACK_NS)
         at = [now_ns if passed and watch.cgroup_id == passed else looked_ns for watch, _ in fresh]
         self.eventful = True
@@ -246,7 +246,7 @@ class PolledRecords:
                     continue
                 self._stats.add("records_cross")
                 self._stats.add("records")
-                self._tell(
+                self._send(
                     Cross(
                         ts_ns=ts_ns,
                         seen_ns=seen_ns,

@@ -16,7 +16,7 @@ from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.ranking import Candidate
 from monitor.sources.source import Table
 
-#: How many pods of the order an incident is told of (some 100 bytes each).
+#: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64
 #: Bytes that candidates have, and how many of them have nobody knows how much.
 Held = tuple[int, int]
@@ -28,7 +28,7 @@ _fields = attrgetter(*(one.name for one in fields(Candidate)))
 
 @dataclass(slots=True)
 class PodEntry:
-    """One pod: what was told about it and where its counters are."""
+    """One pod: what is known about it and where its counters are."""
 
     uid: str
     namespace: str
@@ -244,7 +244,7 @@ class Registry:
         return [entry.candidate() for entry in found if entry is not None and not entry.evicted]
 
     def leaders(self) -> list[tuple[Any, ...]]:
-        """The first of the order as they are told to the side: the fields of their candidates."""
+        """The first of the order as they are sent to the side: the fields of their candidates."""
         return [_fields(candidate) for candidate in self.order()[:_LEADERS]]
 
     def first(self) -> PodEntry | None:

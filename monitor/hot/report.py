@@ -56,7 +56,7 @@ class Report:
         parts = self._parts
         self._life.advance(State.WATCHING)
         self._decider.changed = True
-        self._published_ns = 0  # whoever waits for this is told at once
+        self._published_ns = 0  # whoever waits for this hears it at once
         parts.stats.set("ready_ns", now_ns)
         self._service.ready(f"{len(parts.registry)} pods, hooks {parts.config.rung}")
         parts.outbox.log(

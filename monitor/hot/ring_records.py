@@ -17,7 +17,7 @@ from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Cross, LogLine, Oom, Tell
+from monitor.link.messages import Cross, LogLine, Oom, Send
 from monitor.link.reported_kills import forget, holds, spans
 from monitor.sources.watch import Watch
 
@@ -42,7 +42,7 @@ _KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 class Records:
     """Reads the rings. ``watches``, by domain index, are the domains with thresholds.
 
-    ``told``: the state dir, where it says when a daemon without BPF told of kills (`monitor.link.reported_kills`).
+    ``state_dir``: where it says when a daemon without BPF reported kills (`monitor.link.reported_kills`).
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Records:
         registry: Registry,
         decider: Decider,
         stats: SharedStats,
-        tell: Tell,
-        told: Path | None = None,
+        send: Send,
+        state_dir: Path | None = None,
     ) -> None:
         self.watches: dict[int, Watch] = {}
         self.eventful = False  # something happened that the flight recorder's steps belong to
@@ -62,11 +62,11 @@ class Records:
         self._registry = registry
         self._decider = decider
         self._stats = stats
-        self._tell = tell
-        self._told = told
-        self._spans = spans(told) if told is not None else []
-        self._known: set[int] = set()  # pids of the victims that were told then
-        self._flight = Flight(tell)
+        self._send = send
+        self._state_dir = state_dir
+        self._spans = spans(state_dir) if state_dir is not None else []
+        self._known: set[int] = set()  # pids of the victims that were reported then
+        self._flight = Flight(send)
         self._ration = Ration()
         self._unpinned = False
         self._of_kills: tuple[Ring, ...] = ()
@@ -139,10 +139,10 @@ class Records:
         return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
 
     def pods_came(self) -> None:
-        """Their kills are told by the programs, none twice."""
+        """The programs report their kills, none twice."""
 
     def pod_went(self) -> None:
-        """What it gave back is told by steps."""
+        """Steps report what it gave back."""
 
     def look_after(self) -> None:
         """Once a second: read the kills that nobody was woken up for, and say it once when the pins are gone.
@@ -153,7 +153,7 @@ class Records:
         self._kills.more = True
         if not self._unpinned and not self._pins.directory.is_dir():
             self._unpinned = True
-            self._tell(
+            self._send(
                 LogLine(
                     "warning",
                     "the pinned BPF objects are gone: kills while no daemon runs will not be seen",
@@ -165,13 +165,13 @@ class Records:
             )
 
     def send_flight(self) -> None:
-        """Tell the side of the steps around what happened, if anything did."""
+        """Send the side the steps around what happened, if anything did."""
         if self.eventful:
             self.eventful = self._decider.pressed
             self._flight.send()
 
     def drain(self) -> None:
-        """Read what is there about kills: nobody will for a while, and what comes now is told by others."""
+        """Read what is there about kills: nobody will for a while, and others report what comes now."""
         for ring in self._of_kills:
             ring.consume()
 
@@ -181,14 +181,14 @@ class Records:
             self._events.consume()  # about domains that are no more: nobody is watched yet
             self._steps.consume()
             self._reclaims.consume()
-            self._kills.consume()  # but every kill since then is news
+            self._kills.consume()  # but every kill since then is to be reported
             self._ooms.consume()
             written = counts(pins)
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
         self._away = False
-        if self._told is not None:
-            forget(self._told)
+        if self._state_dir is not None:
+            forget(self._state_dir)
         self._decider.moved.clear()
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
@@ -214,7 +214,7 @@ class Records:
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)
                     self._decider.run_pass(ts, watch)
-                    self._tell_crossing(watch, threshold, reading, ts, seen_ns)
+                    self._send_crossing(watch, threshold, reading, ts, seen_ns)
                 else:
                     self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
             self._stats.add("records_cross" if kind == CROSS else "records_signal")
@@ -222,11 +222,11 @@ class Records:
             self._stats.add("records_bad")
         self._stats.add("records")
 
-    def _tell_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
-        """A threshold was crossed; told after what was decided about it."""
+    def _send_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
+        """A threshold was crossed; sent after what was decided about it."""
         self.eventful = True
         threshold = watch.thresholds[which]
-        self._tell(
+        self._send(
             Cross(
                 ts_ns=ts_ns,
                 seen_ns=seen_ns,
@@ -240,21 +240,21 @@ class Records:
             )
         )
 
-    def _was_told(self, event: OomEvent) -> bool:
-        """Whether this step of a kill was told without BPF. An end is, where what led to it was."""
+    def _was_reported(self, event: OomEvent) -> bool:
+        """Whether this step of a kill was reported without BPF. An end is, where what led to it was."""
         if event.kind == "exit":
             return event.victim_pid in self._known
-        told = holds(self._spans, event.ts_ns)
+        reported = holds(self._spans, event.ts_ns)
         if event.kind != "reclaim":
-            (self._known.add if told else self._known.discard)(event.victim_pid)  # a pid may be used again
-        return told
+            (self._known.add if reported else self._known.discard)(event.victim_pid)  # a pid may be used again
+        return reported
 
     def _on_oom(self, data: bytes) -> None:
         """One record of the OOM chain."""
         event = OomEvent.decode(data)
         self._stats.add("records")
         self._stats.add(_OOM_RECORDS[event.kind])
-        if self._away and self._was_told(event):
+        if self._away and self._was_reported(event):
             return
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers
@@ -269,6 +269,6 @@ class Records:
             message = message._replace(order=self._registry.leaders())
             self.eventful = True
         if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
-            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark tells it
+            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark has it
             self._decider.died(pod, size)
-        self._tell(message)
+        self._send(message)

@@ -1,4 +1,4 @@
-"""The hot loop's table of timers, in the order of work: what may kill first, what is only told last."""
+"""The hot loop's table of timers, in the order of work: what may kill first, what is only reported last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service manager is told (sd_notify(3)): ready, alive, stopping. Nothing where there is none.
+"""What a service manager is sent (sd_notify(3)): ready, alive, stopping. Nothing where there is none.
 
 systemd gives NOTIFY_SOCKET, and WATCHDOG_USEC with WatchdogSec=: when the hot loop has not said that it is alive for so
 long, the service is killed and started again. The hot loop says it itself, because it is the one that must not hang.

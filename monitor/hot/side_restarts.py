@@ -39,14 +39,14 @@ class SideRestarts:
         self._lost = lost
         self._channel = loop.listener(lambda _: receive())
         self._ends = loop.listener(self._ended)
-        self._beats = loop.listener(lambda _: self._heartbeat.missed())
+        self._heartbeats = loop.listener(lambda _: self._heartbeat.missed())
         self._hung = ""  # why the side was killed
         self._complaint = ""  # for the next side to log
 
     def open(self) -> None:
         """Start the first side. Raises OSError."""
         self.start(time.monotonic_ns())
-        self._beats.register(self._side.timer.fileno(), select.EPOLLIN)
+        self._heartbeats.register(self._side.timer.fileno(), select.EPOLLIN)
 
     def due_ns(self) -> int | None:
         """When to look at the side, or to start one where there is none."""

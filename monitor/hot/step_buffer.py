@@ -9,7 +9,7 @@ from collections import deque
 
 from monitor.kernel.wire import PAGE
 from monitor.link import messages
-from monitor.link.messages import Tell
+from monitor.link.messages import Send
 
 #: Steps of 1 MiB: the last 4 GiB that anybody took or gave back.
 MOST = 4096
@@ -23,13 +23,13 @@ Step = tuple[int, int, int, int, int]
 class Flight:
     """The last steps of every watched cgroup."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._steps: deque[Step] = deque(maxlen=MOST)
         self.note = self._steps.append
 
     def send(self) -> None:
-        """Tell the side of what it was not told yet."""
+        """Send the side what it was not sent yet."""
         steps = list(self._steps)
         self._steps.clear()
         for at in range(0, len(steps), _CHUNK):
@@ -37,4 +37,4 @@ class Flight:
                 (ts, cgroup, usage * PAGE, inactive * PAGE, active * PAGE)
                 for ts, cgroup, usage, inactive, active in steps[at : at + _CHUNK]
             ]
-            self._tell(messages.Flight(samples))
+            self._send(messages.Flight(samples))

@@ -17,7 +17,7 @@ from monitor.hot.registry import PodEntry, Registry
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
-from monitor.link.messages import LogLine, Tell
+from monitor.link.messages import LogLine, Send
 
 
 def succeed(
@@ -28,7 +28,7 @@ def succeed(
     gauge: Gauge,
     pulled_ns: int,
     pressed: bool,
-    tell: Tell,
+    send: Send,
 ) -> None:
     """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known.
 
@@ -43,9 +43,9 @@ def succeed(
     now = time.monotonic_ns()
     usage = gauge.table.working_set(entry.index)
     until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
-    if not noted.told and now < until:
-        _log(tell, "the daemon before ended while it was signalling a pod", entry, noted, usage)
-        evictor.note.told()
+    if not noted.reported and now < until:
+        _log(send, "the daemon before ended while it was signalling a pod", entry, noted, usage)
+        evictor.note.reported()
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup):
             if now < noted.killed_ns + MOST_BOUND_NS:
@@ -61,12 +61,12 @@ def succeed(
     eviction = Eviction.resumed(trigger.take(entry), noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
     eviction.name = entry.title
     evictor.resume(eviction, entry)
-    _log(tell, "going on with the eviction that the daemon before had begun", entry, noted, usage)
+    _log(send, "going on with the eviction that the daemon before had begun", entry, noted, usage)
 
 
-def _log(tell: Tell, msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
+def _log(send: Send, msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
     times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
-    tell(LogLine("warning", msg, {"pod": entry.title, **times, "bytes": usage}))
+    send(LogLine("warning", msg, {"pod": entry.title, **times, "bytes": usage}))
 
 
 def _is_dying(entry: PodEntry) -> bool:

@@ -15,7 +15,7 @@ import time
 from monitor.kernel.alarms import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
-from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, SIDE, STATS_FD
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, SIDE, STATS_FD
 
 #: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
 _STOP_S = 20.0
@@ -64,7 +64,7 @@ class Side:
             str(self._stats_fd),
             str(self._end.fileno()),
         )
-        env[PULSE_FD] = str(self.timer.fileno())
+        env[HEARTBEAT_FD] = str(self.timer.fileno())
         env[LEFT_FDS] = " ".join(str(left.fileno()) for left in self._left)
         fds = [self._config_fd, self._stats_fd, self._listen_fd, self.timer.fileno(), self._end.fileno()]
         fds += [left.fileno() for left in self._left]

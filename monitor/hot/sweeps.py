@@ -47,7 +47,7 @@ class Sweeps:
         self._later: list[Callable[[], None]] = []  # for the one after it
         self._again = False
         self._pods: list[PodEntry] = []  # it goes over these
-        self._told: set[str] = set()  # uids of pods that are not counted
+        self._reported: set[str] = set()  # uids of pods that are not counted
         self._next_ns = 0  # when to go on, while one runs
 
     @property
@@ -83,7 +83,7 @@ class Sweeps:
             self._next_ns = time.monotonic_ns() + (0 if self._gauge.unknown else 4 * budget_ns)
             return False
         self._registry.refresh()
-        self._tell_uncounted()
+        self._report_uncounted()
         done, self._waiting, self._later = self._waiting, self._later, []
         if self._again:
             self._again, self._next_ns = False, 0
@@ -92,7 +92,7 @@ class Sweeps:
             then()
         return True
 
-    def _tell_uncounted(self) -> None:
+    def _report_uncounted(self) -> None:
         """What lies deeper than the programs in the kernel look is not watched, and that is said.
 
         Raises MonitorError where it is what the thresholds are about: another rung reads files, at any depth.
@@ -107,10 +107,10 @@ class Sweeps:
         lost = [e for e in self._pods if self._registry.by_uid.get(e.uid) is e and not e.counted]
         self._stats.set("pods_uncounted", len(lost))
         for entry in lost:
-            if entry.uid not in self._told and _is_there(entry):
-                self._told.add(entry.uid)
+            if entry.uid not in self._reported and _is_there(entry):
+                self._reported.add(entry.uid)
                 fields: dict[str, Any] = {"cgroup": str(entry.cgroup), "levels": MAX_LEVEL, "remedy": _REMEDY}
                 self._log(
                     "error", "a pod is not watched: the BPF programs do not look that deep", pod=entry.title, **fields
                 )
-        self._told &= self._registry.by_uid.keys()
+        self._reported &= self._registry.by_uid.keys()

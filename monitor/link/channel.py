@@ -1,7 +1,7 @@
 """The socket between the hot process and the side: one message (`monitor.link.messages`) per packet.
 
-The hot end never waits: a message that does not fit is dropped and the caller told, so it can be counted. The side's
-end may block, because the side may. What arrives and is no message (too large, of no known type, a field missing)
+The hot end never waits: a message that does not fit is dropped, and the caller can count it. The side's end may block,
+because the side may. What arrives and is no message (too large, of no known type, a field missing)
 becomes a `Bad` with the ``problem``, for the receiver to count and log: neither end dies of the other's mistake.
 """
 

@@ -52,7 +52,7 @@ COUNTERS = (
     "channel_dropped",  # messages for the side dropped because its socket was full or it was away
     "side_starts",
     "side_hangs",  # sides that were killed because they hung
-    "side_beat_ns",  # the side's last turn (CLOCK_MONOTONIC), written by the side (monitor/link/heartbeat.py)
+    "side_heartbeat_ns",  # the side's last turn (CLOCK_MONOTONIC), written by the side (monitor/link/heartbeat.py)
     "side_start_cpu_ns",  # CPU time that its start took; written by the side
     "side_stage",  # whether it starts, turns or ends; written by the side
     "arms",

@@ -2,7 +2,7 @@
 
 The side writes the time of every turn into the shared counters, twice a second at least, and winds up a timer that both
 processes hold: the hot one sleeps until it runs out. (Looking by itself twice a second cost it 30 ms of CPU time a
-minute, with a budget of 20 for all it does while it is idle.) A side that has missed its beat is looked at in /proc,
+minute, with a budget of 20 for all it does while it is idle.) A side that has missed its ping is looked at in /proc,
 for half a second in which this process is awake itself, and hangs when one of these holds:
 
 * it is stopped (SIGSTOP, a debugger);
@@ -24,7 +24,7 @@ from monitor.link.counters import SharedStats
 
 #: The side's turns are this far apart at most.
 HEARTBEAT_NS = 500_000_000
-#: A beat that is so old was missed, and the evidence is gathered over so long, in looks so far apart: noticed after
+#: A ping that is so old was missed, and the evidence is gathered over so long, in looks so far apart: noticed after
 #: 1.25 to 1.75 s.
 MISSED_NS, _WINDOW_NS, _CLOSER_NS = 750_000_000, 500_000_000, 250_000_000
 #: CPU time of an endless loop: as much as a side needs to start (0.5 s here, 10 s on an emulated CPU; it says how much
@@ -73,22 +73,22 @@ def _in_syscall(pid: int) -> bool | None:
 
 
 class HeartbeatWatch:
-    """The hot process's look at the beats of one side after the other. ``timer`` is the one that they wind up."""
+    """The hot process's look at the pings of one side after the other. ``timer`` is the one that they wind up."""
 
     def __init__(self, stats: SharedStats, timer: Timer) -> None:
         self._stats = stats
         self._timer = timer
         self.next_ns: int | None = None  # when to look again; None: when the timer has run out
         self._began_ns = 0
-        self._beat_ns = -1  # the beat after which it was last seen to use no CPU time yet
+        self._ping_ns = -1  # the ping after which it was last seen to use no CPU time yet
         self._cpu_ns = 0  # then
-        self._first: tuple[int, Evidence] | None = None  # of the evidence on this missed beat
+        self._first: tuple[int, Evidence] | None = None  # of the evidence on this missed ping
 
     def begin(self, now_ns: int) -> None:
         """There is a new side."""
         self._began_ns, self.next_ns = now_ns, None
-        self._beat_ns, self._cpu_ns, self._first = -1, 0, None
-        self._stats.set("side_beat_ns", 0)
+        self._ping_ns, self._cpu_ns, self._first = -1, 0, None
+        self._stats.set("side_heartbeat_ns", 0)
         self._stats.set("side_stage", STARTING)
         self._timer.set(MISSED_NS)
 
@@ -100,17 +100,17 @@ class HeartbeatWatch:
     def look(self, now_ns: int, pid: int) -> str:
         """Why the side ``pid`` hangs; "" while it does not, or that is not known yet."""
         self.next_ns = None
-        beat_ns = max(self._began_ns, self._stats.get("side_beat_ns"))
+        ping_ns = max(self._began_ns, self._stats.get("side_heartbeat_ns"))
         stage = self._stats.get("side_stage")
-        left_ns = beat_ns + (ENDING_NS if stage == ENDING else MISSED_NS) - now_ns
+        left_ns = ping_ns + (ENDING_NS if stage == ENDING else MISSED_NS) - now_ns
         if left_ns > 0:
             self._first = None
             self._timer.set(left_ns)
             return ""
         found = examine(pid)
         self.next_ns = now_ns + _CLOSER_NS
-        if self._first is None or beat_ns != self._beat_ns or not found.state:
-            self._beat_ns, self._cpu_ns, self._first = beat_ns, found.cpu_ns, (now_ns, found)
+        if self._first is None or ping_ns != self._ping_ns or not found.state:
+            self._ping_ns, self._cpu_ns, self._first = ping_ns, found.cpu_ns, (now_ns, found)
             return ""
         since_ns, first = self._first
         if found.runs != first.runs or found.state == "R":
@@ -134,16 +134,17 @@ class Heartbeat:
         self._stats = stats
         self._timer = timer
 
-    def beat(self) -> None:
+    def ping(self) -> None:
         """One turn, or a part of one, is done."""
         now_ns = time.monotonic_ns()
-        if now_ns - self._stats.get("side_beat_ns") > HEARTBEAT_NS // 8:  # a system call is no part of every message
+        # A system call is no part of every message.
+        if now_ns - self._stats.get("side_heartbeat_ns") > HEARTBEAT_NS // 8:
             self._timer.set(MISSED_NS)
-        self._stats.set("side_beat_ns", now_ns)
+        self._stats.set("side_heartbeat_ns", now_ns)
 
     def enter(self, stage: int) -> None:
         """The start is over, or the end begins."""
         if stage == TURNING:
             self._stats.set("side_start_cpu_ns", time.process_time_ns())
         self._stats.set("side_stage", stage)
-        self.beat()
+        self.ping()

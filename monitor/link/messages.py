@@ -74,7 +74,7 @@ class Decision(NamedTuple):
     cleanup: Sequence[str] = ()  # for a disk: actions that go before
     braked: str = ""  # why evictions are held, where growth demands this one
     message: str = ""  # which limit of its own the pod is over
-    again: bool = False  # sent to a side before, which died before it stored what came of it
+    resent: bool = False  # sent to a side before, which died before it stored what came of it
 
 
 class Reclaim(NamedTuple):
@@ -94,7 +94,7 @@ class Evicted(NamedTuple):
     pids_total: int
     freed: int = 0  # bytes that came back
     settled_ns: int | None = None  # when they were back
-    again: bool = False  # as in `decision`
+    resent: bool = False  # as in `decision`
 
 
 class GiveBack(NamedTuple):
@@ -163,7 +163,7 @@ class Cross(NamedTuple):
     capacity: int  # bytes
     usage: int  # bytes at the crossing
     working_set: int  # the same
-    again: bool = False  # as in `decision`
+    resent: bool = False  # as in `decision`
 
 
 class Clear(NamedTuple):
@@ -174,7 +174,7 @@ class Clear(NamedTuple):
     signal: str
     hard: bool
     available: int  # bytes
-    again: bool = False  # as in `decision`
+    resent: bool = False  # as in `decision`
 
 
 class Killed(NamedTuple):
@@ -184,7 +184,7 @@ class Killed(NamedTuple):
     pod: str  # uid
     name: str  # namespace/name
     ts_ns: int  # of its SIGKILL
-    again: bool = False  # as in `decision`
+    resent: bool = False  # as in `decision`
 
 
 class Flight(NamedTuple):
@@ -203,8 +203,8 @@ class Oom(NamedTuple):
     order: Rows = ()  # of a mark: as in `decision`
     missing: Sequence[str] = ()  # without BPF: what could not be known of it
     source: str = ""  # without BPF and without the log: the file of the counter that counted it
-    told: Sequence[int] = ()  # without BPF: [from ns, until ns] in which every kill is told
-    again: bool = False  # as in `decision`
+    reported: Sequence[int] = ()  # without BPF: [from ns, until ns] in which every kill is reported
+    resent: bool = False  # as in `decision`
 
 
 # side -> hot
@@ -296,7 +296,7 @@ HotMessage = (
 SideMessage = PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
 Message = HotMessage | SideMessage
 
-Tell = Callable[[HotMessage], None]
+Send = Callable[[HotMessage], None]
 
 #: Type in a packet -> class.
 HOT_TO_SIDE: dict[str, type[HotMessage]] = {

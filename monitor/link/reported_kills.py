@@ -1,7 +1,7 @@
-"""When OOM kills were told without BPF, so that the next daemon with BPF does not tell of them again.
+"""When OOM kills were reported without BPF, so that the next daemon with BPF does not report them again.
 
 The OOM programs stay attached when a daemon steps down the hook ladder, and go on to write; nobody reads what they
-write before a daemon takes a BPF rung again. What a rung without BPF told meanwhile is a span of time in a file of
+write before a daemon takes a BPF rung again. What a rung without BPF reported meanwhile is a span of time in a file of
 the state dir: one line for each daemon, of a fixed length, written again at each kill.
 """
 
@@ -24,7 +24,7 @@ Span = tuple[int, int]  # from, to: CLOCK_MONOTONIC, in ns
 
 
 class ReportedKills:
-    """What this daemon tells without BPF. Nothing is written before the first kill."""
+    """What this daemon reports without BPF. Nothing is written before the first kill."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
@@ -33,7 +33,7 @@ class ReportedKills:
         self._since_ns: int | None = None
 
     def note(self, since_ns: int, until_ns: int) -> None:
-        """All kills of this span are told; it takes the place of one noted before that began alike. Raises OSError."""
+        """All kills of this span are reported; it replaces one that began alike. Raises OSError."""
         if self._fd < 0:
             self._boot = _BOOT_ID.read_text().strip()
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

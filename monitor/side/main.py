@@ -41,7 +41,7 @@ from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine, Oom
 from monitor.pods.source import open_source
 from monitor.policy.releases import era
-from monitor.settings.config import CHANNEL_FD, CONFIG_FD, LEFT_FDS, PULSE_FD, STATS_FD, RunConfig
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
@@ -85,8 +85,8 @@ class Side:
         self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
     ) -> None:
         self.config = config
-        self.pulse = Heartbeat(stats, timer)
-        self.pulse.beat()
+        self.heartbeat = Heartbeat(stats, timer)
+        self.heartbeat.ping()
         self.sock = sock
         self.listener = listener
         self.lines = Worker("log", _LINES)
@@ -127,7 +127,7 @@ class Side:
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
-        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.log, self.log_budget, self.pulse.beat)
+        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.log, self.log_budget, self.heartbeat.ping)
         self.feed: ProcessFeed | None = None
         self.races: Races | None = None
         self._ending = False
@@ -161,7 +161,7 @@ class Side:
         self._read_left_messages()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
-        self.pulse.enter(TURNING)
+        self.heartbeat.enter(TURNING)
         while not self._ending:
             self._guarded(self.scores.settle)
             ready = self._wait(poll)
@@ -194,14 +194,14 @@ class Side:
         """For the first look at them, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
         while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
-            self.pulse.beat()
+            self.heartbeat.ping()
 
     def _read_left_messages(self) -> None:
         """Messages to a side that died before it read them: of incidents alone, the rest is not true any more."""
         for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
-                    self.pulse.beat()
+                    self.heartbeat.ping()
                     known = isinstance(message, _OF_INCIDENTS) and self.messages.handle(message)
                     if known and self.races is not None:
                         self.races.handle(message)
@@ -214,7 +214,7 @@ class Side:
         deadline = time.monotonic() + due_ms / 1000
         while True:
             ready = {fd for fd, _ in poll.poll(min(due_ms, HEARTBEAT_NS / 1e6))}
-            self.pulse.beat()
+            self.heartbeat.ping()
             due_ms = (deadline - time.monotonic()) * 1000
             if ready or due_ms <= 0:
                 return ready
@@ -238,7 +238,7 @@ class Side:
 
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
-        self.pulse.enter(ENDING)
+        self.heartbeat.enter(ENDING)
         self.disks.close(_CLOSE_S)
         self.log_budget.flush(at_once=True)
         if self.races is not None:
@@ -259,7 +259,7 @@ class Side:
 
     def _read_channel(self) -> None:
         for message in channel.drain(self.sock, _BATCH):
-            self.pulse.beat()
+            self.heartbeat.ping()
             if message is None:
                 self._ending = True
                 return
@@ -332,7 +332,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")
     try:
-        timer = Timer(int(os.environ[PULSE_FD]) if PULSE_FD in os.environ else None)
+        timer = Timer(int(os.environ[HEARTBEAT_FD]) if HEARTBEAT_FD in os.environ else None)
         side = Side(config, sock, stats, listener, timer)
         signal.signal(signal.SIGTERM, lambda *_: side.stop())
         side.run()

@@ -254,8 +254,8 @@ class MessageHandler:
         event = message.event
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
-        if message.told:
-            self.files.submit(partial(self._noted.note, *message.told))
+        if message.reported:
+            self.files.submit(partial(self._noted.note, *message.reported))
         if is_outside_node(message, self.view.config.node_cgroup):
             self.machine_kills.take(message)
             return
@@ -275,8 +275,8 @@ class MessageHandler:
                 said = "SIGKILL by a process: no OOM kill"
                 self.log_budget("info", said, pod=pod, about=about, **known, **sender)
             return
-        more = present(message)
-        fields = event_fields(event) | {k: v for k, v in more.items() if k not in ("event", "pod", "pod_name", "told")}
+        more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name", "reported")}
+        fields = event_fields(event) | more
         del fields["kind"]
         scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"
         if event.exiting:
@@ -299,5 +299,5 @@ def _logged(message: Decision) -> dict[str, Any]:
         left_out |= _NOT_OF_LIMITS
     else:
         left_out |= _NOT_OF_MEMORY if message.signal in MEMORY_SIGNALS else _NOT_OF_DISKS
-    left_out |= {name for name in ("braked", "again") if not getattr(message, name)}
+    left_out |= {name for name in ("braked", "resent") if not getattr(message, name)}
     return {key: value for key, value in message._asdict().items() if key not in left_out} | {"uid": message.pod}

@@ -13,7 +13,7 @@ from monitor.kernel.bounds import REAIM_BYTES
 from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import EVENTFD, PSI
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import LogLine, Tell
+from monitor.link.messages import LogLine, Send
 from monitor.sources.polled_table import Entry
 from monitor.sources.watch import Watch
 
@@ -25,7 +25,7 @@ Alarm = PsiTrigger | EventsFile | UsageThreshold
 class Alarms:
     """Opened for what is watched, closed for what is not any more. What cannot be had is logged once."""
 
-    def __init__(self, rung: str, version: int, send: Tell) -> None:
+    def __init__(self, rung: str, version: int, send: Send) -> None:
         self._rung = rung
         self._version = version
         self._send = send

@@ -20,7 +20,6 @@ def polled(**parts: Any) -> PolledRecords:
         "send": lambda _: None,
         **parts,
     }
-    given["tell"] = given.pop("send")
     return PolledRecords(**given)
 
 

@@ -43,12 +43,12 @@ def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Mak
     world.run(50, False)
     world.wait(QUIET_NS)
     world.run(50, False)
-    assert [one.pod for one in world.told] == [PODS[1]]
+    assert [one.pod for one in world.sent] == [PODS[1]]
     world.wait(1)
     world.run(50, True)  # a crossing is news
     world.wait(REPEAT_NS)
     world.run(50, False)
-    assert [(one.id, one.observed, one.crossed_ns is not None) for one in world.told] == [
+    assert [(one.id, one.observed, one.crossed_ns is not None) for one in world.sent] == [
         (1, True, False),
         (2, True, True),
         (3, True, False),
@@ -58,12 +58,12 @@ def test_an_observed_decision_is_repeated_as_rarely_as_a_kubelet_would(make: Mak
 def test_one_pod_at_a_time_and_the_next_when_it_is_over(make: Make) -> None:
     world = make(enforce=True)
     world.run(50, True)  # a victim is ready: it is signalled before the pass
-    assert [(one.pod, one.given_s) for one in world.told] == [(PODS[1], 0)]
+    assert [(one.pod, one.given_s) for one in world.sent] == [(PODS[1], 0)]
     world.press(40)
-    assert len(world.told) == 1
+    assert len(world.sent) == 1
     world.end(0, False)
     world.press(40)
-    assert [one.pod for one in world.told] == [PODS[1], PODS[0]]
+    assert [one.pod for one in world.sent] == [PODS[1], PODS[0]]
 
 
 def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> None:
@@ -73,7 +73,7 @@ def test_a_hard_threshold_hurries_the_pod_that_is_in_its_grace(make: Make) -> No
     world.evictor.hurry = lambda: hurried.append(world.now_ns)
     world.press(151)
     world.press(151)
-    assert world.told[0].given_s == 10
+    assert world.sent[0].given_s == 10
     world.press(149)
     assert hurried == []
     world.press(49)
@@ -84,20 +84,20 @@ def test_nobody_goes_before_all_pods_are_known(make: Make) -> None:
     world = make(enforce=True)
     world.decider.may_act = False
     world.run(50, True)
-    assert world.told == []
+    assert world.sent == []
     assert world.decider.pressed
     world.wait(1)
     world.decider.begin()
-    assert [one.pod for one in world.told] == [PODS[1]]
+    assert [one.pod for one in world.sent] == [PODS[1]]
 
 
 def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
     world = make(enforce=True)
     world.disks(1, [1, 0], [0, 1])
-    assert [(one.kind, one.pod) for one in world.told] == [("limit", PODS[0])]
+    assert [(one.kind, one.pod) for one in world.sent] == [("limit", PODS[0])]
     world.end(0, False)
     assert world.decider.evict_over_limit()
-    assert [(one.kind, one.pod, one.message) for one in world.told[1:]] == [("limit", PODS[1], "too much in 1")]
+    assert [(one.kind, one.pod, one.message) for one in world.sent[1:]] == [("limit", PODS[1], "too much in 1")]
 
 
 # ---- when a pass is due
@@ -137,7 +137,7 @@ def test_only_a_first_victim_that_grows_keeps_its_place(make: Make) -> None:
     assert first is not None
     assert first.usage is not None
     other = world.registry.by_uid[PODS[0]]
-    pods = MovedPods(cast(Any, world.decider._gauge), world.registry, cast(Any, world.evictor), world.tell)
+    pods = MovedPods(cast(Any, world.decider._gauge), world.registry, cast(Any, world.evictor), world.take)
     for moved, keeps in (
         ({first.index: first.usage + 1}, True),
         ({first.index: first.usage - 1}, False),

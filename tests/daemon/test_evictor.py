@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, cgroup: Path) -> None:
         self.held = 64 * live.MIB
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self.epoll = select.epoll()
         self.victim = Victim("uid", cgroup, cgroupfs.detect().version)
         self.victim.refresh()
@@ -40,8 +40,8 @@ class Bench:
         stats: Any = SimpleNamespace(add=nothing, observe_us=nothing, set=nothing)
         trigger: Any = SimpleNamespace(take=lambda _: self.victim)
         note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
-        self.patience = Patience(gauge, registry, stats, self.told.append)
-        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.told.append, note)
+        self.patience = Patience(gauge, registry, stats, self.sent.append)
+        self.evictor = Evictor(gauge, registry, trigger, self.patience, stats, self.epoll, self.sent.append, note)
 
     def begin(self) -> Eviction:
         eviction = self.evictor.begin(cast(Any, self.entry), 0)
@@ -57,7 +57,7 @@ class Bench:
         return len(found)
 
     def messages(self) -> list[str]:
-        return [message.msg if isinstance(message, LogLine) else NAMES[type(message)] for message in self.told]
+        return [message.msg if isinstance(message, LogLine) else NAMES[type(message)] for message in self.sent]
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         held, bench.held = bench.held, 0
         bench.patience.look(2)
         assert bench.messages() == ["evicted"]
-        assert (bench.told[-1].gone_ns, bench.told[-1].settled_ns, bench.told[-1].freed) == (1, 2, held)
+        assert (bench.sent[-1].gone_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
 
 
 def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_stuck_pod_is_told_of_when_it_goes_and_wakes_nobody_for_ever(pod: Path
         assert bench.evictor.holds("uid")
         frozen = "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it"
         assert bench.messages() == ["reap", frozen]
-        assert bench.told[-1].fields["bytes"] == bench.held
+        assert bench.sent[-1].fields["bytes"] == bench.held
         bench.evictor.follow_stuck(time.monotonic_ns())
         assert bench.evictor.holds("uid")
         (freezer / "freezer.state").write_text("THAWED")
@@ -125,7 +125,7 @@ def test_the_side_is_waited_for_until_it_answers(pod: Path, answer: int | None) 
         bench = Bench(pod)
         eviction = bench.begin()
         assert not bench.evictor.follow(eviction.signalled_ns + 2 * REAP_AFTER_NS, side.pid)
-        assert bench.told == [Reap(NUMBER, [puppet.pid])]
+        assert bench.sent == [Reap(NUMBER, [puppet.pid])]
         if answer is not None:
             bench.evictor.reaped(answer)
         assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, side.pid) is (answer == NUMBER)

@@ -49,7 +49,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(stats: SharedStats, pid: int, seconds: float) -> str:
-    """What is said of a process that gives no beat; "" if nothing in that time."""
+    """What is said of a process that gives no heartbeat; "" if nothing in that time."""
     timer = Timer()
     begun = HeartbeatWatch(stats, timer)
     begun.begin(time.monotonic_ns())
@@ -104,7 +104,7 @@ def test_one_that_turns_slowly_does_not_hang(stats: SharedStats, run: subprocess
 
 def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
     timer = Timer()
-    watch, beat = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
+    watch, side = HeartbeatWatch(stats, timer), Heartbeat(stats, timer)
     wound_ns = time.monotonic_ns()
     watch.begin(wound_ns)
     for _ in range(4):
@@ -112,7 +112,7 @@ def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
         ran_out = select.select([timer.fileno()], [], [], 0.3)[0]
         assert not ran_out or time.monotonic_ns() - wound_ns > heartbeat.MISSED_NS, "before its time"
         wound_ns = time.monotonic_ns()
-        beat.beat()
+        side.ping()
     assert watch.look(time.monotonic_ns(), -1) == ""
     assert watch.next_ns is None
     assert select.select([timer.fileno()], [], [], live.TIMEOUT_S)[0]
@@ -121,7 +121,7 @@ def test_who_winds_up_the_timer_is_not_looked_at(stats: SharedStats) -> None:
 def looked(
     stats: SharedStats, monkeypatch: pytest.MonkeyPatch, stage: int, seen: Evidence, seconds: float, cpu: float = 0
 ) -> float | None:
-    """After how many seconds without a beat it is said to hang, by this evidence; its CPU time grows by ``cpu``."""
+    """Seconds without a heartbeat until it is said to hang, by this evidence; its CPU time grows by ``cpu``."""
     start = 1_000_000_000
     watch = HeartbeatWatch(stats, Timer())
     watch.begin(start)
@@ -209,7 +209,7 @@ def test_one_that_was_away_itself_gathers_its_evidence_first(
     stats.set("side_stage", TURNING)
     monkeypatch.setattr(heartbeat, "examine", lambda _: Evidence("S", 1, 0, True))
     assert watch.look(60_000_000_000, 1) == ""
-    stats.set("side_beat_ns", 60_200_000_000)
+    stats.set("side_heartbeat_ns", 60_200_000_000)
     assert watch.look(60_250_000_000, 1) == ""
 
 

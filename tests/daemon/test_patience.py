@@ -32,7 +32,7 @@ class World:
         self.now = 10**12
         self.held: dict[str, int] = {}
         self.rest = 0
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self.stats: dict[str, int] = {}
         self.by_uid: dict[str, Any] = {}
         watch = SimpleNamespace(signal=SIGNAL, thresholds=(1,), path=ROOT)
@@ -45,7 +45,7 @@ class World:
         )
         stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
         registry = SimpleNamespace(by_uid=self.by_uid)
-        self.patience = Patience(*cast(Any, (gauge, registry, stats, self.told.append)))
+        self.patience = Patience(*cast(Any, (gauge, registry, stats, self.sent.append)))
 
     def count(self, name: str) -> None:
         self.stats[name] = self.stats.get(name, 0) + 1
@@ -65,7 +65,7 @@ class World:
         return self.patience.look(self.now).get(SIGNAL)
 
     def messages(self, kind: str) -> list[Any]:
-        return [message for message in self.told if NAMES[type(message)] == kind]
+        return [message for message in self.sent if NAMES[type(message)] == kind]
 
 
 def test_what_is_coming_and_who_grows_are_told_apart() -> None:

@@ -73,19 +73,19 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert reported_kills.spans(tmp_path)[-1] == (599, 599)
 
 
-def test_what_was_told_is_passed_over_step_by_step(tmp_path: Path) -> None:
+def test_what_was_reported_is_passed_over_step_by_step(tmp_path: Path) -> None:
     """An end is, where what led to it was; and a pid is used again."""
     span(tmp_path, 100, 200)
-    records = Records(*cast("tuple[Any, ...]", [None] * 6), told=tmp_path)
+    records = Records(*cast("tuple[Any, ...]", [None] * 6), state_dir=tmp_path)
 
-    def was_told(kind: str, ts_ns: int, pid: int = 42) -> bool:
+    def was_reported(kind: str, ts_ns: int, pid: int = 42) -> bool:
         event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
-        return records._was_told(event)
+        return records._was_reported(event)
 
-    assert not was_told("mark", 90, 7), "before the step down"
-    assert [was_told(kind, 150) for kind in ("kill", "mark", "reclaim", "exit")] == [True] * 4
-    assert not was_told("exit", 160, 7), "its mark was told by the daemon before"
-    assert [was_told(kind, 9000) for kind in ("kill", "mark", "reclaim", "exit")] == [False] * 4
+    assert not was_reported("mark", 90, 7), "before the step down"
+    assert [was_reported(kind, 150) for kind in ("kill", "mark", "reclaim", "exit")] == [True] * 4
+    assert not was_reported("exit", 160, 7), "its mark was reported by the daemon before"
+    assert [was_reported(kind, 9000) for kind in ("kill", "mark", "reclaim", "exit")] == [False] * 4
 
 
 @pytest.mark.parametrize("last", [False, True])

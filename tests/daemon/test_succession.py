@@ -18,7 +18,7 @@ from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, Killed, LogLine
-from monitor.link.resend import MOST, Retold
+from monitor.link.resend import MOST, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
@@ -196,7 +196,7 @@ def test_a_note_is_of_one_pod() -> None:
     note.begin(7, 100, 1000, 6000)
     asked = note.read()
     assert asked == (ASKED, 7, 1000, 6000, 0, 100, 0)
-    note.told()
+    note.reported()
     note.killed(8, 2000)
     note.gone(8)
     note.drop(8)
@@ -212,28 +212,28 @@ def test_a_note_is_of_one_pod() -> None:
 
 
 def test_a_new_side_is_told_what_the_old_one_had_not_stored() -> None:
-    retold, heard = Retold(), []
+    unstored, heard = UnstoredMessages(), []
 
     def take(message: HotMessage) -> bool:
         heard.append(message)
         return True
 
     for number in range(5):
-        retold.note(Killed(number, "", "", 1))
-        retold.note(LogLine("info", ""))
-    retold.stored(2)
-    assert retold.again(take) == 0
-    assert heard == [Killed(number, "", "", 1, again=True) for number in (2, 3, 4)]
-    retold.stored(2)  # the new side counts anew
+        unstored.note(Killed(number, "", "", 1))
+        unstored.note(LogLine("info", ""))
+    unstored.stored(2)
+    assert unstored.resend(take) == 0
+    assert heard == [Killed(number, "", "", 1, resent=True) for number in (2, 3, 4)]
+    unstored.stored(2)  # the new side counts anew
     heard.clear()
-    retold.note(Clear(9, "", "", True, 0))
+    unstored.note(Clear(9, "", "", True, 0))
     refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Killed) and take(message)  # noqa: E731
-    assert retold.again(refusing) == 1
-    assert heard == [Clear(9, "", "", True, 0, again=True)]
+    assert unstored.resend(refusing) == 1
+    assert heard == [Clear(9, "", "", True, 0, resent=True)]
     for number in range(2 * MOST):
-        retold.note(Killed(number, "", "", 1))
+        unstored.note(Killed(number, "", "", 1))
     heard.clear()
-    retold.again(take)
+    unstored.resend(take)
     assert len(heard) == MOST
     assert heard[-1].id == 2 * MOST - 1
 

@@ -1,4 +1,4 @@
-"""Any stream of passes through the daemon's own Decider, Registry, SlowSignals and Journal is decided again alike.
+"""Any stream of passes through the daemon's own Decider, Registry, DiskSignals and PassRecorder is decided again alike.
 
 What needs a kernel (counters, signals) is stood in for, so that time and memory can be anything.
 """
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
 from monitor.hot.decide import Decider
-from monitor.hot.pass_record import SNAPSHOT_NS, Journal, RecordedEvictionOrder
+from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.pass_record import SNAPSHOT_NS, PassRecorder, RecordedEvictionOrder
 from monitor.hot.registry import Registry
-from monitor.hot.slow_signals import SlowSignals
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
@@ -75,13 +75,13 @@ class World:
         self.config, self.directory = config, directory
         self.now_ns, self.working_set = 100 * SECOND, 0
         self.lines: list[dict[str, Any]] = []
-        self.told: list[dict[str, Any]] = []  # decisions
+        self.sent: list[dict[str, Any]] = []  # decisions
         self.deaf = False
         policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
         self.table = Table()
         eviction_order = RecordedEvictionOrder(policy.memory_key)
         self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
-        self.journal = Journal(eviction_order, self.send)
+        self.recorder = PassRecorder(eviction_order, self.send)
         self.watches: list[Any] = [
             types.SimpleNamespace(
                 name=name,
@@ -108,10 +108,10 @@ class World:
             recount=lambda: None,
         )
         self.fired: Any = None
-        self.note = types.SimpleNamespace(told=lambda: None, begin=lambda *_: None)
+        self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
         self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
         self.evictor.holds = lambda uid: False
-        slow = SlowSignals(config, policy, lambda message: None)
+        disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
             disarm=lambda: self.fired,
@@ -122,8 +122,8 @@ class World:
         )
         self.coming: dict[str, Coming] = {}
         patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
-        parts = (config, rules, gauge, self.registry, self.trigger, slow, self.evictor, patience, STATS, self.tell)
-        self.decider = Decider(*cast(Any, parts), self.journal)
+        parts = (config, rules, gauge, self.registry, self.trigger, disks, self.evictor, patience, STATS, self.take)
+        self.decider = Decider(*cast(Any, parts), self.recorder)
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
@@ -131,9 +131,9 @@ class World:
             self.lines.append(json.loads(codec.encode(message)))
         return not self.deaf
 
-    def tell(self, message: HotMessage) -> None:
+    def take(self, message: HotMessage) -> None:
         if isinstance(message, Decision):
-            self.told.append(message)
+            self.sent.append(message)
 
     def prepared(self, uid: str) -> Any:
         return types.SimpleNamespace(uid=uid, kill=lambda: None) if self.ready and self.fired is None else None
@@ -200,14 +200,14 @@ class World:
         if silently:
             if self.lines:
                 self.lines.pop()
-            self.journal.restart()
+            self.recorder.restart()
         else:
             self.deaf = not self.deaf
 
     def forget(self) -> None:
         """A new recording begins."""
         self.lines.clear()
-        self.journal.restart()
+        self.recorder.restart()
 
     def recording(self, path: Path) -> bytes:
         writer = Writer(path, header(self.config, 1, 0))
@@ -304,9 +304,9 @@ def test_a_replay_decides_as_the_daemon_did(
     assert found.differences == []
     assert found.damage is None
     # Nothing is told of a pod over its own limit before the first pass: the recording begins with that.
-    late = [m for m in world.told if m.id > world.lines[1]["last_id"]]
-    told = [recorded(message) for message in late]
-    assert json.dumps(found.decisions, sort_keys=True) == json.dumps(told, sort_keys=True)
+    late = [m for m in world.sent if m.id > world.lines[1]["last_id"]]
+    sent = [recorded(message) for message in late]
+    assert json.dumps(found.decisions, sort_keys=True) == json.dumps(sent, sort_keys=True)
     assert found.passes == sum(1 for message in world.lines if message["t"] == "pass")
     assert replayed(data).to_json() == found.to_json()
 
@@ -325,8 +325,8 @@ def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
     assert found.differences == []
     assert found.damage is None
     assert found.passes >= 1  # the last at least
-    told = [json.dumps(recorded(message), sort_keys=True) for message in world.told]
-    assert {json.dumps(one, sort_keys=True) for one in found.decisions} <= set(told)
+    sent = [json.dumps(recorded(message), sort_keys=True) for message in world.sent]
+    assert {json.dumps(one, sort_keys=True) for one in found.decisions} <= set(sent)
 
 
 def _go_on(world: World) -> None:
@@ -337,7 +337,7 @@ def _go_on(world: World) -> None:
             patch.setattr(module, "time", clock)
         patch.setattr(brake, "time", clock)
         world.run(500, False)
-        world.journal.restart()
+        world.recorder.restart()
         world.run(500, False)
 
 
@@ -348,7 +348,7 @@ def test_more_pods_than_a_packet_takes(tmp_path: Path) -> None:
         place.mkdir()
         world.registry.put(PodSeen(f"u{i}", "a" * 60, f"{i}" * 60, 0, True, 0, "B", False, 1, str(place), {}))
     world.registry.refresh()
-    world.journal.restart()
+    world.recorder.restart()
     _go_on(world)
     assert max(len(json.dumps(message)) for message in world.lines) < 128 * 1024
     whole = [message for message in world.lines if message["t"] == "ranking"][-3:]
@@ -385,7 +385,7 @@ def test_a_decision_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None
 def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> None:
     config = RunConfig(enforce=True, trigger="kernel")
     world = lived(config, [*BEGIN, GROWN, ("end", (0, True)), ("press", (50,))], tmp_path)
-    assert [(m.pod, m.trigger) for m in world.told] == [("uid-0", "kernel")]
+    assert [(m.pod, m.trigger) for m in world.sent] == [("uid-0", "kernel")]
     found = replayed(world.recording(tmp_path / "rec"))
     assert found.differences == []
     assert [(m["pod"], m["name"], m["trigger"]) for m in found.decisions] == [("uid-0", "p0", "kernel")]
@@ -397,7 +397,7 @@ def test_a_snapshot_knows_what_was_told_already(tmp_path: Path) -> None:
         [*BEGIN, GROWN, ("press", (50,)), ("forget", ()), ("wait", (SECOND,)), ("run", (40, False))],
         tmp_path,
     )
-    assert len(world.told) == 1  # the second is the same, within 10 s
+    assert len(world.sent) == 1  # the second is the same, within 10 s
     found = replayed(world.recording(tmp_path / "rec"))
     assert (found.passes, found.decisions, found.differences) == (1, [], [])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.link.messages import DiskFigures, Reclaim, Tell
+from monitor.link.messages import DiskFigures, Reclaim, Send
 from monitor.policy.layout import DiskLayout, disk
 from monitor.policy.releases import Era
 from monitor.policy.signals import PID
@@ -24,25 +24,25 @@ CLEANUP_TIMEOUT_NS = 300_000_000_000
 
 
 class Violation(NamedTuple):
-    """A pod over a limit of its own local storage, and what it is told."""
+    """A pod over a limit of its own local storage, and what is said about it."""
 
     uid: str
     message: str
 
 
-class SlowSignals:
+class DiskSignals:
     """What the side said last of the disks, process ids and local storage."""
 
-    def __init__(self, config: RunConfig, era: Era, tell: Tell) -> None:
+    def __init__(self, config: RunConfig, era: Era, send: Send) -> None:
         self._enforce = config.enforce
         self._era = era
         self._layout = DiskLayout(config.layout_image_fs, config.layout_container_fs)
         self._commands = config.cleanups()
-        self._tell = tell
+        self._send = send
         self.forget()
 
     def forget(self) -> None:
-        """The side is gone: what it measured is not known any more, and what it was cleaning up it will not tell."""
+        """The side is gone: what it measured is not known any more, and what it was cleaning up it will not report."""
         self._observations: dict[str, Observation] = {}
         self._orders: Mapping[str, Sequence[str]] = {}
         self._violations: dict[str, Violation] = {}  # by uid, not yet acted on
@@ -55,7 +55,7 @@ class SlowSignals:
         """Take in new figures."""
         self._observations = {signal: Observation(*numbers) for signal, numbers in message.observations.items()}
         self._orders = message.orders
-        # Each is told once when it is measured, so one that could not be acted on at once is kept.
+        # Each is sent once when it is measured, so one that could not be acted on at once is kept.
         self._violations |= {v["uid"]: Violation(v["uid"], v["message"]) for v in message.violations}
         self._cleaned = bool(message.reclaimed)
         if self._cleaned:
@@ -107,7 +107,7 @@ class SlowSignals:
             return False
         if now_ns >= self._cleaning_until_ns:
             self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
-            self._tell(Reclaim(signal, actions))
+            self._send(Reclaim(signal, actions))
         return True
 
     def order(self, signal: str) -> Sequence[str]:
