@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, PassState, run_pass, skip_pass
-from monitor.policy.local_storage import storage_violation
+from monitor.policy.local_storage import storage_violations
 from monitor.policy.messages import NODE_MESSAGE, eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
@@ -90,13 +90,9 @@ def kubelet_pass(
 
 def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> list[Eviction]:
     """All pods over a limit of their own; critical ones are spared."""
-    found = []
-    for pod in pods:
-        own = stats.get(pod.uid)
-        message = None if own is None else storage_violation(pod, own, config.layout, config.pod_level)
-        if message is not None and not config.era.is_critical(pod):
-            found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
-    return found
+    over = storage_violations(pods, stats, config.layout, config.pod_level)
+    grace_s, is_critical = config.limit_grace_s, config.era.is_critical
+    return [Eviction(pod, grace_s, message, {}, False) for pod, message in over if not is_critical(pod)]
 
 
 def _all_clear(thresholds: Sequence[Threshold], observations: Mapping[str, Observation]) -> bool:

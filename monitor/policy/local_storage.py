@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
@@ -27,7 +28,21 @@ class _Limits(NamedTuple):
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
     """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits."""
-    limits = _limits(pod, pod_level)
+    return _violation(_limits(pod, pod_level), stats, layout)
+
+
+def storage_violations(
+    pods: Sequence[Pod], stats: Mapping[str, PodStats], layout: DiskLayout, pod_level: bool
+) -> Iterator[tuple[Pod, str]]:
+    """`storage_violation` of many pods, those that have one; ``stats`` by uid."""
+    for pod, limits in zip(pods, _limits.each(pods, pod_level), strict=True):
+        own = stats.get(pod.uid)
+        message = None if own is None else _violation(limits, own, layout)
+        if message is not None:
+            yield pod, message
+
+
+def _violation(limits: _Limits, stats: PodStats, layout: DiskLayout) -> str | None:
     if limits.volumes:
         used = stats.volumes_used()
         for name, (most, limit) in limits.volumes.items():

@@ -100,15 +100,16 @@ def _usage(signal: str, pods: Sequence[Pod], stats: Mapping[str, PodStats], layo
     if signal == PID:
         return [None if own is None else own.processes() for own in figures]
     parts = _parts(signal, layout)
-    return [None if own is None else _disk_usage(pod, own, parts) for pod, own in zip(pods, figures, strict=True)]
+    local = zip(_local_volumes.each(pods), figures, strict=True)
+    return [None if own is None else _disk_usage(volumes, own, parts) for volumes, own in local]
 
 
 def _keys(signal: str, pods: Sequence[Pod], used: Sequence[int | None], pod_level: bool) -> list[Key]:
     """The sort key of each pod, given what it uses."""
     if signal == PID:
         return [_pid_key(pod, processes) for pod, processes in zip(pods, used, strict=True)]
-    resource = RESOURCE[signal]
-    return [usage_key(usage, *_beside_usage(pod, resource, pod_level)) for pod, usage in zip(pods, used, strict=True)]
+    beside = _beside_usage.each(pods, RESOURCE[signal], pod_level)
+    return [usage_key(usage, *one) for one, usage in zip(beside, used, strict=True)]
 
 
 @per_pod
@@ -167,16 +168,12 @@ def _parts(signal: str, layout: DiskLayout) -> _Parts:
 
 def disk_usage(pod: Pod, stats: PodStats, signal: str, layout: DiskLayout) -> int:
     """What ``pod`` uses of the file system behind ``signal``: bytes or inodes."""
-    return _disk_usage(pod, stats, _parts(signal, layout))
+    return _disk_usage(_local_volumes(pod), stats, _parts(signal, layout))
 
 
-def _disk_usage(pod: Pod, stats: PodStats, parts: _Parts) -> int:
+def _disk_usage(volumes: Sequence[str], stats: PodStats, parts: _Parts) -> int:
     total = stats.files(parts.files, parts.key) if parts.files else 0
-    if parts.volumes and pod.volumes:
-        names = _local_volumes(pod)
-        if names:
-            total += stats.volumes(names, parts.key)
-    return total
+    return total + stats.volumes(volumes, parts.key) if parts.volumes and volumes else total
 
 
 @per_pod
