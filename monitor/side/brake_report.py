@@ -12,7 +12,6 @@ from monitor.kernel.oom_candidates import candidates
 from monitor.link.messages import Braked, Released
 from monitor.policy.releases import era
 from monitor.race.badness import Process
-from monitor.side.export.log import Log
 from monitor.side.view import View, pod_owners
 from monitor.side.worker import Worker
 
@@ -23,10 +22,10 @@ _NAMED = 3
 class BrakeReport:
     """``takers`` is the latest answer to who takes the memory, for whoever shows it: largest first."""
 
-    def __init__(self, view: View, log: Log) -> None:
+    def __init__(self, view: View) -> None:
         self.takers: tuple[str, ...] = ()
         self._view = view
-        self._log = log
+        self._log = view.log
         self._worker = Worker("takers", 1)  # while one look is under way, another would say the same
         view.takers = lambda: self.takers
 

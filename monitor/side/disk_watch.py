@@ -18,22 +18,12 @@ from monitor.kernel.disks import Disks, file_system, pid_counts
 from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
+from monitor.policy import signals
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
-from monitor.policy.signals import (
-    CONTAINERFS,
-    CONTAINERFS_INODES,
-    IMAGEFS,
-    IMAGEFS_INODES,
-    MEMORY_SIGNALS,
-    NODEFS,
-    NODEFS_INODES,
-    PID,
-    SIGNALS,
-    Observation,
-)
+from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
@@ -198,9 +188,9 @@ class DiskWatch:
     def _observe(self) -> Iterator[tuple[str, Observation]]:
         """Every signal that can be read, in the order of `SIGNALS`."""
         for path, space, inodes in (
-            (self._disks.nodefs, NODEFS, NODEFS_INODES),
-            (self._disks.imagefs, IMAGEFS, IMAGEFS_INODES),
-            (self._disks.containerfs, CONTAINERFS, CONTAINERFS_INODES),
+            (self._disks.nodefs, signals.NODEFS, signals.NODEFS_INODES),
+            (self._disks.imagefs, signals.IMAGEFS, signals.IMAGEFS_INODES),
+            (self._disks.containerfs, signals.CONTAINERFS, signals.CONTAINERFS_INODES),
         ):
             found = self._readable(space, partial(file_system, path))
             if found is None:

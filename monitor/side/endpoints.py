@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from monitor.actions.oomadj import OomScores
 from monitor.side.export import http, stats_summary
-from monitor.side.export.log import Log
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -23,9 +22,7 @@ class Endpoints:
     """Answers from a `View` and from the side's own parts, on ``listener`` (bound already), in a thread for each
     path."""
 
-    def __init__(
-        self, listener: socket.socket, view: View, scores: OomScores, files: Worker, lines: Worker, log: Log
-    ) -> None:
+    def __init__(self, listener: socket.socket, view: View, scores: OomScores, files: Worker, lines: Worker) -> None:
         self._view = view
         self._scores = scores
         self._files = files
@@ -40,7 +37,7 @@ class Endpoints:
                 "/readyz": self._readyz,
                 "/stats/summary": lambda _: stats_summary.render(view),
             },
-            on_error=lambda problem: log.error("http request failed", problem=problem),
+            on_error=lambda problem: view.log.error("http request failed", problem=problem),
             by_accept=("/metrics",),
         )
         self._server.start()

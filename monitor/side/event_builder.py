@@ -12,24 +12,8 @@ from typing import TYPE_CHECKING, Any
 from monitor.link import messages
 from monitor.link.clock import WallClock
 from monitor.race import episode
+from monitor.race import events as ev
 from monitor.race.episode import Episode, State
-from monitor.race.events import (
-    SIGKILL,
-    SIGTERM,
-    Clear,
-    Crossing,
-    Decided,
-    End,
-    Event,
-    Gone,
-    Held,
-    Mark,
-    Sample,
-    Seen,
-    Signalled,
-    Tick,
-    Watched,
-)
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
@@ -64,7 +48,7 @@ class EventBuilder:
         self,
         view: View,
         on_episode: Callable[[Episode, bool], None],
-        on_event: Callable[[Event], None],
+        on_event: Callable[[ev.Event], None],
         has_log: bool,
         recorder: Recorder | None = None,
     ) -> None:
@@ -75,7 +59,7 @@ class EventBuilder:
         self._state = State()
         self._clock = WallClock(self._feed)
         self._names = CgroupNames(view.hierarchy, view.node_path)
-        self._watched: dict[tuple[str, str, bool], Watched] = {}
+        self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
         self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, lambda: bool(self._crossed))
@@ -135,13 +119,13 @@ class EventBuilder:
             due = min(due, self._urgent_ns + PATIENCE_NS)
         return max(0.0, (due - now) / 1e9)
 
-    def facts(self) -> tuple[list[Sample], list[Watched]]:
+    def facts(self) -> tuple[list[ev.Sample], list[ev.Watched]]:
         """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
         return list(self._sampler.samples), list(self._watched.values())
 
     def end(self) -> None:
         """Nothing more comes: what is going on is judged as it stands."""
-        self._feed(End(time.monotonic_ns()))
+        self._feed(ev.End(time.monotonic_ns()))
 
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
@@ -162,7 +146,7 @@ class EventBuilder:
         self._oom_events.stopping_pods.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
-            self._feed(Tick(now))
+            self._feed(ev.Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
             self._judge_ongoing()
         return sampled
@@ -178,12 +162,12 @@ class EventBuilder:
     def _near(self) -> bool:
         return bool(self._view.stats.get("armed"))
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: ev.Event) -> None:
         if self._recorder is not None:  # before it goes in: one the reducer stumbles over is in the recording
             self._recorder.event(event)
-        if not isinstance(event, Tick):
+        if not isinstance(event, ev.Tick):
             self._on_event(event)
-        if isinstance(event, Mark | Gone) and self._urgent_ns is None:
+        if isinstance(event, ev.Mark | ev.Gone) and self._urgent_ns is None:
             self._urgent_ns = time.monotonic_ns() + URGENT_NS
         self._state, done = episode.feed(self._state, event)
         for one in done:
@@ -203,7 +187,7 @@ class EventBuilder:
                 continue
             reclaim = threshold.min_reclaim
             on_machine = domain == "node" and self._view.config.node_cgroup is None
-            made = Watched(
+            made = ev.Watched(
                 ts_ns=now,
                 domain=domain,
                 signal=threshold.signal,
@@ -229,13 +213,13 @@ class EventBuilder:
             seen = message.observation.get(domain)
             available = seen["available"] if seen is not None else 0
             self._crossed.discard((domain, signal, is_hard))
-            self._feed(Clear(now_ns, domain, signal, is_hard, available))
+            self._feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
     def _on_cross(self, message: messages.Cross) -> None:
         available = message.capacity - message.working_set
         self._crossed.add((message.domain, message.signal, message.hard))
         self._feed(
-            Crossing(
+            ev.Crossing(
                 message.ts_ns,
                 message.domain,
                 message.signal,
@@ -247,7 +231,7 @@ class EventBuilder:
                 available=available,
             )
         )
-        self._feed(Seen(message.seen_ns, message.domain, message.signal, available))
+        self._feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
 
     def _on_decision(self, message: messages.Decision) -> None:
         if message.signal not in ("memory.available", "allocatableMemory.available"):
@@ -256,7 +240,7 @@ class EventBuilder:
         reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
         grace_s = message.given_s  # a hard threshold's victim gets none, whatever its spec has
         self._feed(
-            Decided(
+            ev.Decided(
                 ts_ns=message.decided_ns,
                 domain=message.domain,
                 signal=message.signal,
@@ -279,13 +263,13 @@ class EventBuilder:
             )
         )
         if message.signalled_ns is not None:
-            number = SIGTERM if grace_s else SIGKILL
-            self._feed(Signalled(message.signalled_ns, message.pod, message.name, number))
+            number = ev.SIGTERM if grace_s else ev.SIGKILL
+            self._feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
 
     def _on_braked(self, message: messages.Braked) -> None:
         self._feed(ranked(message.ts_ns, message.order))
         self._feed(
-            Held(
+            ev.Held(
                 message.ts_ns,
                 message.domain,
                 message.signal,
@@ -301,19 +285,19 @@ class EventBuilder:
         )
 
     def _on_released(self, message: messages.Released) -> None:
-        self._feed(Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
+        self._feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_killed(self, message: messages.Killed) -> None:
-        self._feed(Signalled(message.ts_ns, message.pod, message.name or message.pod, SIGKILL))
+        self._feed(ev.Signalled(message.ts_ns, message.pod, message.name or message.pod, ev.SIGKILL))
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         found = self._view.pods.get(message.pod)
         name = label(found.pod) if found is not None else message.pod
-        self._feed(Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
+        self._feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: messages.Clear) -> None:
         self._crossed.discard((message.domain, message.signal, message.hard))
-        self._feed(Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
+        self._feed(ev.Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:

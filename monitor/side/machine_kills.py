@@ -9,7 +9,6 @@ import time
 from collections import Counter
 
 from monitor.link.messages import Oom
-from monitor.side.export.log import Log
 from monitor.side.view import View
 
 #: They are logged this often at most.
@@ -31,9 +30,8 @@ def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
 class MachineKills:
     """Counts them in ``view.kills_outside_node`` and logs them once a second, with their number."""
 
-    def __init__(self, view: View, log: Log) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
-        self._log = log
         self._unlogged: Counter[str] = Counter()
         self._logged_ns = -LOG_INTERVAL_NS
 
@@ -53,4 +51,4 @@ class MachineKills:
             kills = sum(self._unlogged.values())
             self._unlogged.clear()
             self._logged_ns = now
-            self._log.info("OOM kills on this machine outside the node's cgroup", kills=kills, victims=names)
+            self._view.log.info("OOM kills on this machine outside the node's cgroup", kills=kills, victims=names)

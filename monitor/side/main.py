@@ -44,7 +44,6 @@ from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.export.log_budget import LogBudget
 from monitor.side.message_handler import MessageHandler
 from monitor.side.over_budget import OverBudget
 from monitor.side.pod_sync import PodSync
@@ -112,22 +111,20 @@ class Side:
             wake_side=self.wake,
             mem_total=mem_total,
             thresholds=config.thresholds(),
+            log=self.log,
         )
-        self.log_budget = self.view.log_budget = LogBudget(self.log)
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.log_budget, era(config.policy))
+        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.view.log_budget, era(config.policy))
         disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
-        self.messages = MessageHandler(
-            self.view, self.files, self.log, self.disks.pod_stats, self.disks.reclaim, self.log_budget
-        )
+        self.messages = MessageHandler(self.view, self.files, self.disks.pod_stats, self.disks.reclaim)
         self.messages.on_capacity = self.scores.set_capacity
-        self.over = OverBudget(self.view, self.log_budget, self.log, self.scores.look_around)
+        self.over = OverBudget(self.view, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
-        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.log, self.log_budget, self.heartbeat.ping)
+        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.heartbeat.ping)
         self.feed: ProcessFeed | None = None
         self.races: Races | None = None
         self._ending = False
@@ -144,7 +141,7 @@ class Side:
         self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
         from monitor.side.endpoints import Endpoints
 
-        Endpoints(self.listener, self.view, self.scores, self.files, self.lines, self.log)
+        Endpoints(self.listener, self.view, self.scores, self.files, self.lines)
         self.pods.find_kubepods()
         self.pods.examine(first, {})
         self.disks.start()
@@ -240,7 +237,7 @@ class Side:
         """Let the queued files and log lines out, for a moment."""
         self.heartbeat.enter(ENDING)
         self.disks.close(_CLOSE_S)
-        self.log_budget.flush(at_once=True)
+        self.view.log_budget.flush(at_once=True)
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
@@ -300,7 +297,7 @@ class Side:
         from monitor.side.races import Races
 
         try:
-            self.races = Races(self.view, self.log, self.wake)
+            self.races = Races(self.view)
         except MonitorError as error:
             self.log.error("races are not judged", problem=str(error))
             return

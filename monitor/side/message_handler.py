@@ -16,26 +16,8 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
+from monitor.link import messages
 from monitor.link.codec import event_fields, present
-from monitor.link.messages import (
-    NAMES,
-    Bad,
-    Braked,
-    Decision,
-    Evicted,
-    GiveBack,
-    Left,
-    Lives,
-    LogLine,
-    Message,
-    Oom,
-    Reap,
-    Reaped,
-    Reclaim,
-    Reclaimed,
-    Released,
-    State,
-)
 from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -46,8 +28,6 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.side.brake_report import BrakeReport
-from monitor.side.export.log import Log
-from monitor.side.export.log_budget import LogBudget
 from monitor.side.machine_kills import MachineKills, is_outside_node
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
@@ -64,54 +44,51 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
-    ``log_budget`` writes log lines that a pod can cause any number of, ``pod_stats(uid)`` are the figures of a pod's
-    local storage, ``reclaim(actions)`` has the node cleaned up.
+    ``pod_stats(uid)`` are the figures of a pod's local storage, ``reclaim(actions)`` has the node cleaned up.
     """
 
     def __init__(
         self,
         view: View,
         files: Worker,
-        log: Log,
         pod_stats: Callable[[str], PodStats | None],
         reclaim: Callable[[tuple[str, ...]], None],
-        log_budget: LogBudget,
     ) -> None:
         self._pod_stats = pod_stats
         self._reclaim = reclaim
         self._era = era(view.config.policy)
         self.view = view
         self.files = files
-        self.log = log
-        self.log_budget = log_budget
+        self.log = view.log
+        self.log_budget = view.log_budget
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
         self._noted = ReportedKills(Path(view.config.state_dir))
-        self.machine_kills = MachineKills(view, log)
-        self._brake = BrakeReport(view, log)
+        self.machine_kills = MachineKills(view)
+        self._brake = BrakeReport(view)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
-            LogLine: self._on_log,
-            State: self._on_state,
-            Decision: self._on_decision,
-            Evicted: self._on_evicted,
-            Left: self._on_left,
-            GiveBack: self._on_giveback,
-            Braked: self._brake.braked,
-            Released: self._brake.released,
-            Reap: self._on_reap,
-            Reclaim: self._on_reclaim,
-            Oom: self._on_oom,
+            messages.LogLine: self._on_log,
+            messages.State: self._on_state,
+            messages.Decision: self._on_decision,
+            messages.Evicted: self._on_evicted,
+            messages.Left: self._on_left,
+            messages.GiveBack: self._on_giveback,
+            messages.Braked: self._brake.braked,
+            messages.Released: self._brake.released,
+            messages.Reap: self._on_reap,
+            messages.Reclaim: self._on_reclaim,
+            messages.Oom: self._on_oom,
         }
 
-    def handle(self, message: Message | Bad) -> bool:
+    def handle(self, message: messages.Message | messages.Bad) -> bool:
         """Act on one message; whether it could be understood. What could not is counted and logged, and the next one
         comes anyway.
         """
-        if isinstance(message, Bad):
+        if isinstance(message, messages.Bad):
             return self._cannot_use(message.type, message.problem)
         handler = self._handlers.get(type(message))
         try:
@@ -122,17 +99,17 @@ class MessageHandler:
             self.log.error(str(error))
             return False
         except (LookupError, TypeError, ValueError) as error:
-            return self._cannot_use(NAMES[type(message)], f"{type(error).__name__}: {error}")
+            return self._cannot_use(messages.NAMES[type(message)], f"{type(error).__name__}: {error}")
 
     def _cannot_use(self, kind: str, problem: str) -> bool:
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
-    def _on_log(self, message: LogLine) -> None:
+    def _on_log(self, message: messages.LogLine) -> None:
         (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
 
-    def _on_state(self, message: State) -> None:
+    def _on_state(self, message: messages.State) -> None:
         before = self.view.conditions
         self.view.state = message
         node = message.observation.get("node")
@@ -143,7 +120,7 @@ class MessageHandler:
         if message.conditions != before:
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
-    def _on_decision(self, message: Decision) -> None:
+    def _on_decision(self, message: messages.Decision) -> None:
         self.view.decisions[message.signal or LOCAL_STORAGE] += 1
         found = self.view.pods.get(message.pod)
         fields = _logged(message)
@@ -171,7 +148,7 @@ class MessageHandler:
         self._evictions[eviction.id] = eviction
         self.files.submit(lambda: self.store.write(eviction))
 
-    def _status_message(self, pod: Pod, decision: Decision) -> tuple[str, dict[str, str]]:
+    def _status_message(self, pod: Pod, decision: messages.Decision) -> tuple[str, dict[str, str]]:
         """The message in the evicted pod's status, and the annotations of its event."""
         signal = decision.signal
         if signal is None:
@@ -185,7 +162,7 @@ class MessageHandler:
         quantity, available = self._quantity(decision), decision.available
         return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
 
-    def _quantity(self, decision: Decision) -> Quantity | int:
+    def _quantity(self, decision: messages.Decision) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
         for threshold in self.view.thresholds:
             same = threshold.signal == decision.signal and threshold.hard == (decision.kind == "hard")
@@ -193,7 +170,7 @@ class MessageHandler:
                 return threshold.value.shown(decision.capacity)
         return decision.quantity
 
-    def _on_evicted(self, message: Evicted) -> None:
+    def _on_evicted(self, message: messages.Evicted) -> None:
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)
@@ -205,20 +182,20 @@ class MessageHandler:
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
 
-    def _on_left(self, message: Left) -> None:
+    def _on_left(self, message: messages.Left) -> None:
         """Others killed a process of a pod: whether anybody lives on in it."""
         found = self.view.pods.get(message.pod)
         pids = cgroup_procs.pids_below(found.cgroup) if found is not None else ()
-        self.view.send(Lives(message.id, any(map(lives, pids))))
+        self.view.send(messages.Lives(message.id, any(map(lives, pids))))
 
-    def _on_giveback(self, message: GiveBack) -> None:
+    def _on_giveback(self, message: messages.GiveBack) -> None:
         """A pod that went keeps some of its memory, and the next one may have to go for it."""
         found, number = self.view.pods.get(message.pod), message.id
 
         def reclaim() -> None:
             if found is not None:
                 self._give_back(found)
-            self.view.send(Reclaimed(number))
+            self.view.send(messages.Reclaimed(number))
 
         self._reclaimer.submit(reclaim)
 
@@ -230,11 +207,11 @@ class MessageHandler:
             self.view.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
 
-    def _on_reclaim(self, message: Reclaim) -> None:
+    def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
         self._reclaim(tuple(message.actions))
 
-    def _on_reap(self, message: Reap) -> None:
+    def _on_reap(self, message: messages.Reap) -> None:
         pids, number = list(message.pids), message.id
         self.reaper.submit(lambda: self._reap(pids, number))
 
@@ -247,9 +224,9 @@ class MessageHandler:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
-        self.view.send(Reaped(number))
+        self.view.send(messages.Reaped(number))
 
-    def _on_oom(self, message: Oom) -> None:
+    def _on_oom(self, message: messages.Oom) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         event = message.event
         if event.kind == "reclaim":
@@ -292,7 +269,7 @@ class MessageHandler:
         return next((uid for uid, found in self.view.pods.items() if cgroup in found.cgroup_ids), None)
 
 
-def _logged(message: Decision) -> dict[str, Any]:
+def _logged(message: messages.Decision) -> dict[str, Any]:
     """What the log says of a decision beside the pod's name."""
     left_out = {"pod", "name", "order"}
     if message.signal is None:

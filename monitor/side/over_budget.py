@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from monitor.pods.model import FoundPod
-from monitor.side.export.log_budget import LogBudget, Logger
 from monitor.side.view import View, label
 
 #: How often the pods are looked at once records came, and how often one of them is logged.
@@ -28,19 +27,15 @@ def over(view: View, found: FoundPod) -> dict[str, int]:
 
 
 class OverBudget:
-    """``look_for(uid)``: the pod has processes without a record. ``log_budget`` is flushed here, too."""
+    """``look_for(uid)``: the pod has processes without a record. The view's log budget is flushed here, too."""
 
     def __init__(
         self,
         view: View,
-        log_budget: LogBudget,
-        log: Logger,
         look_for: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._view = view
-        self._log_budget = log_budget
-        self._log = log
         self._look_for = look_for
         self._clock = clock
         self._due_ns: int | None = None
@@ -56,13 +51,13 @@ class OverBudget:
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        return min((due for due in (self._due_ns, self._log_budget.due_ns()) if due is not None), default=None)
+        return min((due for due in (self._due_ns, self._view.log_budget.due_ns()) if due is not None), default=None)
 
     def turn(self) -> None:
         """Look, if it is time, at every pod (a millisecond for 110 of them); say what the log left out."""
-        now, lines_ns = self._clock(), self._log_budget.due_ns()
+        now, lines_ns = self._clock(), self._view.log_budget.due_ns()
         if lines_ns is not None and now >= lines_ns:
-            self._log_budget.flush()
+            self._view.log_budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._look(now)
 
@@ -93,7 +88,7 @@ class OverBudget:
         if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
         self._reported[uid] = (now_ns, counted)
-        self._log(
+        self._view.log(
             "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
         )
         return True

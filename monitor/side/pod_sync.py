@@ -14,14 +14,12 @@ from monitor.pods.kubepods import of_pods
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
-from monitor.side.export.log import Log
-from monitor.side.export.log_budget import LogBudget
 from monitor.side.pod_watch import PodWatch, pod_message
 from monitor.side.view import View, label
 
 
 class PodSync:
-    """``beat()`` is called between pods: 110 of them may take longer than a heartbeat."""
+    """``ping()`` is called between pods: 110 of them may take longer than a heartbeat."""
 
     def __init__(
         self,
@@ -29,17 +27,14 @@ class PodSync:
         sock: socket.socket,
         watch: PodWatch,
         scores: OomScores,
-        log: Log,
-        log_budget: LogBudget,
-        beat: Callable[[], None],
+        ping: Callable[[], None],
     ) -> None:
         self._view = view
         self._sock = sock
         self._watch = watch
         self._scores = scores
-        self._log = log
-        self._log_budget = log_budget
-        self._beat = beat
+        self._log = view.log
+        self._ping = ping
         self._era = era(view.config.policy)
         self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
 
@@ -80,7 +75,7 @@ class PodSync:
         for uid in change.removed:
             self._scores.remove_pod(uid)
             if uid in before:
-                self._log_budget.forget(label(before[uid].pod))
+                self._view.log_budget.forget(label(before[uid].pod))
             self._log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
         for found in change.updated:
             if found.pod.uid not in before:
@@ -89,7 +84,7 @@ class PodSync:
                 self._scores.set_pod(found)
             except MonitorError as error:
                 self._log.error(str(error))
-            self._beat()
+            self._ping()
 
     def find_kubepods(self) -> None:
         """Search for the kubepods directory of the node that is watched."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from monitor.race.events import Crossing, Event
 from monitor.side.alerts.rules import alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
-from monitor.side.export.log import Log
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge
 from monitor.side.verdict_counts import Tally
@@ -34,10 +32,10 @@ _ALERTS_NS = 1_000_000_000
 
 
 class Races:
-    """``wake()`` makes the main loop turn."""
+    """See the module."""
 
-    def __init__(self, view: View, log: Log, wake: Callable[[], None]) -> None:
-        config = view.config
+    def __init__(self, view: View) -> None:
+        config, log = view.config, view.log
         self._view = view
         self._log = log
         self._node = os.uname().nodename
@@ -53,7 +51,7 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
-        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, wake)
+        self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
         self._received = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
         self._alerts_ns = 0
         self._forecast_problem = ""

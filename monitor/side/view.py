@@ -24,12 +24,13 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
+from monitor.side.export.log_budget import LogBudget
 
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
     from monitor.side.disk_watch import DiskWatch
-    from monitor.side.export.log_budget import LogBudget
     from monitor.side.races import Races
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
@@ -59,7 +60,7 @@ class View:
     pins: Pins | None = None
     disks: DiskWatch | None = None
     races: Races | None = None
-    log_budget: LogBudget | None = None
+    log: Log = field(default_factory=Log)
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
@@ -81,6 +82,7 @@ class View:
 
     def __post_init__(self) -> None:
         self.limits = LimitCache(self.hierarchy)
+        self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
 
     @property
     def conditions(self) -> Sequence[str]:

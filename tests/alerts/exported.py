@@ -47,7 +47,7 @@ def exported_names(state_dir: Path) -> set[str]:
         thresholds=config.thresholds(),
     )
     view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
-    view.races = Races(view, log, lambda: None)
+    view.races = Races(view)
     worker = Worker("none")
     metrics = Metrics(view, OomScores(hierarchy, view.capacity, False, log), worker, worker, cast(Any, _NoServer()))
     try:

@@ -38,11 +38,11 @@ def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expect
 
 def test_they_are_counted_and_logged_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[dict[str, Any]] = []
-    view: Any = SimpleNamespace(kills_outside_node=0)
-    log: Any = SimpleNamespace(info=lambda _, **fields: logged.append(fields))
+    log = SimpleNamespace(info=lambda _, **fields: logged.append(fields))
+    view: Any = SimpleNamespace(kills_outside_node=0, log=log)
     now = [1_000 * LOG_INTERVAL_NS]
     monkeypatch.setattr(machine_kills, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    one = MachineKills(view, log)
+    one = MachineKills(view)
     for _ in range(100):
         one.take(step())
         one.take(step(kind="kill"))

@@ -24,10 +24,9 @@ class Side:
         self.lines: list[dict[str, Any]] = []
         self.looked: list[str] = []
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
-        self.view = SimpleNamespace(pods=pods, table=SimpleNamespace(over=lambda at: self.counts.get(at, {})))
-        self.over = OverBudget(
-            cast(Any, self.view), LogBudget(self.log), self.log, self.looked.append, clock=lambda: self.now
-        )
+        table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
+        self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
+        self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
 
     def log(self, level: str, message: str, /, **fields: Any) -> None:
         self.lines.append({"level": level, "msg": message, **fields})

@@ -38,9 +38,7 @@ def pod_metrics(view: View) -> Iterator[Metric]:
     yield from limit_metrics(view)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
-        numbers = over(view, found)
-        if view.log_budget is not None:
-            numbers["log_lines"] = view.log_budget.left_out["/".join(key)]
+        numbers = over(view, found) | {"log_lines": view.log_budget.left_out["/".join(key)]}
         caused |= {(*key, what): n for what, n in numbers.items() if n}
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 
