@@ -5,27 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import table
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
-from images import FAMILIES, ROOT, Builder, Family, Image, VmError, choose, install_tools, say, stop_building
+from images import ROOT, Builder, Family, Image, VmError, choose, install_tools, say, stop_building
 from report import Row, counts, failures, lines, unproven
+from suites import Suite, guest_command, suites
 
 CACHE = Path(os.environ.get("OUTRACE_VM_CACHE", ROOT / ".vm"))
 #: A guest waits for timers, or for a race to settle, a third of its time.
 JOBS = (os.cpu_count() or 1) + 1
-#: One hung test must not cost the others their result: its traces are printed after this, long before the deadline.
-FAULTHANDLER_S = 150
 #: A guest that is begun with less than this left of `--within` could only be killed in the middle.
 LEAST_S = 120.0
 DEFAULT_MEMORY = 1024
@@ -36,49 +34,6 @@ neither `slow` nor `once`, and then, in a guest of 512 MiB that may be lost, tho
 Results are in .vm/results/NAME: console.log, junit.xml, dmesg.txt, exit-code, and .vm/results/matrix.json for all.
 Exit code 0: every guest ran its tests and they passed. 1: tests failed, or a guest died, hung or could not be made.
 2: wrong usage. 3: none could be made."""
-
-
-@dataclass(frozen=True)
-class Suite:
-    """What one boot of a guest runs."""
-
-    what: str
-    suffix: str
-    selection: str
-    memory_mib: int | None = None  # None: --memory
-
-    def on(self, family: Family, cgroup: str = "v2") -> Suite:
-        """Without the tests that come out alike on every kernel with cgroup v2, unless it is the newest or has v1."""
-        if family is FAMILIES[-1] or cgroup != "v2":
-            return self
-        return replace(self, selection=self.selection.replace("not once ", "not once and not newest "))
-
-
-#: Cannot be taken back, so it is the last thing that a guest does.
-LOCKDOWN = "tests/lab/test_lockdown.py"
-
-
-def files(*marks: str, but: Sequence[str] = ()) -> str:
-    """The test files with one of these marks in them, but for `LOCKDOWN` and those that have one of ``but`` for all of
-    their tests, as words of a command. Collecting all files takes an emulated guest most of a minute.
-    """
-    found = []
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        text, name = file.read_text(), str(file.relative_to(ROOT))
-        for_all = next((line for line in text.splitlines() if line.startswith("pytestmark")), "")
-        if name != LOCKDOWN and any(f"mark.{mark}" in text for mark in marks):
-            if not any(f"mark.{mark}" in for_all for mark in but):
-                found.append(name)
-    return shlex.join(found)
-
-
-_NOT = ("slow", "expendable")
-_EVERYWHERE = files("kernel", "live", but=(*_NOT, "once"))
-SUITES = (
-    Suite("kernel", "", f"-m '(kernel or live) and not slow and not once and not expendable' {_EVERYWHERE}"),
-    # So small that running out of memory takes seconds in an emulated guest too.
-    Suite("global OOM, swap, lockdown", "-oom", f"-m expendable {files('expendable')} {LOCKDOWN}", 512),
-)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -124,55 +79,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--readme", action="store_true", help="write the table in README.md from the results")
     made.add_argument("pytest", nargs="*", help=argparse.SUPPRESS)
     return made
-
-
-#: With `--all` in place of the first of them.
-EVERYTHING = Suite(
-    "kernel", "", f"-m '(kernel or live) and not slow and not expendable' {files('kernel', 'live', but=_NOT)}"
-)
-
-
-def suites(options: argparse.Namespace) -> Sequence[Suite]:
-    """What every guest runs; one boot of the given memory where the caller says what."""
-    if options.command or options.pytest:
-        return (Suite("as asked", "", shlex.join(options.pytest)),)
-    return (EVERYTHING, *SUITES[1:]) if options.all else SUITES
-
-
-def guest_command(options: argparse.Namespace, suite: Suite = SUITES[0], deadline_s: float | None = None) -> str:
-    """The bash script that the guest runs."""
-    if options.command:
-        return f"{options.command}\n"
-    before = f"{options.before}\n" if options.before else ""
-    once = pytest_command(options, "/out/junit.xml", suite, deadline_s)
-    again = pytest_command(
-        options, "/out/again.xml", suite, deadline_s, "--last-failed --last-failed-no-failures none --maxfail=1"
-    )
-    return f"""{before}{once}
-code=$?
-if [ $code = 1 ] && [ $SECONDS -lt {(deadline_s or options.deadline) * 0.8:.0f} ]; then
-  echo 'guest: what failed, once more'
-  {again}
-  code=$?
-fi
-exit $code
-"""
-
-
-def pytest_command(
-    options: argparse.Namespace,
-    junit: str,
-    suite: Suite = SUITES[0],
-    deadline_s: float | None = None,
-    more: str = "",
-) -> str:
-    """pytest in a guest; interrupted, which still reports and writes junit.xml, well before the guest is killed."""
-    selection = f"{shlex.join(options.pytest) if options.pytest else suite.selection} {more}".strip()
-    fixed = f"-o cache_dir=/tmp/pytest-cache --color=no --durations=15 --junitxml={junit}"
-    fixed += f" -o faulthandler_timeout={FAULTHANDLER_S}"
-    left = f"$(({(deadline_s or options.deadline) * 0.85:.0f} - SECONDS))"  # bash counts from when it was started
-    limit = f"timeout --signal=INT --kill-after=60 {left}"
-    return f"{limit} python3 -m pytest {fixed} --require-kernel {selection}"
 
 
 def prefixed(name: str) -> Callable[[str], None]:

@@ -23,8 +23,9 @@ from pathlib import Path
 from box import Box, BoxBuilder
 from guest import TAIL_LINES, Stopped, expected, project_files, stopping, usable_acceleration
 from images import ROOT, TOOLS, VmError, choose, install_tools, say
-from matrix import CACHE, SUITES, others_files, pytest_command
+from matrix import CACHE, others_files
 from report import counts
+from suites import SUITES, pytest_command
 
 VAGRANT_TOOLS = {
     **TOOLS,

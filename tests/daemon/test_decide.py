@@ -15,7 +15,7 @@ from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, TICK_NS, PassTimer
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
-from tests.replay.test_passes import PODS, SECOND, World
+from tests.replay.world import PODS, SECOND, World
 
 HARD = {"memory.available": "100Mi", "nodefs.available": "10%"}
 Make = Callable[..., World]

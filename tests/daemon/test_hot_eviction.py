@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
-from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -36,9 +35,6 @@ def passes(daemon: LabDaemon, more: int = 5) -> None:
     """While a threshold is met: wait until the policy has made more passes on fresh numbers."""
     begin = live.metric(daemon, "passes_total")
     live.until(lambda: live.metric(daemon, "passes_total") >= begin + more, "passes of the policy")
-
-
-# -- observe -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.once
@@ -71,9 +67,6 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
         assert counted['outrace_decisions_total{mode="observe",signal="memory.available"}'] == 3
         assert counted["outrace_evictions_total"] == 0
         live.ended(daemon)
-
-
-# -- enforce -----------------------------------------------------------------------------------------------------------
 
 
 FORKS = """
@@ -204,89 +197,6 @@ def test_one_pod_at_a_time_and_the_next_while_still_short(node: LabNode) -> None
 
 
 @pytest.mark.once
-def test_an_evicted_pod_that_runs_again_is_a_candidate_again(node: LabNode) -> None:
-    pod = node.add_pod("phoenix")
-    with live.daemon(node, "--enforce", *hard(80)) as daemon:
-        for i in range(2):
-            hog = node.start_hog(pod, mib=100)
-            hog.go()
-            assert hog.wait() == -signal.SIGKILL
-            live.message(daemon, "evicted", id=i + 1)
-        live.message(daemon, "an evicted pod runs again: it is a candidate again")
-        assert decided(daemon) == ["phoenix"] * 2
-
-
-def test_page_cache_that_an_evicted_pod_left_is_taken_back(node: LabNode) -> None:
-    """Nobody is left in the pod to read it, and active it would count as working set: the next pod would go for it."""
-    pod = node.add_pod("left")
-    if cgroupfs.detect().version == 2 and not (pod.cgroup / "memory.reclaim").exists():
-        pytest.skip("memory.reclaim came with Linux 5.19")
-    usage = pod.cgroup / ("memory.current" if cgroupfs.detect().version == 2 else "memory.usage_in_bytes")
-    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
-    with place as files, live.daemon(node, "--enforce", *hard(80)) as daemon:
-        with live.Puppet(pod.containers["c0"]) as puppet:
-            puppet.do(f"write('{files}/a', 24); read('{files}/a'); read('{files}/a')")
-            puppet.tell("anon(100)")
-            evicted(daemon, pod)
-        told = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/left")
-        assert told["bytes"] > 20 * MIB
-        assert int(usage.read_text()) < 4 * MIB
-        assert live.metric(daemon, "given_back_bytes_total") == told["bytes"]
-
-
-def test_an_evicted_pod_whose_page_cache_others_use_stays_evicted(node: LabNode) -> None:
-    """Its working set grows when that turns active; nobody runs in it, which v1 shows only when it is prepared."""
-    if multi_gen_lru():
-        pytest.skip("reading twice activates nothing under the multi-gen LRU")
-    pod = node.add_pod("left")
-    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
-    name = "memory.reclaim" if cgroupfs.detect().version == 2 else "memory.force_empty"
-    reclaim = pod.cgroup / name  # covered, or outrace takes it back
-    kept = live.elsewhere(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
-    with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=kept) as daemon:
-        with live.Puppet(pod.containers["c0"]) as puppet:
-            puppet.do(f"write('{files}/a', 24)")
-            puppet.tell("anon(100)")
-            evicted(daemon, pod)
-        with live.cgroup("reader") as elsewhere, live.Puppet(elsewhere) as reader:
-            reader.do(f"read('{files}/a'); read('{files}/a')")
-        active = 'memory_active_file_bytes{domain="node"}'
-        live.until(lambda: live.metric(daemon, active) >= 20 * MIB, "the page cache to be active")
-        hog = node.start_hog(node.add_pod("other"), mib=70)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        live.message(daemon, "evicting", pod="lab/other")
-        assert decided(daemon) == ["left", "other"]
-        if cgroupfs.detect().version == 2:
-            assert live.messages(daemon, "an evicted pod runs again: it is a candidate again") == []
-
-
-def test_an_evicted_pod_that_fills_memory_as_soon_as_it_runs_again_costs_no_other_pod(node: LabNode) -> None:
-    """It was found to be empty a moment ago, and that is not asked again for 0.1 s: at a crossing it is."""
-    if multi_gen_lru():
-        pytest.skip("reading twice activates nothing under the multi-gen LRU")
-    pod = node.add_pod("phoenix")
-    name = "memory.reclaim" if cgroupfs.detect().version == 2 else "memory.force_empty"
-    reclaim = pod.cgroup / name  # covered, or outrace takes it back
-    kept = live.elsewhere(f"[ ! -e {reclaim} ] || mount --bind /dev/null {reclaim}")
-    place = tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp")
-    with place as files, live.daemon(node, "--enforce", *hard(80), wrapper=kept) as daemon:
-        with live.Puppet(pod.containers["c0"]) as puppet:
-            puppet.do(f"write('{files}/a', 12)")
-            puppet.tell("anon(100)")
-            evicted(daemon, pod)
-        neighbour = live.filled(node, node.add_pod("neighbour"), 8)
-        with live.cgroup("reader") as outside, live.Puppet(outside) as reader, live.Puppet(outside) as restarted:
-            since = len(daemon.log)
-            reader.do(f"read('{files}/a'); read('{files}/a')")
-            restarted.tell(f"open('{pod.containers['c0']}/cgroup.procs', 'w').write('0'); anon(100)")
-            live.message(daemon, "evicting", since)
-            assert restarted.process.wait() == -signal.SIGKILL
-        assert decided(daemon) == ["phoenix"] * 2
-        assert neighbour.process.poll() is None
-
-
-@pytest.mark.once
 def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
     pod = node.add_pod("critical", priority=2_000_000_000)
     with live.daemon(node, "--enforce", *hard(80)) as daemon:
@@ -341,9 +251,6 @@ def test_the_kernel_wins_are_told_too(losing: LabNode) -> None:
         assert node.oom_kills() == 1
 
 
-# -- soft --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.once
 def test_a_soft_threshold_asks_first_and_kills_after_the_grace(node: LabNode) -> None:
     pod = node.add_pod("stubborn")
@@ -395,9 +302,6 @@ def test_nobody_is_evicted_because_page_cache_is_freed(node: LabNode) -> None:
             assert [r["available"] >> 20 for r in live.messages(daemon, "would evict")] == []
 
 
-# -- pods that come, change and go -------------------------------------------------------------------------------------
-
-
 @pytest.mark.once
 def test_manifests_that_appear_change_and_vanish(node: LabNode) -> None:
     big = node.add_pod("big")
@@ -439,19 +343,3 @@ def rewrite(path: Path, manifest: object) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(json.dumps(manifest))
     fresh.rename(path)
-
-
-def test_a_pod_that_goes_late_is_told_of_on_a_node_that_is_quiet_by_then(node: LabNode) -> None:
-    """Its memory was reaped, which was enough to detach the programs; its process is still there."""
-    late, other = node.add_pod("late"), node.add_pod("other")
-    with live.freezer() as freezer, live.daemon(node, "--enforce", "--max-fill-rate", "64Mi", *hard(32)) as daemon:
-        hog = live.filled(node, late, 70)
-        live.freeze(freezer, hog.pid)
-        live.filled(node, other, 40, rate=20)
-        live.message(daemon, "an evicted pod gave its memory back, but does not end: going on without it")
-        live.until(lambda: live.metric(daemon, "armed") == 0, "the programs to be detached")
-        assert live.messages(daemon, "evicted") == []
-        (freezer / "freezer.state").write_text("THAWED")
-        evicted(daemon, late)
-        assert hog.wait() == -signal.SIGKILL
-        assert decided(daemon) == ["late"]

@@ -1,224 +1,19 @@
-"""Any stream of passes through the daemon's own Decider, Registry, DiskSignals and PassRecorder is decided again alike.
+"""Any stream of passes through Decider, Registry, DiskSignals and PassRecorder of the daemon is decided again alike."""
 
-What needs a kernel (counters, signals) is stood in for, so that time and memory can be anything.
-"""
-
-import io
 import json
-import types
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
-from monitor.hot.decide import Decider
-from monitor.hot.disk_signals import DiskSignals
-from monitor.hot.pass_record import SNAPSHOT_NS, PassRecorder, RecordedEvictionOrder
-from monitor.hot.registry import Registry
-from monitor.kernel.domains import Reading
-from monitor.link import codec
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
-from monitor.policy.patience import Coming
-from monitor.policy.releases import ERAS, era
-from monitor.replay import Replayed, replay, with_changes
+from monitor.hot.pass_record import SNAPSHOT_NS
+from monitor.link.messages import PodSeen
+from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
-from monitor.side.recorder import header
-from monitor.side.recording import Reader, Writer
 from tests.replay.decided import recorded
-
-MIB, SECOND = 1 << 20, 10**9
-CAPACITY = 1000 * MIB
-PODS = [f"uid-{i}" for i in range(5)]
-DISKS = ("nodefs.available", "pid.available")
-
-
-#: One page for all examples: nothing here depends on what it counts, and each has a descriptor.
-STATS = SharedStats.create()
-
-
-class Table:
-    """Working sets by index."""
-
-    def __init__(self) -> None:
-        self.sets: dict[int, int] = {}
-
-    def check_room(self, entries: int) -> None:
-        assert entries
-
-    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
-        return cgroup_id
-
-    def remove(self, cgroup_id: int) -> None:
-        self.sets.pop(cgroup_id, None)
-
-    def synced(self, index: int) -> bool:
-        return True
-
-    def working_set(self, index: int) -> int:
-        return self.sets.get(index, 0)
-
-    def working_sets(self, indexes: list[int]) -> list[int]:
-        return [self.working_set(index) for index in indexes]
-
-    def crossed(self, index: int) -> int:
-        return 0
-
-
-class World:
-    """A hot process without a kernel. Time stands still but for `wait`."""
-
-    def __init__(self, config: RunConfig, directory: Path) -> None:
-        self.config, self.directory = config, directory
-        self.now_ns, self.working_set = 100 * SECOND, 0
-        self.lines: list[dict[str, Any]] = []
-        self.sent: list[dict[str, Any]] = []  # decisions
-        self.deaf = False
-        policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
-        self.table = Table()
-        eviction_order = RecordedEvictionOrder(policy.memory_key)
-        self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
-        self.recorder = PassRecorder(eviction_order, self.send)
-        self.watches: list[Any] = [
-            types.SimpleNamespace(
-                name=name,
-                signal=signal,
-                index=-1,
-                capacity=CAPACITY,
-                thresholds=(mine := [t for t in rules.thresholds if t.signal == signal]),
-                lines=tuple(t.quantity(CAPACITY) for t in mine),
-                path=None,
-                limited=name == "node",
-                hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
-                observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
-            )
-            for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
-        ]
-        gauge = types.SimpleNamespace(
-            watches=self.watches,
-            table=self.table,
-            reading=lambda watch: Reading(self.working_set, 0, 0),
-            take_capacities=lambda: None,
-            known=lambda watch: True,
-            arming=types.SimpleNamespace(armed=True),
-            is_precise=True,
-            recount=lambda: None,
-        )
-        self.fired: Any = None
-        self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
-        self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
-        self.evictor.holds = lambda uid: False
-        disks = DiskSignals(config, policy, lambda message: None)
-        self.ready = False  # a victim is prepared: it is signalled before the pass
-        self.trigger = types.SimpleNamespace(
-            disarm=lambda: self.fired,
-            was_prepared=True,
-            is_pulled=False,
-            ready=self.prepared,
-            rest=lambda: None,
-        )
-        self.coming: dict[str, Coming] = {}
-        patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
-        parts = (config, rules, gauge, self.registry, self.trigger, disks, self.evictor, patience, STATS, self.take)
-        self.decider = Decider(*cast(Any, parts), self.recorder)
-        self.decider.may_act = True
-
-    def send(self, message: HotMessage) -> bool:
-        if not self.deaf:
-            self.lines.append(json.loads(codec.encode(message)))
-        return not self.deaf
-
-    def take(self, message: HotMessage) -> None:
-        if isinstance(message, Decision):
-            self.sent.append(message)
-
-    def prepared(self, uid: str) -> Any:
-        return types.SimpleNamespace(uid=uid, kill=lambda: None) if self.ready and self.fired is None else None
-
-    def begin(self, entry: Any, grace_s: int, sent: Any = None) -> Any:
-        assert sent is None or (sent.entry, grace_s) == (entry, 0), "another pod was signalled than the pass chose"
-        self.evictor.current = types.SimpleNamespace(uid=entry.uid, signalled_ns=self.now_ns, killed_ns=None)
-        return self.evictor.current
-
-    # what may happen
-
-    def wait(self, ns: int) -> None:
-        self.now_ns += ns
-
-    def put(self, pod: int, priority: int, request: int, qos: str, critical: bool, usage: int) -> None:
-        place = self.directory / PODS[pod]
-        place.mkdir(exist_ok=True)
-        about = (PODS[pod], "ns" if pod else "", f"p{pod}", priority, True, request * MIB, qos, critical, pod * 10)
-        entry = self.registry.put(PodSeen(*about, cgroup=str(place), containers={}))
-        self.table.sets[entry.index] = usage * MIB
-        self.registry.refresh()
-
-    def drop(self, pod: int) -> None:
-        self.registry.drop(PODS[pod])
-
-    def run(self, available: int, crossed: bool) -> None:
-        self.working_set = CAPACITY - available * MIB
-        self.ready = crossed and available % 2 == 0
-        self.decider.run_pass(self.now_ns if crossed else 0, self.watches[0] if crossed else None)
-
-    def press(self, available: int) -> None:
-        self.wait(SECOND)
-        self.run(available, True)
-
-    def leave(self, signals: int, *numbers: int) -> None:
-        """Somebody else died, or what was coming is back."""
-        names = ("memory.available", "allocatableMemory.available")
-        self.coming = {name: Coming(*numbers) for i, name in enumerate(names) if signals >> i & 1}
-
-    def disks(self, available: int, order: list[int], over: list[int]) -> None:
-        stamp = self.now_ns
-        self.decider.take_slow(
-            DiskFigures(
-                observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
-                orders={name: [PODS[i] for i in order] for name in DISKS},
-                violations=[{"uid": PODS[i], "message": f"too much in {i}"} for i in over],
-                reclaimed=[],
-            )
-        )
-
-    def end(self, pod: int, fires: bool) -> None:
-        """The eviction under way is over; the kernel's trigger may have taken a pod for the next."""
-        current, self.evictor.current = self.evictor.current, None
-        if current is not None and current.uid in self.registry.by_uid:
-            self.registry.set_evicted(self.registry.by_uid[current.uid], True)
-        self.fired = self.registry.by_uid.get(PODS[pod]) if fires and self.config.trigger == "kernel" else None
-
-    def pull(self, pulled: bool) -> None:
-        """The kernel's trigger was pulled, or its record was read."""
-        self.trigger.is_pulled = pulled
-
-    def lose(self, silently: bool) -> None:
-        """A message does not arrive: the hot process knows, or the side lost it and says so later."""
-        if silently:
-            if self.lines:
-                self.lines.pop()
-            self.recorder.restart()
-        else:
-            self.deaf = not self.deaf
-
-    def forget(self) -> None:
-        """A new recording begins."""
-        self.lines.clear()
-        self.recorder.restart()
-
-    def recording(self, path: Path) -> bytes:
-        writer = Writer(path, header(self.config, 1, 0))
-        for number, message in enumerate(self.lines):
-            line = {"n": number, "k": message["t"], "v": {k: v for k, v in message.items() if k != "t"}}
-            writer.add(number, json.dumps(line).encode())
-            if number % 3 == 0:
-                writer.flush()
-        writer.close()
-        return path.read_bytes()
-
+from tests.replay.world import MIB, PODS, SECOND, Step, go_on, lived, replayed
 
 pods = st.integers(0, len(PODS) - 1)
 amounts = st.integers(0, 300)
@@ -267,35 +62,19 @@ configs = st.builds(
 )
 
 #: Somebody to evict is there from the beginning on.
-BEGIN: list[tuple[str, tuple[Any, ...]]] = [
+BEGIN: list[Step] = [
     ("put", (0, 0, 0, "BestEffort", False, 70)),
     ("put", (1, 1, 10, "Burstable", False, 200)),
     ("run", (250, False)),
 ]
 #: The first of them takes what is short then, so that evicting it helps.
-GROWN: tuple[str, tuple[Any, ...]] = ("put", (0, 0, 0, "BestEffort", False, 270))
-
-
-def lived(config: RunConfig, script: list[tuple[str, tuple[Any, ...]]], directory: Path) -> World:
-    world = World(config, directory)
-    clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (decide, act, early_kill, moved_pods, pass_timer):
-            patch.setattr(module, "time", clock)
-        patch.setattr(brake, "time", clock)
-        for name, arguments in script:
-            getattr(world, name)(*arguments)
-    return world
-
-
-def replayed(data: bytes, **changes: Any) -> Replayed:
-    return replay([Reader(io.BytesIO(data), "FILE")], with_changes(**changes))
+GROWN: Step = ("put", (0, 0, 0, "BestEffort", False, 270))
 
 
 @given(configs, st.lists(calls, min_size=1, max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_a_replay_decides_as_the_daemon_did(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[tuple[str, tuple[Any, ...]]]
+    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step]
 ) -> None:
     directory = tmp_path_factory.mktemp("law")
     world = lived(config, [*BEGIN, *script, ("run", (50, True))], directory)
@@ -314,12 +93,12 @@ def test_a_replay_decides_as_the_daemon_did(
 @given(configs, st.lists(st.one_of(calls, losses), min_size=1, max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[tuple[str, tuple[Any, ...]]]
+    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step]
 ) -> None:
     directory = tmp_path_factory.mktemp("law")
     world = lived(config, [*BEGIN, *script], directory)
     world.deaf = False
-    _go_on(world)
+    go_on(world)
     data = world.recording(directory / "rec")
     found = replayed(data)
     assert found.differences == []
@@ -327,18 +106,6 @@ def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
     assert found.passes >= 1  # the last at least
     sent = [json.dumps(recorded(message), sort_keys=True) for message in world.sent]
     assert {json.dumps(one, sort_keys=True) for one in found.decisions} <= set(sent)
-
-
-def _go_on(world: World) -> None:
-    """One more pass, all of which arrives."""
-    clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (decide, act, early_kill, moved_pods, pass_timer):
-            patch.setattr(module, "time", clock)
-        patch.setattr(brake, "time", clock)
-        world.run(500, False)
-        world.recorder.restart()
-        world.run(500, False)
 
 
 def test_more_pods_than_a_packet_takes(tmp_path: Path) -> None:
@@ -349,7 +116,7 @@ def test_more_pods_than_a_packet_takes(tmp_path: Path) -> None:
         world.registry.put(PodSeen(f"u{i}", "a" * 60, f"{i}" * 60, 0, True, 0, "B", False, 1, str(place), {}))
     world.registry.refresh()
     world.recorder.restart()
-    _go_on(world)
+    go_on(world)
     assert max(len(json.dumps(message)) for message in world.lines) < 128 * 1024
     whole = [message for message in world.lines if message["t"] == "ranking"][-3:]
     assert [message["whole"] for message in whole] == [True, False, False]
@@ -358,7 +125,7 @@ def test_more_pods_than_a_packet_takes(tmp_path: Path) -> None:
     assert (found.passes, found.differences) == (3, [])
 
 
-SCRIPT: list[tuple[str, tuple[Any, ...]]] = [
+SCRIPT: list[Step] = [
     ("run", (500, False)),
     ("put", (1, 0, 0, "BestEffort", False, 100)),
     ("put", (2, 0, 0, "BestEffort", False, 50)),
@@ -427,7 +194,7 @@ def spots(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_record_that_makes_no_sense_is_damage_or_a_difference(
     tmp_path_factory: pytest.TempPathFactory,
     config: RunConfig,
-    script: list[tuple[str, tuple[Any, ...]]],
+    script: list[Step],
     data: st.DataObject,
 ) -> None:
     """Its checksum is right: somebody made it so."""

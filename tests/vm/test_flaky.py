@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import report
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/vm"))
-
-import report  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
 
 BAD = '<testcase classname="tests.b" name="test_bad[a: 1]">{}</testcase>'
 NAME = "tests/b.py::test_bad[a: 1]"

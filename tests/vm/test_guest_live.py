@@ -10,15 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import guest
+import images
+import matrix
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts/vm"
-sys.path.insert(0, str(SCRIPTS))
-
-import guest  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
-import images  # noqa: E402
-import matrix  # noqa: E402
 
 TIMEOUT_S = 60.0
 
@@ -90,7 +85,7 @@ def test_no_qemu_stays_behind(tmp_path: Path, number: signal.Signals, says: str,
     listener.settimeout(TIMEOUT_S)
     listener.bind(str(address))
     listener.listen()
-    arguments = [sys.executable, "-c", script, SCRIPTS, address, tmp_path]
+    arguments = [sys.executable, "-c", script, images.HERE, address, tmp_path]
     runner = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
         running = []

@@ -3,18 +3,13 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import images
+import matrix
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/vm"))
-
-import images  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
-import matrix  # noqa: E402
-import table  # noqa: E402
+import table
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
 

@@ -1,18 +1,13 @@
 """What is left of a machine of `make test-vagrant` that came to a bad end. Vagrant itself is a stand-in here."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
+import images
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/vm"))
-
-import images  # noqa: E402  # scripts/vm is no package: it runs before anything is installed
-
-import vagrant  # noqa: E402
+import vagrant
 
 
 class Machine(vagrant.Session):

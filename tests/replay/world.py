@@ -1,0 +1,245 @@
+"""Decider, Registry, DiskSignals and PassRecorder of the daemon without a kernel: time and memory can be anything."""
+
+import io
+import json
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
+from monitor.hot.decide import Decider
+from monitor.hot.disk_signals import DiskSignals
+from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
+from monitor.hot.registry import Registry
+from monitor.kernel.domains import Reading
+from monitor.link import codec
+from monitor.link.counters import SharedStats
+from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
+from monitor.policy.patience import Coming
+from monitor.policy.releases import era
+from monitor.replay import Replayed, replay, with_changes
+from monitor.settings.config import RunConfig
+from monitor.side.recorder import header
+from monitor.side.recording import Reader, Writer
+
+MIB, SECOND = 1 << 20, 10**9
+CAPACITY = 1000 * MIB
+PODS = [f"uid-{i}" for i in range(5)]
+Step = tuple[str, tuple[Any, ...]]  # a method of World and its arguments
+DISKS = ("nodefs.available", "pid.available")
+#: One page for all examples: nothing here depends on what it counts, and each has a descriptor.
+STATS = SharedStats.create()
+
+
+class Table:
+    """Working sets by index."""
+
+    def __init__(self) -> None:
+        self.sets: dict[int, int] = {}
+
+    def check_room(self, entries: int) -> None:
+        assert entries
+
+    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
+        return cgroup_id
+
+    def remove(self, cgroup_id: int) -> None:
+        self.sets.pop(cgroup_id, None)
+
+    def synced(self, index: int) -> bool:
+        return True
+
+    def working_set(self, index: int) -> int:
+        return self.sets.get(index, 0)
+
+    def working_sets(self, indexes: list[int]) -> list[int]:
+        return [self.working_set(index) for index in indexes]
+
+    def crossed(self, index: int) -> int:
+        return 0
+
+
+class World:
+    """A hot process without a kernel. Time stands still but for `wait`."""
+
+    def __init__(self, config: RunConfig, directory: Path) -> None:
+        self.config, self.directory = config, directory
+        self.now_ns, self.working_set = 100 * SECOND, 0
+        self.lines: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []  # decisions
+        self.deaf = False
+        policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
+        self.table = Table()
+        eviction_order = RecordedEvictionOrder(policy.memory_key)
+        self.registry = Registry(cast(Any, self.table), MIB, eviction_order)
+        self.recorder = PassRecorder(eviction_order, self.send)
+        self.watches: list[Any] = [
+            types.SimpleNamespace(
+                name=name,
+                signal=signal,
+                index=-1,
+                capacity=CAPACITY,
+                thresholds=(mine := [t for t in rules.thresholds if t.signal == signal]),
+                lines=tuple(t.quantity(CAPACITY) for t in mine),
+                path=None,
+                limited=name == "node",
+                hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
+                observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
+            )
+            for name, signal in (("node", "memory.available"), ("kubepods", "allocatableMemory.available"))
+        ]
+        gauge = types.SimpleNamespace(
+            watches=self.watches,
+            table=self.table,
+            reading=lambda watch: Reading(self.working_set, 0, 0),
+            take_capacities=lambda: None,
+            known=lambda watch: True,
+            arming=types.SimpleNamespace(armed=True),
+            is_precise=True,
+            recount=lambda: None,
+        )
+        self.fired: Any = None
+        self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
+        self.evictor = types.SimpleNamespace(current=None, begin=self.begin, hurry=lambda: None, note=self.note)
+        self.evictor.holds = lambda uid: False
+        disks = DiskSignals(config, policy, lambda message: None)
+        self.ready = False  # a victim is prepared: it is signalled before the pass
+        self.trigger = types.SimpleNamespace(
+            disarm=lambda: self.fired,
+            was_prepared=True,
+            is_pulled=False,
+            ready=self.prepared,
+            rest=lambda: None,
+        )
+        self.coming: dict[str, Coming] = {}
+        patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
+        parts = (config, rules, gauge, self.registry, self.trigger, disks, self.evictor, patience, STATS, self.take)
+        self.decider = Decider(*cast(Any, parts), self.recorder)
+        self.decider.may_act = True
+
+    def send(self, message: HotMessage) -> bool:
+        if not self.deaf:
+            self.lines.append(json.loads(codec.encode(message)))
+        return not self.deaf
+
+    def take(self, message: HotMessage) -> None:
+        if isinstance(message, Decision):
+            self.sent.append(message)
+
+    def prepared(self, uid: str) -> Any:
+        return types.SimpleNamespace(uid=uid, kill=lambda: None) if self.ready and self.fired is None else None
+
+    def begin(self, entry: Any, grace_s: int, sent: Any = None) -> Any:
+        assert sent is None or (sent.entry, grace_s) == (entry, 0), "another pod was signalled than the pass chose"
+        self.evictor.current = types.SimpleNamespace(uid=entry.uid, signalled_ns=self.now_ns, killed_ns=None)
+        return self.evictor.current
+
+    # what may happen
+
+    def wait(self, ns: int) -> None:
+        self.now_ns += ns
+
+    def put(self, pod: int, priority: int, request: int, qos: str, critical: bool, usage: int) -> None:
+        place = self.directory / PODS[pod]
+        place.mkdir(exist_ok=True)
+        about = (PODS[pod], "ns" if pod else "", f"p{pod}", priority, True, request * MIB, qos, critical, pod * 10)
+        entry = self.registry.put(PodSeen(*about, cgroup=str(place), containers={}))
+        self.table.sets[entry.index] = usage * MIB
+        self.registry.refresh()
+
+    def drop(self, pod: int) -> None:
+        self.registry.drop(PODS[pod])
+
+    def run(self, available: int, crossed: bool) -> None:
+        self.working_set = CAPACITY - available * MIB
+        self.ready = crossed and available % 2 == 0
+        self.decider.run_pass(self.now_ns if crossed else 0, self.watches[0] if crossed else None)
+
+    def press(self, available: int) -> None:
+        self.wait(SECOND)
+        self.run(available, True)
+
+    def leave(self, signals: int, *numbers: int) -> None:
+        """Somebody else died, or what was coming is back."""
+        names = ("memory.available", "allocatableMemory.available")
+        self.coming = {name: Coming(*numbers) for i, name in enumerate(names) if signals >> i & 1}
+
+    def disks(self, available: int, order: list[int], over: list[int]) -> None:
+        stamp = self.now_ns
+        self.decider.take_slow(
+            DiskFigures(
+                observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
+                orders={name: [PODS[i] for i in order] for name in DISKS},
+                violations=[{"uid": PODS[i], "message": f"too much in {i}"} for i in over],
+                reclaimed=[],
+            )
+        )
+
+    def end(self, pod: int, fires: bool) -> None:
+        """The eviction under way is over; the kernel's trigger may have taken a pod for the next."""
+        current, self.evictor.current = self.evictor.current, None
+        if current is not None and current.uid in self.registry.by_uid:
+            self.registry.set_evicted(self.registry.by_uid[current.uid], True)
+        self.fired = self.registry.by_uid.get(PODS[pod]) if fires and self.config.trigger == "kernel" else None
+
+    def pull(self, pulled: bool) -> None:
+        """The kernel's trigger was pulled, or its record was read."""
+        self.trigger.is_pulled = pulled
+
+    def lose(self, silently: bool) -> None:
+        """A message does not arrive: the hot process knows, or the side lost it and says so later."""
+        if silently:
+            if self.lines:
+                self.lines.pop()
+            self.recorder.restart()
+        else:
+            self.deaf = not self.deaf
+
+    def forget(self) -> None:
+        """A new recording begins."""
+        self.lines.clear()
+        self.recorder.restart()
+
+    def recording(self, path: Path) -> bytes:
+        writer = Writer(path, header(self.config, 1, 0))
+        for number, message in enumerate(self.lines):
+            line = {"n": number, "k": message["t"], "v": {k: v for k, v in message.items() if k != "t"}}
+            writer.add(number, json.dumps(line).encode())
+            if number % 3 == 0:
+                writer.flush()
+        writer.close()
+        return path.read_bytes()
+
+
+@contextmanager
+def clocked(world: World) -> Iterator[None]:
+    """Meanwhile the daemon's modules have the world's clock."""
+    clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (decide, act, brake, early_kill, moved_pods, pass_timer):
+            patch.setattr(module, "time", clock)
+        yield
+
+
+def lived(config: RunConfig, script: list[Step], directory: Path) -> World:
+    world = World(config, directory)
+    with clocked(world):
+        for name, arguments in script:
+            getattr(world, name)(*arguments)
+    return world
+
+
+def go_on(world: World) -> None:
+    """One more pass, all of which arrives."""
+    with clocked(world):
+        world.run(500, False)
+        world.recorder.restart()
+        world.run(500, False)
+
+
+def replayed(data: bytes, **changes: Any) -> Replayed:
+    return replay([Reader(io.BytesIO(data), "FILE")], with_changes(**changes))

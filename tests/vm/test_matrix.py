@@ -1,0 +1,199 @@
+"""`make test-vm` without a guest: which guests it boots, what they run, and what is made of their results."""
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import guest
+import images
+import matrix
+import pytest
+import report
+import suites
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts/vm"
+JUNIT = """<?xml version="1.0"?><testsuites>
+<testsuite name="pytest" tests="{tests}" failures="{failures}" errors="{errors}" skipped="{skipped}"/></testsuites>"""
+
+
+@given(st.tuples(*[st.integers(0, 1000)] * 4))
+def test_every_test_is_counted_once(numbers: tuple[int, int, int, int]) -> None:
+    passed, failures, errors, skipped = numbers
+    text = JUNIT.format(tests=sum(numbers), failures=failures, errors=errors, skipped=skipped)
+    assert report.counts_of(text) == (passed, failures + errors, skipped)
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return matrix.parser().parse_args(arguments)
+
+
+def test_what_follows_the_dashes_goes_to_pytest_word_by_word() -> None:
+    command = suites.guest_command(options("--kernel", "6.1", "--", "tests/kernel", "-k", "oom and not slow"))
+    assert "--require-kernel tests/kernel -k 'oom and not slow'\n" in command
+
+
+def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert [family.kernel for family in matrix.possible(options("--cgroup", "v1"))] == ["6.1"]
+    said = capsys.readouterr().err
+    for kernel in ("6.12", "7.2"):
+        assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in said
+    with pytest.raises(images.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"):
+        matrix.possible(options("--cgroup", "v1", "--kernel", "7.2"))
+
+
+def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memory() -> None:
+    kernel, small = suites.suites(options())
+    assert " -m '(kernel or live) and not slow and not once and" in suites.guest_command(options(), kernel)
+    for family in images.FAMILIES:
+        left_out = " and not newest" in suites.guest_command(options(), kernel.on(family))
+        assert left_out == (family.kernel != "7.2")
+    everything, *others = suites.suites(options("--all"))
+    assert everything.on(images.FAMILIES[0]) == everything
+    assert small.on(images.FAMILIES[0]) == small
+    assert " -m '(kernel or live) and not slow and not expendable' " in suites.guest_command(options(), everything)
+    assert others == [small]
+    # What cannot be taken back is the last thing a guest does.
+    last = "tests/lab/test_global_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\ncode=$?\n"
+    assert f"-m expendable tests/daemon/test_capacity.py {last}" in suites.guest_command(options(), small)
+    assert (kernel.memory_mib, small.memory_mib) == (None, 512)
+    named = set(kernel.selection.split())
+    assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
+    assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
+    once = "tests/daemon/test_supervise.py"  # all of it
+    assert once not in named
+    assert once in everything.selection.split()
+    (asked,) = suites.suites(options("--", "-k", "oom"))
+    assert "--require-kernel -k oom\ncode=$?\n" in suites.guest_command(options("--", "-k", "oom"), asked)
+    (shell,) = suites.suites(options("--command", "true"))
+    assert suites.guest_command(options("--command", "true"), shell) == "true\n"
+
+
+def test_pytest_is_interrupted_before_the_guest_is_killed() -> None:
+    assert "timeout --signal=INT --kill-after=60 $((85 - SECONDS)) python3" in suites.guest_command(
+        options(), deadline_s=100
+    )
+
+
+def test_no_guest_is_begun_that_could_not_end_in_time(tmp_path: Path) -> None:
+    image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
+    row = matrix.one(image, suites.SUITES[0], options(), tmp_path, time.monotonic() + matrix.LEAST_S / 2)
+    assert not row.good
+    assert row.why.startswith("not begun: only ")
+    assert row.name in report.lines([row])
+    assert row.why in report.lines([row])
+
+
+@pytest.mark.parametrize("broken", [("sid",), ("bookworm", "trixie", "sid")])
+def test_a_kernel_without_an_image_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
+) -> None:
+    def get(self: images.Builder, _rebuild: bool) -> images.Image:
+        if self.family.suite in broken:
+            raise images.VmError("sid has Linux 7.3 now\nand more")
+        return images.Image(self.family, tmp_path, tmp_path, f"{self.family.kernel}.1")
+
+    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
+        place.mkdir(parents=True)
+        (place / "junit.xml").write_text(JUNIT.format(tests=2, failures=0, errors=0, skipped=0))
+        return guest.Outcome(0, "", 1.0)
+
+    monkeypatch.setattr(images.Builder, "get", get)
+    monkeypatch.setattr(matrix, "boot", boot)
+    for module in (images, guest):  # where none can be built, all ends
+        monkeypatch.setattr(module, "_ended", threading.Event())
+    families = images.choose([])
+    if len(broken) == len(families):
+        with pytest.raises(images.VmError, match=r"Linux 7\.3"):
+            matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
+        return
+    rows = matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
+    said = [(row.name, row.result) for row in rows]
+    ran = 2 * len(suites.SUITES)
+    assert said[:ran] == [(kernel + suite.suffix, "ok") for kernel in ("6.1", "6.12") for suite in suites.SUITES]
+    assert said[ran:] == [("7.2" + suite.suffix, "sid has Linux 7.3 now") for suite in suites.SUITES]
+    only = options("--build-only")
+    assert [row.kernel for row in matrix.guests(only, families, tmp_path, 0.0)] == ["7.2"] * len(suites.SUITES)
+
+
+@pytest.mark.parametrize(
+    "junit", [None, "", "<testsuites><testsuite te", JUNIT.format(tests=8, failures=0, errors=0, skipped=8)]
+)
+def test_a_guest_in_which_no_test_passed_is_not_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junit: str | None
+) -> None:
+    def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
+        place.mkdir(parents=True)
+        if junit is not None:
+            (place / "junit.xml").write_text(junit)
+        return guest.Outcome(0, "", 1.0)
+
+    monkeypatch.setattr(matrix, "boot", boot)
+    image = images.Image(images.choose(["7.2"])[0], tmp_path, tmp_path, "7.2.1")
+    ends = time.monotonic() + 1000
+    row = matrix.one(image, suites.SUITES[0], options(), tmp_path, ends)
+    assert (row.good, row.result) == (False, "no test passed")
+    shell = options("--command", "true")
+    assert matrix.one(image, suites.suites(shell)[0], shell, tmp_path / "shell", ends).good
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "tried"), [(0, 0, 0, 1), (1, 0, 0, 2), (1, 1, 1, 2), (2, 0, 2, 1), (5, 0, 5, 1)]
+)
+def test_what_failed_is_run_once_more(tmp_path: Path, first: int, second: int, code: int, tried: int) -> None:
+    """The guest's own script, with a pytest that ends as it is told to."""
+    impostor = tmp_path / "python3"
+    impostor.write_text(f"""#!/bin/sh
+echo "$*" >> {tmp_path}/runs
+case "$*" in *--last-failed*) exit {second} ;; esac
+exit {first}
+""")
+    impostor.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", suites.guest_command(options())],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == code
+    runs = (tmp_path / "runs").read_text().splitlines()
+    assert len(runs) == tried
+    assert ["again.xml" in run for run in runs] == [False, True][:tried]
+
+
+@pytest.mark.parametrize("more", [("--all",), ("--kernel", "6.1"), ("--cpus", "4"), ("--", "-k", "oom")])
+def test_the_readme_is_not_written_from_anything_else_than_the_whole(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        matrix.main(["--readme", *more])
+    assert ended.value.code == 2
+    assert "--readme is for the whole matrix" in capsys.readouterr().err
+
+
+def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("outrace: error: test-vm: no guest '4.4': there are ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_cache_of_somebody_else_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: argparse.Namespace) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "bookworm.lock"))
+
+    monkeypatch.setattr(matrix, "matrix", refused)
+    assert matrix.main([]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"outrace: error: test-vm: {tmp_path}/bookworm.lock: Permission denied; chown -R ")
+    assert line.endswith("OUTRACE_VM_CACHE=DIR")
