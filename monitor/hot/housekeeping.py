@@ -104,4 +104,4 @@ class Housekeeping:
 
     def _thresholds_counted(self) -> None:
         self._gauge.arm_thresholds()
-        self._records.watches = {w.index: w for w in self._gauge.watches}
+        self._records.watch({w.index: w for w in self._gauge.watches})

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
@@ -26,8 +26,8 @@ from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 if TYPE_CHECKING:
     from monitor.hot.decide import Decider
     from monitor.hot.gauge import Gauge
+    from monitor.hot.records import Records
     from monitor.hot.registry import Registry
-    from monitor.kernel.alarms import Epoll
     from monitor.link.counters import SharedStats
     from monitor.sources.source import MemorySource
 
@@ -35,24 +35,6 @@ if TYPE_CHECKING:
 _LEFT = "OUTRACE_LEFT"
 #: The kernel's log, open since then: a kill while nobody watches is reported too.
 _LOG_FD = "OUTRACE_LOG_FD"
-
-
-class AnyRecords(Protocol):
-    """`Records` and `PolledRecords`."""
-
-    watches: Any
-    eventful: bool
-
-    def open(self, epoll: Epoll) -> None: ...
-    def consume(self, fd: int) -> bool: ...
-    def due_ns(self) -> int | None: ...
-    def go_on(self, now_ns: int) -> None: ...
-    def read_events(self) -> int: ...
-    def look_after(self) -> None: ...
-    def pods_came(self) -> None: ...
-    def pod_went(self) -> None: ...
-    def drain(self) -> None: ...
-    def send_flight(self) -> None: ...
 
 
 def take(config: RunConfig) -> tuple[RunConfig, bool]:
@@ -137,15 +119,15 @@ def records(
     decider: Decider,
     stats: SharedStats,
     send: Send,
-) -> AnyRecords:
+) -> Records:
     """What reads the events of this rung."""
     if source.pins is not None:
-        from monitor.hot.ring_records import Records
+        from monitor.hot.ring_records import RingRecords
 
-        return Records(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
+        return RingRecords(source.pins, gauge, registry, decider, stats, send, Path(config.state_dir))
     from monitor.hot.polled_records import PolledRecords
+    from monitor.sources.arming import PolledArming
     from monitor.sources.polled_table import PolledTable
-    from monitor.sources.source import PolledArming
 
     assert isinstance(source.table, PolledTable)
     assert isinstance(source.arming, PolledArming)

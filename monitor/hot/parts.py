@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from monitor.hot.evictor import Evictor
     from monitor.hot.gauge import Gauge
     from monitor.hot.guard import Guard
-    from monitor.hot.ladder import AnyRecords
     from monitor.hot.life_cycle import LifeCycle
     from monitor.hot.loop import Loop
     from monitor.hot.outbox import Outbox
     from monitor.hot.pass_record import PassRecorder
     from monitor.hot.patience import Patience
+    from monitor.hot.records import Records
     from monitor.hot.registry import Registry
     from monitor.hot.supervise import Side
     from monitor.hot.sweeps import Sweeps
@@ -42,7 +42,7 @@ class Parts:
     evictor: Evictor
     disks: DiskSignals
     decider: Decider
-    records: AnyRecords
+    records: Records
     sweeps: Sweeps
     life: LifeCycle
     recorder: PassRecorder | None

@@ -114,14 +114,13 @@ class PodSync:
         if parts.config.enforce:
             from monitor.hot.succession import succeed
 
-            pulled_ns = getattr(parts.records, "pulled_ns", 0)
             succeed(
                 parts.evictor,
                 parts.registry,
                 parts.trigger,
                 parts.patience,
                 parts.gauge,
-                pulled_ns,
+                parts.records.pulled_ns,
                 parts.decider.pressed,
                 parts.outbox.send,
             )

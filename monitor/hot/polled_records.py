@@ -16,17 +16,18 @@ from collections.abc import Mapping
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
 from monitor.hot.polled_kills import PolledKills
+from monitor.hot.records import Records
 from monitor.hot.registry import Registry
-from monitor.hot.step_buffer import Flight
 from monitor.kernel import bounds, meminfo
 from monitor.kernel.alarms import Epoll, Timer
+from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Cross, Send
+from monitor.link.messages import Send
 from monitor.settings.config import RunConfig
 from monitor.sources.alarms import Alarms
+from monitor.sources.arming import PolledArming
 from monitor.sources.polled_table import Entry, PolledTable
-from monitor.sources.source import PolledArming
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Housekeeping.look` do; this only counts kills where the log cannot be read.
@@ -46,11 +47,8 @@ BACK_NS = 400_000_000
 _MOST_NS = 10_000_000
 
 
-class PolledRecords:
-    """Looks, and hands on what it finds. ``watches``, by domain index, are the domains with thresholds.
-
-    ``log_fd``: see `PolledKills`.
-    """
+class PolledRecords(Records):
+    """Looks, and hands on what it finds. ``log_fd``: see `PolledKills`."""
 
     def __init__(
         self,
@@ -64,20 +62,15 @@ class PolledRecords:
         send: Send,
         log_fd: int = -1,
     ) -> None:
-        self.eventful = False  # something happened that the flight recorder's steps belong to
+        super().__init__(decider, stats, send)
         self._table = table
         self._arming = arming
         self._gauge = gauge
         self._registry = registry
-        self._decider = decider
-        self._stats = stats
-        self._send = send
-        self._flight = Flight(send)
         self._timer = Timer()
         self._alarms = Alarms(config.rung, gauge.hierarchy.version, send)
         self._oom = PolledKills(gauge, registry, table, stats, send, log_fd)
         self._huge_page = meminfo.huge_page()
-        self._watches: Mapping[int, Watch] = {}
         self._looked_ns = self._pods_due_ns = self._count_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when the timer is; when a pod that went is to be read, 0: none
         self._cost_ns = float(bounds.TURN_NS)
@@ -111,32 +104,14 @@ class PolledRecords:
             return False
         return True
 
-    @property
-    def watches(self) -> Mapping[int, Watch]:
-        return self._watches
-
-    @watches.setter
-    def watches(self, found: Mapping[int, Watch]) -> None:
-        self._watches = found
-        self._alarms.watch([w for w in found.values() if w.thresholds])
+    def watch(self, watches: Mapping[int, Watch]) -> None:
+        super().watch(watches)
+        self._alarms.watch([w for w in watches.values() if w.thresholds])
         self._wake()
-
-    def due_ns(self) -> int | None:
-        """Never: a look takes in all there is, and the kernel's log is read through the epoll."""
-        return None
-
-    def go_on(self, now_ns: int) -> None:
-        """Nothing, see `due_ns`."""
 
     def read_events(self) -> int:
         """Look now; how many crossings there were."""
         return self._look()
-
-    def look_after(self) -> None:
-        """Once a second: nothing, `_look` counts as often."""
-
-    def drain(self) -> None:
-        """Nothing: what is read is read at once."""
 
     def pods_came(self) -> None:
         """What they have counted before is no kill of now."""
@@ -147,12 +122,6 @@ class PolledRecords:
         now = time.monotonic_ns()
         self._given_back_ns = now + GIVEN_BACK_NS
         self._timer.set(min(self._due_ns, self._given_back_ns) - now)
-
-    def send_flight(self) -> None:
-        """Send the side the steps around what happened, if anything did."""
-        if self.eventful:
-            self.eventful = self._decider.pressed
-            self._flight.send()
 
     def _wake(self) -> None:
         self._timer.set(1)
@@ -179,7 +148,7 @@ class PolledRecords:
                 wait = self._given_back_ns - start
             else:
                 moved, self._pods_due_ns, self._given_back_ns = True, 0, 0
-        for watch in self._watches.values():
+        for watch in self.watches.values():
             if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
                 continue  # the second: removed a moment ago, and another takes its place in the next turn
             entry = self._table.entry(watch.index)
@@ -241,24 +210,12 @@ class PolledRecords:
         self._decider.run_pass(min(at))
         for ts_ns, (watch, over) in zip(at, fresh, strict=True):
             entry = self._table.entry(watch.index)
-            for which, threshold in enumerate(watch.thresholds):
-                if not over >> which & 1:
-                    continue
-                self._stats.add("records_cross")
-                self._stats.add("records")
-                self._send(
-                    Cross(
-                        ts_ns=ts_ns,
-                        seen_ns=seen_ns,
-                        domain=watch.name,
-                        signal=threshold.signal,
-                        hard=threshold.hard,
-                        quantity=watch.lines[which],
-                        capacity=watch.capacity,
-                        usage=entry.usage,
-                        working_set=entry.working_set,
-                    )
-                )
+            reading = Reading(entry.usage, entry.inactive, entry.active)
+            for which in range(len(watch.thresholds)):
+                if over >> which & 1:
+                    self._stats.add("records_cross")
+                    self._stats.add("records")
+                    self._send_crossing(watch, which, reading, ts_ns, seen_ns)
 
     def _pods(self, now_ns: int) -> None:
         """Read the usage of everything; what moved by a step is noted, and ranked before the next decision."""
@@ -270,21 +227,21 @@ class PolledRecords:
             usage = self._table.read_usage(entry)
             if not entry.step or abs(usage - entry.noted) < entry.step:
                 continue
-            if index not in self._watches and not entry.machine:
+            if index not in self.watches and not entry.machine:
                 self._table.read_stat(entry)
             entry.noted = usage
             row = (now_ns, entry.cgroup_id, usage // PAGE, entry.inactive // PAGE, entry.active // PAGE)
-            self._flight.note(row)
+            self._keep_step(row)
             self._stats.add("records_step")
-            self._decider.stirred |= index in self._watches
-            if index not in self._watches and entry.synced:
+            self._decider.stirred |= index in self.watches
+            if index not in self.watches and entry.synced:
                 self._decider.step(index, entry.working_set)
         ended = time.monotonic_ns()
         self._pods_due_ns = ended + max(RANK_NS, bounds.SHARE * (ended - began))
 
     def _bound(self, wait_ns: int, hidden: int) -> None:
         """Say what can move unseen until the next look."""
-        rate, machine = self._arming.rate, any(watch.machine for watch in self._watches.values())
+        rate, machine = self._arming.rate, any(watch.machine for watch in self.watches.values())
         if self._alarms.are_aimed:
             bound = bounds.announced(rate, self._cpus, self._huge_page, wait_ns, machine=machine, hidden=hidden)
         else:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from monitor.hot.decide import Decider
 from monitor.hot.gauge import Gauge
+from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.hot.ring_budget import Ration
-from monitor.hot.step_buffer import Flight
 from monitor.kernel.alarms import Epoll
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Cross, LogLine, Oom, Send
+from monitor.link.messages import LogLine, Oom, Send
 from monitor.link.reported_kills import forget, holds, spans
-from monitor.sources.watch import Watch
 
 _OOM_RECORDS = {
     "mark": "records_oom",
@@ -39,8 +38,8 @@ _ROUNDS = 4
 _KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 
 
-class Records:
-    """Reads the rings. ``watches``, by domain index, are the domains with thresholds.
+class RingRecords(Records):
+    """Reads the rings.
 
     ``state_dir``: where it says when a daemon without BPF reported kills (`monitor.link.reported_kills`).
     """
@@ -55,22 +54,16 @@ class Records:
         send: Send,
         state_dir: Path | None = None,
     ) -> None:
-        self.watches: dict[int, Watch] = {}
-        self.eventful = False  # something happened that the flight recorder's steps belong to
+        super().__init__(decider, stats, send)
         self._pins = pins
         self._gauge = gauge
         self._registry = registry
-        self._decider = decider
-        self._stats = stats
-        self._send = send
         self._state_dir = state_dir
         self._spans = spans(state_dir) if state_dir is not None else []
         self._known: set[int] = set()  # pids of the victims that were reported then
-        self._flight = Flight(send)
         self._ration = Ration()
         self._unpinned = False
         self._of_kills: tuple[Ring, ...] = ()
-        self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
     def open(self, epoll: Epoll) -> None:
@@ -138,12 +131,6 @@ class Records:
         """Read crossings and steps now, as many as one turn may; how many there were."""
         return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
 
-    def pods_came(self) -> None:
-        """The programs report their kills, none twice."""
-
-    def pod_went(self) -> None:
-        """Steps report what it gave back."""
-
     def look_after(self) -> None:
         """Once a second: read the kills that nobody was woken up for, and say it once when the pins are gone.
 
@@ -164,14 +151,7 @@ class Records:
                 )
             )
 
-    def send_flight(self) -> None:
-        """Send the side the steps around what happened, if anything did."""
-        if self.eventful:
-            self.eventful = self._decider.pressed
-            self._flight.send()
-
     def drain(self) -> None:
-        """Read what is there about kills: nobody will for a while, and others report what comes now."""
         for ring in self._of_kills:
             ring.consume()
 
@@ -198,7 +178,7 @@ class Records:
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
             if self._gauge.table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
-                self._flight.note((ts, cgroup_id, usage, inactive, active))
+                self._keep_step((ts, cgroup_id, usage, inactive, active))
                 if index in self.watches:
                     self._decider.stirred = True
                 else:
@@ -214,6 +194,7 @@ class Records:
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)
                     self._decider.run_pass(ts, watch)
+                    self.eventful = True
                     self._send_crossing(watch, threshold, reading, ts, seen_ns)
                 else:
                     self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
@@ -221,24 +202,6 @@ class Records:
         else:
             self._stats.add("records_bad")
         self._stats.add("records")
-
-    def _send_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
-        """A threshold was crossed; sent after what was decided about it."""
-        self.eventful = True
-        threshold = watch.thresholds[which]
-        self._send(
-            Cross(
-                ts_ns=ts_ns,
-                seen_ns=seen_ns,
-                domain=watch.name,
-                signal=threshold.signal,
-                hard=threshold.hard,
-                quantity=watch.lines[which],
-                capacity=watch.capacity,
-                usage=reading.usage,
-                working_set=reading.working_set,
-            )
-        )
 
     def _was_reported(self, event: OomEvent) -> bool:
         """Whether this step of a kill was reported without BPF. An end is, where what led to it was."""

@@ -1,14 +1,16 @@
-"""When the fine-grained programs are attached: near a threshold, and only there.
+"""When memory is followed finely: near a threshold, and only there.
 
-Attached they cost a page fault a few percent; detached nothing. While detached, the loop has to look at headroom
-often enough: after looking, the next look may wait as long as the machine needs, at the fastest rate it can fault
-memory in, to eat the headroom down to a reserve in which attaching (0.2 ms, measured) is safely done. If that is
-shorter than MIN_LOOK, stay attached.
+With BPF that is when the fine-grained programs are attached: attached they cost a page fault a few percent, detached
+nothing. While detached, the loop has to look at headroom often enough: after looking, the next look may wait as long as
+the machine needs, at the fastest rate it can fault memory in, to eat the headroom down to a reserve in which attaching
+(0.2 ms, measured) is safely done. If that is shorter than MIN_LOOK, stay attached.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from monitor.errors import MonitorError
 from monitor.kernel.bounds import REREAD_NS
@@ -23,54 +25,36 @@ RESERVE_NS = 20_000_000
 _HYSTERESIS = 2
 
 
-class Arming:
+class Arming(ABC):
     """Attached or not, and until when that is safe."""
 
-    def __init__(self, pins: Pins, max_fill_rate: int) -> None:
-        # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
-        self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
-        self._partial = pins.hook != TRACEPOINT
+    partial = False  # whether the hook sees charges only
+
+    def __init__(self, max_fill_rate: int) -> None:
+        self.rate = max_fill_rate
+        self.armed = False
         #: Whether there is something that is never charged to be watched: the whole machine.
         self.rereads = False
         self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
-        self._rate = max_fill_rate
-        self._links: list[int] = []
         self.next_look_ns = 0
         self._interval_ns = 0
 
     @property
-    def partial(self) -> bool:
-        """Whether the hook sees charges only."""
-        return self._partial
-
-    @property
-    def armed(self) -> bool:
-        return bool(self._links)
-
-    @property
     def looks(self) -> bool:
         """Whether the loop has to look at headroom when `next_look_ns` comes."""
-        return not self._links or self.rereads
+        return not self.armed or self.rereads
 
     @property
     def near(self) -> int:
-        """Headroom (bytes) below which the programs are attached."""
-        return self._rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
+        """Headroom (bytes) below which it is attached."""
+        return self.rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
 
+    @abstractmethod
     def attach(self) -> None:
-        if self._links:
-            return
-        try:
-            for name, fd in self._programs.items():
-                self._links.append(attach(name, fd))
-        except MonitorError:  # all or none
-            self.detach()
-            raise
+        """Nothing if it is attached. Raises MonitorError."""
 
     def detach(self) -> None:
-        for link in self._links:
-            os.close(link)
-        self._links = []
+        self.armed = False
 
     def decide(self, headroom: int, now_ns: int, reread_ns: int = REREAD_NS) -> bool:
         """Attach or detach for this headroom (bytes to the first threshold); True if that changed.
@@ -83,7 +67,7 @@ class Arming:
         elif was and headroom > _HYSTERESIS * self.near:
             self.detach()
         if not self.armed:
-            safe = (headroom * 1_000_000_000) // self._rate - RESERVE_NS - self.sweep_ns
+            safe = (headroom * 1_000_000_000) // self.rate - RESERVE_NS - self.sweep_ns
             self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
             self.next_look_ns = now_ns + self._interval_ns
         elif self.rereads:
@@ -93,4 +77,43 @@ class Arming:
 
     def unseen_bytes(self) -> int:
         """What could be allocated before the next look; while attached, without a charge."""
-        return self._rate * self._interval_ns // 1_000_000_000
+        return self.rate * self._interval_ns // 1_000_000_000
+
+
+class BpfArming(Arming):
+    """The fine-grained programs, attached or not."""
+
+    def __init__(self, pins: Pins, max_fill_rate: int) -> None:
+        super().__init__(max_fill_rate)
+        # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
+        self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
+        self.partial = pins.hook != TRACEPOINT
+        self._links: list[int] = []
+
+    def attach(self) -> None:
+        if self.armed:
+            return
+        try:
+            for name, fd in self._programs.items():
+                self._links.append(attach(name, fd))
+        except MonitorError:  # all or none
+            self.detach()
+            raise
+        self.armed = True
+
+    def detach(self) -> None:
+        super().detach()
+        for link in self._links:
+            os.close(link)
+        self._links = []
+
+
+class PolledArming(Arming):
+    """Files, read finely or now and then: nothing is attached, everything is read."""
+
+    on_armed: Callable[[], None] = staticmethod(lambda: None)
+
+    def attach(self) -> None:
+        if not self.armed:
+            self.armed = True
+            self.on_armed()

@@ -16,7 +16,7 @@ from monitor.kernel.domains import NO_CEILING, Reading
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.wire import EVICTION, VICTIM
 from monitor.settings.config import RunConfig
-from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS
+from monitor.sources.arming import Arming, BpfArming, PolledArming
 
 if TYPE_CHECKING:
     from monitor.kernel.pins import Pins
@@ -60,80 +60,6 @@ class Sweeps(Protocol):
     def touch_root(self) -> None: ...
 
 
-class Arms(Protocol):
-    """Listening finely, near a threshold, or looking now and then (`monitor.sources.arming`)."""
-
-    next_look_ns: int
-    rereads: bool
-    sweep_ns: int
-
-    @property
-    def partial(self) -> bool: ...
-    @property
-    def armed(self) -> bool: ...
-    @property
-    def looks(self) -> bool: ...
-    @property
-    def near(self) -> int: ...
-    def detach(self) -> None: ...
-    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool: ...
-    def unseen_bytes(self) -> int: ...
-
-
-class PolledArming:
-    """Reading finely or now and then: the same distances as `Arming`, but nothing is attached."""
-
-    def __init__(self, max_fill_rate: int) -> None:
-        self.rate = max_fill_rate
-        self.rereads = False
-        self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
-        self.on_armed: Callable[[], None] = lambda: None
-        self.next_look_ns = 0
-        self._interval_ns = 0
-        self._armed = False
-
-    @property
-    def partial(self) -> bool:
-        """Whether something is not seen until the next sweep: not here, where everything is read."""
-        return False
-
-    @property
-    def armed(self) -> bool:
-        return self._armed
-
-    @property
-    def looks(self) -> bool:
-        """Whether the loop has to look at headroom when `next_look_ns` comes."""
-        return not self._armed
-
-    @property
-    def near(self) -> int:
-        """Headroom (bytes) below which memory is read finely."""
-        return self.rate * (MIN_LOOK_NS + RESERVE_NS + self.sweep_ns) // 1_000_000_000
-
-    def detach(self) -> None:
-        self._armed = False
-
-    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool:
-        """Read finely or not for this headroom (bytes to the nearest threshold); True if that changed."""
-        was = self._armed
-        if headroom < self.near:
-            self._armed = True
-        elif headroom > 2 * self.near:
-            self._armed = False
-        if not self._armed:
-            safe = headroom * 1_000_000_000 // self.rate - RESERVE_NS - self.sweep_ns
-            self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
-            self.next_look_ns = now_ns + self._interval_ns
-        elif not was:
-            self.on_armed()
-        return was != self._armed
-
-    def unseen_bytes(self) -> int:
-        """While far from a threshold: what could be allocated before the next look."""
-        return self.rate * self._interval_ns // 1_000_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class MemorySource:
     """The instruments of one rung. ``victim``, ``eviction``: these structs as 64-bit words, in BPF's maps or here.
@@ -145,7 +71,7 @@ class MemorySource:
     rung: str
     table: Table
     sweeper: Sweeps
-    arming: Arms
+    arming: Arming
     victim: memoryview
     eviction: memoryview
     pins: Pins | None
@@ -162,7 +88,6 @@ def _open_bpf(config: RunConfig) -> MemorySource:
     from monitor.kernel.domains import DomainTable
     from monitor.kernel.pins import Pins
     from monitor.kernel.sweeping import Sweeper
-    from monitor.sources.arming import Arming
 
     pins = Pins.open(config.pin_dir)
     table = DomainTable(pins)
@@ -170,7 +95,7 @@ def _open_bpf(config: RunConfig) -> MemorySource:
         rung=config.rung,
         table=table,
         sweeper=Sweeper(pins, table),
-        arming=Arming(pins, config.max_fill_rate),
+        arming=BpfArming(pins, config.max_fill_rate),
         victim=memoryview(pins.mmap("victims", VICTIM.size)).cast("Q"),
         eviction=memoryview(pins.mmap("evictions", EVICTION.size)).cast("Q"),
         pins=pins,

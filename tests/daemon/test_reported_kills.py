@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot.ring_records import Records
+from monitor.hot.ring_records import RingRecords
 from monitor.kernel import charging, loader
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.lab.daemon import LabDaemon
@@ -76,7 +76,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
 def test_what_was_reported_is_passed_over_step_by_step(tmp_path: Path) -> None:
     """An end is, where what led to it was; and a pid is used again."""
     span(tmp_path, 100, 200)
-    records = Records(*cast("tuple[Any, ...]", [None] * 6), state_dir=tmp_path)
+    records = RingRecords(*cast("tuple[Any, ...]", [None] * 6), state_dir=tmp_path)
 
     def was_reported(kind: str, ts_ns: int, pid: int = 42) -> bool:
         event: Any = SimpleNamespace(kind=kind, ts_ns=ts_ns, victim_pid=pid)
