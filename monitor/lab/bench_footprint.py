@@ -10,21 +10,16 @@ from __future__ import annotations
 import compileall
 import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import click
 import psutil
 
-from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import loader
-from monitor.lab.bench_latency import summary
+from monitor.lab.bench import Row, bench, number, progress, state_dir, summary
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, require_root
+from monitor.lab.node import MIB, LabNode
 
 #: What the project promises. Milliseconds, bytes, milliseconds per minute.
 TARGETS = {
@@ -74,32 +69,15 @@ def side_of(daemon: LabDaemon) -> int:
     return children[0]
 
 
-class Starts:
-    """Starts of the daemon on one node, timed; ``look`` sees each while it runs."""
-
-    def __init__(self, node: LabNode, state_dir: Path) -> None:
-        self.node = node
-        self.state_dir = state_dir
-
-    def time(self, look: Callable[[LabDaemon], None] | None = None, *, keep_pins: bool) -> float:
-        """Milliseconds from the start of the command to the hot process being ready."""
-        with LabDaemon(self.node, state_dir=self.state_dir, machine=True, keep_pins=keep_pins) as daemon:
-            ready = daemon.wait_for(lambda r: r.get("msg") == "ready")
-            if ready is None:
-                raise MonitorError(
-                    f"the monitor answers /readyz but never logged that it is ready: {daemon.complaint()}"
-                )
-            if look is not None:
-                look(daemon)
-            return float((ready["ready_ns"] - daemon.started_ns) / 1e6)
-
-    def several(self, name: str, runs: int, *, keep_pins: bool) -> dict[str, Any]:
-        row = summary(name, [self.time(keep_pins=keep_pins) for _ in range(runs)], "ms")
-        click.echo(f"{name}: p50 {row['p50']:.0f} ms", err=True)
-        return row
+def to_ready(daemon: LabDaemon) -> float:
+    """Milliseconds from the start of the command to the hot process being ready."""
+    ready = daemon.message("ready")
+    if ready is None:
+        raise MonitorError(f"the monitor answers /readyz but never logged that it is ready: {daemon.complaint()}")
+    return float((ready["ready_ns"] - daemon.started_ns) / 1e6)
 
 
-def _memory_rows(daemon: LabDaemon, after: str) -> list[dict[str, Any]]:
+def _memory_rows(daemon: LabDaemon, after: str) -> list[Row]:
     hot, tree = memory(daemon.pid), [memory(pid) for pid in processes(daemon.pid)]
     figures = {
         "rss_hot": hot[0],
@@ -110,7 +88,7 @@ def _memory_rows(daemon: LabDaemon, after: str) -> list[dict[str, Any]]:
     return [summary(name + after, [float(value)], "bytes") for name, value in figures.items()]
 
 
-def _idle_rows(daemon: LabDaemon, seconds: float) -> list[dict[str, Any]]:
+def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
     """CPU of both processes while nothing happens and nobody asks, in windows of 5 s, each scaled to a minute; ``mean``
     is over all of them.
 
@@ -144,62 +122,36 @@ def _heard(metrics: dict[str, float]) -> int:
     return int(sum(v for k, v in metrics.items() if k.startswith("outrace_records_total") and 'side="reader"' in k))
 
 
-def measure(runs: int, pods: int, idle_s: float) -> list[dict[str, Any]]:
-    """All rows. Raises MonitorError when the daemon does not start."""
-    # Bytecode as after an installation: a checkout has none before it was run, and compiling takes half a second.
-    compileall.compile_dir(Path(loader.__file__).parent.parent, quiet=2)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name, LabNode("footprint", NODE_BYTES) as node:
-        state_dir = Path(name)
-        node.also_remove(loader.instance_directory(state_dir))
-        for i in range(pods):
-            node.add_pod(f"p{i}", ("Burstable", "BestEffort")[i % 2], request=MIB * (i % 2 == 0), containers=2)
-        starts = Starts(node, state_dir)
-        try:
-            rows.append(summary("ready_first", [starts.time(keep_pins=False)], "ms"))
-            rows.append(starts.several("ready_cold", runs, keep_pins=False))
-            starts.time(keep_pins=True)  # loads, so that the next find it loaded
-            rows.append(starts.several("ready_warm", runs, keep_pins=True))
-
-            def look(daemon: LabDaemon) -> None:
-                rows.extend(_memory_rows(daemon, ""))
-                rows.extend(_idle_rows(daemon, idle_s))
-                rows.extend(_memory_rows(daemon, "_scraped"))
-
-            starts.time(look, keep_pins=True)
-        finally:
-            loader.unload(loader.instance_directory(state_dir))
-    for row in rows:
-        if row["name"] in TARGETS:
-            row["target"] = TARGETS[row["name"]]
-    return rows
-
-
-@click.command()
-@click.option("--runs", default=5, show_default=True, type=click.IntRange(1), help="Starts of each kind.")
-@click.option("--pods", default=110, show_default=True, type=click.IntRange(0), help="Pods described by manifests.")
-@click.option("--idle", default=60.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds of idle CPU.")
-@output_option
-def footprint(runs: int, pods: int, idle: float, output: str) -> None:
+@bench("name unit n p50 mean max target records")
+@number("--runs", 5, "Starts of each kind.")
+@number("--pods", 110, "Pods described by manifests.", 0)
+@number("--idle", 60.0, "Seconds of idle CPU.", 0.1)
+def footprint(runs: int, pods: int, idle: float) -> list[Row]:
     """Measure the monitor itself: time from the command's start to ready (first: state dir empty; cold: nothing
     loaded; warm: programs found pinned), resident memory of the hot process and of the whole tree, CPU while disarmed
     and idle.
 
     _scraped is after the first scrape of /metrics, which loads the library for it. Idle CPU is scaled to a minute.
     """
-    require_root("bench footprint", "starts the monitor")
-    rows = measure(runs, pods, idle)
-    if output == "json":
-        print_json({"bench": "footprint", "results": rows})
-        return
-    print_table(
-        ("what", "unit", "n", "p50", "mean", "max", "target", "records"),
-        [
-            (r["name"], r["unit"], r["n"], *(_whole(r.get(k)) for k in ("p50", "mean", "max", "target", "records")))
-            for r in rows
-        ],
-    )
+    # Bytecode as after an installation: a checkout has none before it was run, and compiling takes half a second.
+    compileall.compile_dir(Path(loader.__file__).parent.parent, quiet=2)
+    rows: list[Row] = []
+    with LabNode("footprint", NODE_BYTES) as node, state_dir(node) as directory:
+        for i in range(pods):
+            node.add_pod(f"p{i}", ("Burstable", "BestEffort")[i % 2], request=MIB * (i % 2 == 0), containers=2)
 
+        def daemon(keep_pins: bool) -> LabDaemon:
+            return LabDaemon(node, state_dir=directory, machine=True, keep_pins=keep_pins)
 
-def _whole(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0f}"
+        for name, times, keep_pins in (("first", 1, False), ("cold", runs, False), ("warm", runs, True)):
+            took = []
+            for _ in range(times + keep_pins):
+                with daemon(keep_pins) as started:
+                    took.append(to_ready(started))
+            rows.append(summary(f"ready_{name}", took[keep_pins:], "ms"))  # the first one loads what the next ones find
+            progress(f"ready_{name}: p50 {rows[-1]['p50']:.0f} ms")
+        with daemon(True) as started:
+            rows += _memory_rows(started, "")
+            rows += _idle_rows(started, idle)
+            rows += _memory_rows(started, "_scraped")
+    return [row | ({"target": TARGETS[row["name"]]} if row["name"] in TARGETS else {}) for row in rows]

@@ -8,10 +8,8 @@ Quiet, and beside two busy processes for each CPU: the bound that the monitor wa
 
 from __future__ import annotations
 
-import math
 import os
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,11 +22,10 @@ from pathlib import Path
 import click
 
 from monitor.actions.reap import give_back
-from monitor.cli.output import output_option, print_json, print_table
 from monitor.hot.leaving import NOTHING
-from monitor.kernel import loader
+from monitor.lab.bench import STATISTICS, Row, bench, number, state_dir, summary
 from monitor.lab.child import Hog
-from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
 KINDS = ("anon", "tables", "shmem", "sockets", "dentries", "file")
@@ -102,25 +99,18 @@ def _monitor(node: LabNode, directory: Path) -> LabDaemon:
     return LabDaemon(node, *options, state_dir=directory, keep_pins=True)
 
 
-def _evicted(daemon: LabDaemon, name: str) -> bool:
-    """Whether a pod was evicted, to its end, within the time that a lab has."""
-
-    def is_it(record: Record) -> bool:
-        return record.get("msg") == "evicted" and record.get("pod") == f"lab/{name}"
-
-    return daemon.wait_for(is_it) is not None
-
-
 def nobody_else(directory: Path) -> bool:
     """A pod of page tables crosses the threshold under --enforce: whether it alone died."""
     with LabNode("bench-giveback", RACE_MIB * MIB) as node:
         hog_pod, calm_pod = node.add_pod("tables"), node.add_pod("innocent")
         with _monitor(node, directory) as d:
-            calm = node.start_hog(calm_pod, mib=CALM_MIB)
-            calm.go()
-            calm.expect("grown")
+            calm = node.fill(calm_pod, CALM_MIB)
             node.start_hog(hog_pod, kind="tables", mib=RACE_MIB).go()
-            return _evicted(d, "tables") and calm.process.poll() is None and node.oom_kills() == 0
+            return (
+                d.message("evicted", pod="lab/tables") is not None
+                and calm.process.poll() is None
+                and node.oom_kills() == 0
+            )
 
 
 def in_time(directory: Path) -> bool:
@@ -137,7 +127,7 @@ def in_time(directory: Path) -> bool:
             hog.wait()
             fast.go()
             fast.wait()
-            return _evicted(d, "grower") and node.oom_kills() == 0
+            return d.message("evicted", pod="lab/grower") is not None and node.oom_kills() == 0
 
 
 @contextmanager
@@ -152,55 +142,37 @@ def busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def rows(kind: str, state: str, found: list[Return]) -> list[dict[str, object]]:
-    back = sorted(one.back_ns for one in found if one.back_ns is not None)
-    made: list[dict[str, object]] = [_row(f"{kind}, {state}: SIGKILL to exit", sorted(one.died_ns for one in found))]
-    if back:
-        made.append(_row(f"{kind}, {state}: exit to memory back", back))
+def rows(kind: str, state: str, found: list[Return]) -> list[Row]:
+    made = [summary(f"{kind}, {state}: SIGKILL to exit", [one.died_ns // 1000 for one in found])]
+    if back := [one.back_ns // 1000 for one in found if one.back_ns is not None]:
+        made.append(summary(f"{kind}, {state}: exit to memory back", back))
     for what, values in (
         ("charged at the exit", [one.at_exit for one in found]),
         ("kept", [one.kept for one in found]),
         ("kept when asked for", [one.kept_when_asked for one in found]),
     ):
         if max(values) > NOTHING:
-            made.append(_bytes(f"{kind}, {state}: {what}", sorted(values)))
+            made.append(summary(f"{kind}, {state}: {what}", values, "bytes"))
     return made
 
 
-def _row(name: str, ns: list[int]) -> dict[str, object]:
-    p50, p99, most = statistics.median(ns), ns[math.ceil(len(ns) * 0.99) - 1], ns[-1]
-    return {"name": name, "unit": "us", "n": len(ns), "p50": int(p50) // 1000, "p99": p99 // 1000, "max": most // 1000}
+def _races(runs: int) -> list[Row]:
+    with LabNode("bench-giveback", MIB) as owner, state_dir(owner) as directory:
+        return [
+            {"name": name, "runs": runs, "wins": sum(race(directory) for _ in range(runs))}
+            for name, race in (
+                ("page tables: nobody else died", nobody_else),
+                ("growth meanwhile: in time", in_time),
+            )
+        ]
 
 
-def _bytes(name: str, values: list[int]) -> dict[str, object]:
-    p99 = values[math.ceil(len(values) * 0.99) - 1]
-    p50 = int(statistics.median(values))
-    return {"name": name, "unit": "bytes", "n": len(values), "p50": p50, "p99": p99, "max": values[-1]}
-
-
-def _races(runs: int) -> list[dict[str, object]]:
-    with LabNode("bench-giveback", MIB) as owner, tempfile.TemporaryDirectory(prefix="outrace-bench-") as state:
-        pins = loader.instance_directory(Path(state))
-        owner.also_remove(pins)  # also after kill -9
-        try:
-            return [
-                {"name": name, "runs": runs, "wins": sum(race(Path(state)) for _ in range(runs))}
-                for name, race in (
-                    ("page tables: nobody else died", nobody_else),
-                    ("growth meanwhile: in time", in_time),
-                )
-            ]
-        finally:
-            loader.unload(pins)
-
-
-@click.command()
-@output_option
-@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Kills of each kind and state.")
-@click.option("--mib", type=click.IntRange(min=8), default=64, show_default=True, help="Memory of each process.")
-@click.option("--races", type=click.IntRange(min=0), default=10, show_default=True, help="Evictions of each sort.")
+@bench(f"{STATISTICS} runs wins")
+@number("--runs", 20, "Kills of each kind and state.")
+@number("--mib", 64, "Memory of each process.", 8)
+@number("--races", 10, "Evictions of each sort.", 0)
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these kinds of memory.")
-def giveback(output: str, runs: int, mib: int, races: int, kinds: tuple[str, ...]) -> None:
+def giveback(runs: int, mib: int, races: int, kinds: tuple[str, ...]) -> list[Row]:
     """Measure how long the memory of a killed process takes to come back.
 
     From its last exit to the memory given back, for anonymous memory, page tables, tmpfs that goes with the process,
@@ -208,16 +180,10 @@ def giveback(output: str, runs: int, mib: int, races: int, kinds: tuple[str, ...
     makes of it: evictions of a pod of page tables beside one that is innocent, and of one whose memory stays while
     another takes the rest.
     """
-    found: list[dict[str, object]] = []
+    found: list[Row] = []
     with LabNode("bench-giveback", (2 * mib + 64) * MIB) as node:
         for state, load in (("quiet", 0), ("busy", 2 * (os.cpu_count() or 1))):
             with busy(load):
                 for kind in kinds or KINDS:
                     found += rows(kind, state, [one(node, kind, mib, i) for i in range(runs)])
-    won = _races(races) if races else []
-    if output == "json":
-        print_json({"bench": "giveback", "results": found + won})
-        return
-    print_table(list(found[0]), [list(row.values()) for row in found])
-    if won:
-        print_table(list(won[0]), [list(row.values()) for row in won])
+    return found + (_races(races) if races else [])

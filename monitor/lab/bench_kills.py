@@ -1,63 +1,265 @@
-"""`outrace bench kills`: SIGKILL to the monitor's own processes at random moments of races."""
+"""`outrace bench kills`: SIGKILL to the monitor's own processes at random moments around a crossing.
+
+The hot process is started again at once, by the lab, as a service manager would; the side by the hot process. What is
+checked is what may never happen: an OOM kill without a record or in two, a second pod for one shortage, a pod that had
+no part in it, something left behind.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
+import psutil
 
-from monitor.cli.output import output_option, print_json, print_table
-from monitor.errors import EXIT_FAILURE
-from monitor.kernel import mounts
-from monitor.lab.kills import HOT, SIDE, Kills
+from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
+from monitor.kernel import cgroup_procs, loader
+from monitor.kernel.kmsg import Killed, Kmsg
+from monitor.lab.bench import Found, Row, bench, number, print_rows, progress
+from monitor.lab.child import PATIENCE_S, Hog
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, LabNode
+from monitor.lab.race import populate
+from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
+HOT, SIDE = "hot", "side"
+NODE_BYTES = 256 * MIB
+MARGIN = 16 * MIB
+#: What is killed is killed between this much before the line and so long after.
+_BEFORE = 8 * MIB
+_AFTER_S = 0.04
+#: MiB/s of the hogs; 0 is full speed.
+_RATES = (0, 200, 800)
+#: An episode is over after some seconds of quiet, and then stored.
+_STORED_S = 20.0
+#: So long it may take until an eviction is in the log.
+_REPORT_TIMEOUT_S = 10.0
+_NOT_MET = 'outrace_threshold_met{kind="hard",signal="memory.available"}'
 _PROBLEMS_SHOWN = 20
 
 
-@click.command()
-@click.option("--runs", default=200, show_default=True, type=click.IntRange(1), help="Kills, half of them of the side.")
+@dataclass
+class Tally:
+    """What came of the runs in which one of the processes was killed."""
+
+    runs: int = 0
+    evicted: int = 0
+    oom: int = 0  # races that the kernel won
+    again: int = 0  # evictions that the next daemon went on with
+    unsaid: int = 0  # evictions that only the next daemon reported
+    problems: list[str] = field(default_factory=list)  # one line each
+
+    def row(self, name: str) -> Row:
+        return {
+            "name": name,
+            "unit": "runs",
+            "runs": self.runs,
+            "right": self.runs - len({problem.partition(":")[0] for problem in self.problems}),
+            "evicted": self.evicted,
+            "oom": self.oom,
+            "gone_on": self.again,
+            "told_by_next": self.unsaid,
+            "problems": self.problems,
+        }
+
+
+class Kills:
+    """Context manager: a lab node with pods that have no part in it, and an enforcing daemon on it."""
+
+    def __init__(self, seed: int, trigger: str) -> None:
+        self._random = random.Random(seed)
+        self._node = LabNode("kills", NODE_BYTES)
+        self._options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{MARGIN >> 20}Mi")
+        self._kmsg = Kmsg()
+        self._hogs: dict[int, int] = {}  # pid -> run
+        self._killed: Counter[int] = Counter()  # pids that the kernel's log names
+        self.tallies = {HOT: Tally(), SIDE: Tally()}
+        self._decided: set[int] = set()
+        self._ours: set[int] = set()  # pids that the monitor has had
+        self._whose: dict[int, str] = {}  # run -> what was killed in it
+        self.left_behind: list[str] = []
+
+    def __enter__(self) -> Kills:
+        self._node.__enter__()
+        try:
+            self._victim = populate(self._node)
+            self._node.fill(self._node.add_pod("idle", namespace="demo"), 24)  # the next in order
+            self._daemon = LabDaemon(self._node, *self._options)
+            self._daemon.start()
+            self._bystanders = {child: _oom_score_adj(child.pid) for child in self._node.children}
+        except BaseException:
+            self._node.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._daemon.__exit__(None, None, None)
+        finally:
+            self._node.close()
+            self._kmsg.close()
+        cgroup, pins = self._node.cgroup, loader.instance_directory(self._daemon.state_dir)
+        self.left_behind += [f"{path} is left behind" for path in (cgroup, pins) if path.exists()]
+        self.left_behind += [f"process {pid} of the monitor is left behind" for pid in self._ours if _is_ours(pid)]
+
+    def run(self, what: str) -> None:
+        """One race with a kill in it."""
+        tally = self.tallies[what]
+        tally.runs += 1
+        number = len(self._whose) + 1
+        self._whose[number] = what
+        since, before = len(self._daemon.log), self._node.oom_kills()
+        hogs = self._start_hogs(number)
+        self._kill(what)
+        _until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
+        for hog in hogs:
+            self._node.end(hog)
+        _until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+        _until(self._is_calm, "the pressure to end")
+        self._ours |= {self._daemon.pid, *_children(self._daemon.pid)}
+        self._read_log()
+        won = self._node.oom_kills() == before
+        if won:  # the side may be a moment behind its own metrics
+            self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
+        self._daemon.poll()
+        records = self._daemon.log[since:]
+        # A restarted side receives messages again, and these may be of the run before.
+        decided = {r["decided_ns"]: r["pod"] for r in records if r.get("msg") == "evicting"}
+        decided = {when: pod for when, pod in decided.items() if when not in self._decided}
+        self._decided |= decided.keys()
+        tally.again += sum("going on with the eviction" in str(r.get("msg")) for r in records)
+        unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
+        tally.unsaid += unsaid
+        if won and not decided and not unsaid:
+            tally.problems.append(f"run {number}: an eviction that nobody reported")
+        tally.evicted, tally.oom = tally.evicted + won, tally.oom + (not won)
+        if len(decided) > 1:
+            tally.problems.append(f"run {number}: {len(decided)} evictions for one shortage: {list(decided.values())}")
+        for pod in set(decided.values()) - {f"{self._victim.namespace}/{self._victim.name}"}:
+            tally.problems.append(f"run {number}: {pod} was evicted")
+        for child, score in self._bystanders.items():
+            if child.process.poll() is not None:
+                raise MonitorError(f"run {number}: a pod that had no part in it was killed")
+            if _oom_score_adj(child.pid) != score:
+                tally.problems.append(f"run {number}: oom_score_adj of a pod that had no part in it has changed")
+
+    def _start_hogs(self, number: int) -> list[Hog]:
+        count, rate = self._random.choice((1, 3)), self._random.choice(_RATES)
+        hogs = [self._node.start_hog(self._victim, mib=2 * NODE_BYTES // MIB // count, rate=rate) for _ in range(count)]
+        self._hogs |= {hog.pid: number for hog in hogs}
+        for hog in hogs:
+            hog.go()
+        return hogs
+
+    def _kill(self, what: str) -> None:
+        """At a random moment around the crossing."""
+        line = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE))
+        deadline = time.monotonic() + PATIENCE_S
+        while self._node.usage() < line and time.monotonic() < deadline:
+            if not cgroup_procs.pids_below(self._victim.cgroup):
+                break  # faster than we looked
+        time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
+        if what == SIDE:
+            for pid in _children(self._daemon.pid):
+                os.kill(pid, signal.SIGKILL)
+            return
+        assert self._daemon.process is not None
+        self._daemon.process.kill()
+        self._daemon.process.wait()
+        self._daemon.start()
+
+    def _is_calm(self) -> bool:
+        status, body = self._daemon.get("/metrics")
+        return status == 200 and self._node.usage() < NODE_BYTES // 2 and f"{_NOT_MET} 0.0" in body
+
+    def _is_reported(self, record: Record) -> bool:
+        fresh = record.get("msg") == "evicting" and record["decided_ns"] not in self._decided
+        return fresh or "while it was signalling" in str(record.get("msg"))
+
+    def _read_log(self) -> None:
+        for line in self._kmsg.read():
+            if isinstance(line, Killed) and line.pid in self._hogs:
+                self._killed[line.pid] += 1
+
+    def check_records(self) -> None:
+        """Every OOM kill in exactly one incident. Waits until the last episodes are stored."""
+        reader = IncidentReader(self._daemon.state_dir / FILE_NAME)
+        deadline = time.monotonic() + _STORED_S
+        while True:
+            self._read_log()
+            found = Counter(
+                v["pid"] for incident in reader.all() for v in incident["oom_victims"] if v["pid"] in self._hogs
+            )
+            if found == Counter(dict.fromkeys(self._killed, 1)) or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        for pid in self._killed.keys() | found.keys():
+            number = self._hogs[pid]
+            if found[pid] != 1 or pid not in self._killed:
+                what = f"run {number}: the OOM kill of {pid} is in {found[pid]} incidents"
+                self.tallies[self._whose[number]].problems.append(what)
+        counted = self._node.oom_kills()
+        if counted != len(self._killed):
+            self.left_behind.append(f"the kernel counts {counted} OOM kills, its log {len(self._killed)}")
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise MonitorError(f"waited {PATIENCE_S:g} s for {what}")
+        time.sleep(0.005)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name().startswith("outrace")
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _oom_score_adj(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+@bench()
+@number("--runs", 200, "Kills, half of them of the side.")
 @click.option(
     "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="As of `run`."
 )
-@click.option("--seed", default=None, type=int, help="Of the moments; a random one if it is not given.")
-@output_option
-def kills(runs: int, trigger: str, seed: int | None, output: str) -> int:
+@click.option("--seed", type=int, help="Of the moments; a random one if it is not given.")
+def kills(runs: int, trigger: str, seed: int | None) -> Found:
     """Kill the hot process or the side around the crossing, start it again, and look for what may never happen.
 
     That is: an OOM kill in no incident or in two, two evictions for one shortage, a pod that had no part in it killed
     or changed, anything left behind. Exit code 1 if there is any. Takes about 3 s for each run.
     """
-    mounts.ensure()
     seed = random.randrange(1 << 32) if seed is None else seed
-    with Kills(seed, trigger) as bench:
+    with Kills(seed, trigger) as races:
         for number in range(runs):
-            bench.run(HOT if number % 2 == 0 else SIDE)
+            races.run(HOT if number % 2 == 0 else SIDE)
             if sys.stderr.isatty():
                 click.echo(f"\r{number + 1} of {runs}", err=True, nl=False)
-        bench.check_records()
-    rows = [
-        {
-            "name": what,
-            "unit": "runs",
-            "runs": tally.runs,
-            "right": tally.right,
-            "evicted": tally.evicted,
-            "oom": tally.oom,
-            "gone_on": tally.again,
-            "told_by_next": tally.unsaid,
-            "problems": tally.problems,
-        }
-        for what, tally in bench.tallies.items()
-    ]
-    if output == "json":
-        print_json({"bench": "kills", "seed": seed, "results": rows, "left_behind": bench.left_behind})
-    else:
-        keys = ("name", "runs", "right", "evicted", "oom", "gone_on", "told_by_next")
-        print_table(("killed", *keys[1:]), [[row[key] for key in keys] for row in rows])
-        problems = [*bench.left_behind, *(problem for tally in bench.tallies.values() for problem in tally.problems)]
-        for problem in problems[:_PROBLEMS_SHOWN]:
-            click.echo(problem, err=True)
-        click.echo(f"seed {seed}", err=True)
-    wrong = bench.left_behind or any(tally.problems for tally in bench.tallies.values())
-    return EXIT_FAILURE if wrong else 0
+        races.check_records()
+    rows = [tally.row(what) for what, tally in races.tallies.items()]
+    problems = [*races.left_behind, *(problem for row in rows for problem in row["problems"])]
+
+    def show() -> None:
+        print_rows("name runs right evicted oom gone_on told_by_next", rows)
+        for line in (*problems[:_PROBLEMS_SHOWN], f"seed {seed}"):
+            progress(line)
+
+    more = {"seed": seed, "left_behind": races.left_behind}
+    return Found(rows, more, EXIT_FAILURE if problems else EXIT_OK, show)

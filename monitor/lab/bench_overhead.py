@@ -10,24 +10,18 @@ the two beside it and a machine that gets slower or faster in between does not m
 
 from __future__ import annotations
 
-import math
 import os
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import click
-
-from monitor.cli.output import output_option, print_json, print_table
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
+from monitor.lab.bench import STATISTICS, Row, bench, number, summary
 from monitor.lab.child import Child
-from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.node import MIB, LabNode, LabPod
 
-FAULTS = Path(__file__).parent.parent / "lab" / "faults.py"
 NODE_BYTES = 256 * MIB
 #: Not reached by the loop, as on a node that is armed but not under pressure: nothing crosses, everything is compared.
 THRESHOLD_BYTES = 100 * MIB
@@ -77,23 +71,19 @@ def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], 
     return found
 
 
-def summarise(name: str, values: list[float]) -> dict[str, object]:
-    """One row of the result: ratios, so 1.0 is no cost."""
-    ordered = sorted(values)
-    at_99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
-    return {
-        "name": name,
-        "unit": "ratio",
-        "n": len(ordered),
-        "p50": round(statistics.median(ordered), 4),
-        "p99": round(at_99, 4),
-        "max": round(ordered[-1], 4),
-    }
+def _took(child: Child, passes: int) -> int:
+    child.say(str(passes))
+    return int(child.expect("took"))
 
 
-def run(triples: int) -> list[dict[str, object]]:
-    """Measure on this machine; rows for ``armed`` and ``disarmed``. CannotError if not root or without BPF."""
-    require_root("bench overhead", "loads BPF programs")
+@bench(STATISTICS)
+@number("--triples", 100, "Rounds in each state.", 3)
+def overhead(triples: int) -> list[Row]:
+    """Measure what page faults cost with the programs attached.
+
+    Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
+    threshold; "disarmed" is the cost everywhere else.
+    """
     with LabNode("bench-overhead", NODE_BYTES) as node:
         directory = node.load_programs()
         pins = Pins.open(directory)
@@ -104,35 +94,12 @@ def run(triples: int) -> list[dict[str, object]]:
         table = watch(pins, node, pod)
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
-        cpu = max(os.sched_getaffinity(0))
-        child = node.start(pod, FAULTS, f"mib={LOOP_MIB}", f"cpu={cpu}")
-        child.expect("ready")
+        child = node.start(pod, "faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))
         try:
             passes = max(1, ROUND_NS // _took(child, 1))
             found = ratios(lambda: _took(child, passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
-            return [summarise(state, values) for state, values in found.items()]
+            return [summary(state, values, "ratio") for state, values in found.items()]
         finally:
             for ring in rings:
                 ring.close()
             table.close()
-
-
-def _took(child: Child, passes: int) -> int:
-    child.say(str(passes))
-    return int(child.expect("took"))
-
-
-@click.command()
-@output_option
-@click.option("--triples", type=click.IntRange(min=3), default=100, show_default=True, help="Rounds in each state.")
-def overhead(output: str, triples: int) -> None:
-    """Measure what page faults cost with the programs attached.
-
-    Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
-    threshold; "disarmed" is the cost everywhere else.
-    """
-    rows = run(triples)
-    if output == "json":
-        print_json({"bench": "overhead", "results": rows})
-    else:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])

@@ -7,27 +7,30 @@ nobody read, pods that are still in /metrics after they have gone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
-import tempfile
 import time
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import click
-
-from monitor.cli.output import output_option, print_json, print_table
+from monitor.cli.output import print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.kernel import loader
+from monitor.lab.bench import (
+    Found,
+    Row,
+    add_sleeping_pod,
+    bench,
+    fill_pods,
+    number,
+    reap_sleepers,
+    state_dir,
+    summary,
+)
 from monitor.lab.bench_footprint import memory, side_of
-from monitor.lab.bench_latency import fill_pods, put_sleeper, reap_sleepers, summary
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.node import MIB, LabNode, LabPod
 
 NODE_BYTES = 512 * MIB
 HOG_MIB = 64
@@ -63,7 +66,7 @@ class Crossings:
         self.decided += [r["crossed_ns"] for r in daemon.log if r.get("msg") == "would evict" and r["crossed_ns"]]
         daemon.log.clear()
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """``missed``: growths without a decision; ``strange``: decisions on a crossing that the bench did not make."""
         times = sorted(self.decided)
         seen = matched = 0
@@ -92,11 +95,7 @@ class Churn:
         """One pod goes with its cgroups, one comes, one changes in place."""
         self.turns += 1
         self.node.remove_pod(self.pods.popleft())
-        qos = ("Burstable", "BestEffort")[self.turns % 2]
-        request = MIB if qos == "Burstable" else 0
-        pod = self.node.add_pod(f"new{self.turns}", qos, request=request, containers=2)  # type: ignore[arg-type]
-        put_sleeper(pod)
-        self.pods.append(pod)
+        self.pods.append(add_sleeping_pod(self.node, f"new{self.turns}", self.turns % 2 == 0))
         self._change(self.pods[len(self.pods) // 2])
         reap_sleepers()
 
@@ -109,7 +108,7 @@ class Churn:
         unfinished.rename(pod.manifest)
 
 
-def growth(name: str, samples: list[tuple[float, int]], warm_up_s: float) -> dict[str, Any]:
+def growth(name: str, samples: list[tuple[float, int]], warm_up_s: float) -> Row:
     """How far the last quarter of (second, bytes) samples lies above the median of the first one after the warm-up."""
     values = [value for at, value in samples if at >= warm_up_s] or [value for _, value in samples]
     quarter = max(1, len(values) // 4)
@@ -118,9 +117,7 @@ def growth(name: str, samples: list[tuple[float, int]], warm_up_s: float) -> dic
     return {**row, "n": len(values), "target": GROWTH_TARGET}
 
 
-def run(
-    node: LabNode, daemon: LabDaemon, hog: Hog, churn: Churn, duration_s: float, period_s: float
-) -> list[dict[str, Any]]:
+def run(node: LabNode, daemon: LabDaemon, hog: Hog, churn: Churn, duration_s: float, period_s: float) -> list[Row]:
     """Churn and cross for ``duration_s``; the rows."""
     pids = {"hot": daemon.pid, "side": side_of(daemon)}
     rss: dict[str, list[tuple[float, int]]] = {name: [] for name in pids}
@@ -152,7 +149,7 @@ def run(
     return rows
 
 
-def _settled(node: LabNode, daemon: LabDaemon) -> list[dict[str, Any]]:
+def _settled(node: LabNode, daemon: LabDaemon) -> list[Row]:
     """Both sides of the rings, the pods and what was lost, once they agree or after ``SETTLE_S``."""
     deadline = time.monotonic() + SETTLE_S
     while True:
@@ -162,9 +159,9 @@ def _settled(node: LabNode, daemon: LabDaemon) -> list[dict[str, Any]]:
         time.sleep(0.1)
 
 
-def compare(node: LabNode, metrics: dict[str, float]) -> list[dict[str, Any]]:
+def compare(node: LabNode, metrics: dict[str, float]) -> list[Row]:
     """Rows ``records_KIND``, ``lost`` and ``pods`` from one scrape."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for kind in RECORDS:
         sides = {s: int(metrics[f'outrace_records_total{{kind="{kind}",side="{s}"}}']) for s in ("kernel", "reader")}
         rows.append({"name": f"records_{kind}", **sides})
@@ -185,7 +182,7 @@ def compare(node: LabNode, metrics: dict[str, float]) -> list[dict[str, Any]]:
     return rows
 
 
-def differs(row: dict[str, Any]) -> bool:
+def differs(row: Row) -> bool:
     """Whether the row is a finding: something missed, lost, unread or left behind, or memory that grew."""
     if row["name"].endswith("_rss_growth"):
         return bool(row["p50"] > row["target"])
@@ -196,44 +193,31 @@ def differs(row: dict[str, Any]) -> bool:
     return bool(row.get("missed") or row.get("strange") or row.get("events"))
 
 
-def measure(pods: int, duration_s: float, period_s: float) -> list[dict[str, Any]]:
-    """All rows, on a lab node of its own. Raises MonitorError when the daemon does not start or a part of it dies."""
-    with (
-        contextlib.ExitStack() as stack,
-        tempfile.TemporaryDirectory(prefix="outrace-bench-") as name,
-        LabNode("pods", NODE_BYTES) as node,
-    ):
-        state_dir = Path(name)
-        node.also_remove(loader.instance_directory(state_dir))
-        churning = fill_pods(node, pods - 1)
-        stack.callback(reap_sleepers)  # those of the node have been killed by then
-        hog_pod = node.add_pod("hog", "BestEffort", containers=2)
-        hog = node.start_hog(hog_pod, mib=HOG_MIB)
-        threshold = f"memory.available<{NODE_BYTES - node.usage() - HALF}"
-        with LabDaemon(node, "--eviction-hard", threshold, state_dir=state_dir) as daemon:
-            return run(node, daemon, hog, Churn(node, churning), duration_s, period_s)
-
-
-@click.command()
-@click.option("--duration", default=300.0, show_default=True, type=click.FloatRange(min=1), help="Seconds of churn.")
-@click.option("--pods", "pods", default=110, show_default=True, type=click.IntRange(4), help="Pods, 3 cgroups each.")
-@click.option("--period", default=0.5, show_default=True, type=click.FloatRange(min=0.05), help="Seconds per crossing.")
-@output_option
-def pods(duration: float, pods: int, period: float, output: str) -> int:
+@bench()
+@number("--duration", 300.0, "Seconds of churn.")
+@number("--pods", 110, "Pods, 3 cgroups each.", 4)
+@number("--period", 0.5, "Seconds per crossing.", 0.05)
+def pods(duration: float, pods: int, period: float) -> Found:
     """Run a full node whose manifests churn once a second while one pod crosses the threshold: memory growth of both
     processes, crossings made and seen, records written by the kernel and read, pods in /metrics.
 
     Exit code 4 if a crossing was missed, a record was lost, a pod was left behind, or memory grew by more than 2 MiB.
     """
-    require_root("bench pods", "makes cgroups and starts the monitor")
-    rows = measure(pods, duration, period)
-    if output == "json":
-        print_json({"bench": "pods", "results": rows})
-    else:
-        words = [(r["name"], "DIFFERS" if differs(r) else "ok", _shown(r)) for r in rows]
-        print_table(("what", "verdict", "figures"), words)
-    return EXIT_FINDINGS if any(map(differs, rows)) else EXIT_OK
+    with LabNode("pods", NODE_BYTES) as node, state_dir(node) as directory:
+        churn = Churn(node, fill_pods(node, pods - 1))
+        hog = node.start_hog(node.add_pod("hog", "BestEffort", containers=2), mib=HOG_MIB)
+        threshold = f"memory.available<{NODE_BYTES - node.usage() - HALF}"
+        with LabDaemon(node, "--eviction-hard", threshold, state_dir=directory) as daemon:
+            rows = run(node, daemon, hog, churn, duration, period)
+    reap_sleepers()
+    return Found(rows, code=EXIT_FINDINGS if any(map(differs, rows)) else EXIT_OK, show=lambda: _show(rows))
 
 
-def _shown(row: dict[str, Any]) -> str:
+def _show(rows: list[Row]) -> None:
+    print_table(
+        ("what", "verdict", "figures"), [(r["name"], "DIFFERS" if differs(r) else "ok", _figures(r)) for r in rows]
+    )
+
+
+def _figures(row: Row) -> str:
     return "  ".join(f"{k}={v:.0f}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items() if k != "name")

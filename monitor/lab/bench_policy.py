@@ -14,15 +14,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import click
-
-from monitor.cli.output import output_option, print_json, print_table
-from monitor.lab.bench_latency import summary
+from monitor.lab.bench import STATISTICS, Found, Row, bench, number, progress, summary
 
 SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)
 #: What the project promises: median microseconds, by the number of pods, whatever the signal.
@@ -103,7 +101,7 @@ def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
     return parsed
 
 
-def time_passes(kind: str, pods: int, repeats: int) -> dict[str, Any]:
+def time_passes(kind: str, pods: int, repeats: int) -> Row:
     """One row: passes for a hard threshold of one signal, which is met, over that many pods."""
     from monitor.policy.eviction_pass import PassConfig, PassState
     from monitor.policy.kubelet_pass import kubelet_pass
@@ -142,7 +140,7 @@ class _NoCounters:
         return cgroup_id
 
 
-def time_lookups(pods: int, critical: int, name: str, repeats: int) -> dict[str, Any]:
+def time_lookups(pods: int, critical: int, name: str, repeats: int) -> Row:
     """One row: `Registry.first` over ``pods`` ranked pods, of which ``critical`` stand first and may not be evicted."""
     from monitor.hot.registry import Registry
     from monitor.link.messages import PodSeen
@@ -166,30 +164,41 @@ def time_lookups(pods: int, critical: int, name: str, repeats: int) -> dict[str,
                 containers={},
             )
             registry.move(registry.put(pod), MIB)
-    return {**summary(name, _timed(registry.first, repeats)), "pods": pods}
+    return {**summary(name, list(_timed(registry.first, repeats))), "pods": pods}
 
 
-def _timed(call: Callable[[], object], repeats: int) -> list[float]:
+def _timed(call: Callable[[], object], repeats: int) -> Iterator[float]:
     """Microseconds of each call."""
-    spent = []
     for _ in range(repeats):
         began = time.perf_counter_ns()
         call()
-        spent.append((time.perf_counter_ns() - began) / 1000)
-    return spent
+        yield (time.perf_counter_ns() - began) / 1000
 
 
-@click.command()
-@click.option("--max-pods", type=click.IntRange(10), default=SIZES[-1], show_default=True, help="The largest crowd.")
-@click.option("--passes", type=click.IntRange(1), default=100, show_default=True, help="Passes at 500 pods or fewer.")
-@output_option
-def policy(max_pods: int, passes: int, output: str) -> None:
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without garbage collection, as the daemon runs."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+@bench(f"{STATISTICS} cpu_p50 target_p50", root=False)
+@number("--max-pods", SIZES[-1], "The largest crowd.", 10)
+@number("--passes", 100, "Passes at 500 pods or fewer.")
+def policy(max_pods: int, passes: int) -> Found:
     """Measure a whole pass from 10 to 5,000 pods, and the lookup of the victim kept ready.
 
     Targets: 110 pods within 1 ms and 500 within 5 ms (medians, for every signal), the lookup within 20 us. Beyond some
     thousand pods their figures no longer fit the processor's caches, and each costs about twice as much.
     """
-    rows = []
     measures = [
         partial(time_passes, kind, pods, min(passes, max(10, passes * 500 // pods)))
         for kind in SIGNALS
@@ -198,34 +207,15 @@ def policy(max_pods: int, passes: int, output: str) -> None:
     ]
     # A fifth of the pods critical and first in the order is the worst a node can make of the lookup.
     measures += [
-        partial(time_lookups, LOOKUP_PODS, 0, f"victim_lookup_{LOOKUP_PODS}", passes * 100),
-        partial(
-            time_lookups, LOOKUP_PODS, LOOKUP_PODS // 5, f"victim_lookup_behind_critical_{LOOKUP_PODS}", passes * 100
-        ),
+        partial(time_lookups, LOOKUP_PODS, critical, f"victim_lookup{behind}_{LOOKUP_PODS}", passes * 100)
+        for critical, behind in ((0, ""), (LOOKUP_PODS // 5, "_behind_critical"))
     ]
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()  # as the daemon does
-    gc.disable()
-    try:
+    rows = []
+    with no_collection():
         for measure in measures:
             rows.append(measure())
-            click.echo(f"{rows[-1]['name']}: {rows[-1]['p50']:.1f} us", err=True)
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()
+            progress(f"{rows[-1]['name']}: {rows[-1]['p50']:.1f} us")
     for row in rows:
         if row["name"] in TARGETS:
             row["target_p50"] = TARGETS[row["name"]]
-    if output == "json":
-        print_json({"bench": "policy", "results": rows, "cpus": os.cpu_count()})
-        return
-    columns = ("p50", "p99", "max", "cpu_p50")
-    print_table(
-        ("what", "unit", "n", *columns, "target p50"),
-        [
-            (r["name"], r["unit"], r["n"], *(f"{r[k]:.1f}" if k in r else None for k in columns), r.get("target_p50"))
-            for r in rows
-        ],
-    )
+    return Found(rows, {"cpus": os.cpu_count()})

@@ -1,26 +1,22 @@
-"""`outrace bench race`.
-
-Eviction against the OOM killer, margin by margin, beside what polling achieves in the same run.
-"""
+"""`outrace bench race`: eviction against the OOM killer, margin by margin, beside what polling achieves in one run."""
 
 from __future__ import annotations
 
 import random
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import format_bytes
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, choose, facts, rungs
+from monitor.lab.bench import Row, bench, number, progress, state_dir
+from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -40,7 +36,7 @@ NODE_BYTES = 256 * MIB
 
 
 class Poller:
-    """A watcher that polls, in a process of its own (monitor/lab/poller.py)."""
+    """A watcher that polls, in a process of its own."""
 
     def __init__(self, node: LabNode, margin: int, interval_us: int) -> None:
         self.node, self.margin, self.interval_us = node, margin, interval_us
@@ -49,14 +45,13 @@ class Poller:
 
     def begin(self, pod: LabPod, hogs: list[Hog]) -> None:
         del pod
-        phase = random.randrange(self.interval_us)  # where in its interval the race finds it
         self._child = Child(
-            Path(__file__).parent.parent / "lab" / "poller.py",
-            f"cgroup={self.node.cgroup}",
-            f"margin={self.margin}",
-            f"interval_us={self.interval_us}",
-            f"phase_us={phase}",
-            f"kill={','.join(str(hog.pid) for hog in hogs)}",
+            "poller",
+            cgroup=self.node.cgroup,
+            margin=self.margin,
+            interval_us=self.interval_us,
+            phase_us=random.randrange(self.interval_us),  # where in its interval the race finds it
+            kill=",".join(str(hog.pid) for hog in hogs),
         )
         self._child.expect("ready")
         self._child.say("go")
@@ -79,20 +74,10 @@ class Poller:
         return out
 
 
-@contextmanager
-def _quiet_cost(node: LabNode, interval_us: int, seconds: float) -> Iterator[float]:
-    """CPU per second of a poller that watches ``node`` while nothing happens."""
-    poller = Poller(node, 0, interval_us)
-    poller.begin(next(iter(node.pods.values())), [])
-    time.sleep(seconds)
-    poller.finish(evicted=False)
-    yield poller.cpu_s / poller.wall_s
-
-
-def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> dict[str, Any]:
+def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> Row:
     kills = sorted(r.kill_us for r in results if r.kill_us is not None)
     detections = sorted(r.detection_us for r in results if r.detection_us is not None)
-    row: dict[str, Any] = {
+    row: Row = {
         "name": name,
         "unit": "us",
         "runs": len(results),
@@ -108,63 +93,63 @@ def _row(name: str, results: Sequence[RaceResult], cpu: float | None) -> dict[st
     return row
 
 
-def _races(node: LabNode, pod: LabPod, watcher: Watcher, runs: int, hogs: int, thp: bool) -> list[RaceResult]:
-    return [run_race(node, pod, watcher, hogs, thp) for _ in range(runs)]
-
-
 class Bench:
     """Rows as they come, with progress on stderr."""
 
     def __init__(self, runs: int, node: LabNode, pod: LabPod, state_dir: Path) -> None:
         self.runs, self.node, self.pod, self.state_dir = runs, node, pod, state_dir
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
 
     def add(self, name: str, results: Sequence[RaceResult], cpu: float | None = None) -> None:
         row = _row(name, results, cpu)
         self.rows.append(row)
-        click.echo(f"{name}: {row['wins']} of {row['runs']}", err=True)
+        progress(f"{name}: {row['wins']} of {row['runs']}")
 
     def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
         # A state dir holds the programs of one rung: with one for all they would be compiled anew at every turn.
-        state_dir = self.state_dir if hooks == AUTO else self.state_dir / hooks
-        with LabDaemon(self.node, *options, state_dir=state_dir, keep_pins=True) as daemon:
-            watcher = Monitor(daemon)
-            quiet = _cpu_s(daemon.pid)
+        directory = self.state_dir if hooks == AUTO else self.state_dir / hooks
+        with LabDaemon(self.node, *options, state_dir=directory, keep_pins=True) as daemon:
+            before = cpu_ns(daemon.pid)
             time.sleep(1.0)
-            quiet = _cpu_s(daemon.pid) - quiet
+            quiet = (cpu_ns(daemon.pid) - before) / 1e9
+            who = trigger if hooks == AUTO else hooks
             for hogs in hog_counts:
-                for thp in (False, True):
-                    results = _races(self.node, self.pod, watcher, self.runs, hogs, thp)
-                    self.add(f"{trigger if hooks == AUTO else hooks} {_where(hogs, thp, margin)}", results, quiet)
+                self._both_pages(who, margin, hogs, lambda: Monitor(daemon), quiet)
 
     def polled(self, name: str, interval_us: int, margin: int) -> None:
-        with _quiet_cost(self.node, interval_us, 2.0) as cpu:
-            for thp in (False, True):
-                poller = Poller(self.node, margin, interval_us)
-                self.add(
-                    f"{name} {_where(1, thp, margin)}", _races(self.node, self.pod, poller, self.runs, 1, thp), cpu
-                )
+        quiet = Poller(self.node, 0, interval_us)  # what it costs while nothing happens
+        quiet.begin(self.pod, [])
+        time.sleep(2.0)
+        quiet.finish(evicted=False)
+        cpu = quiet.cpu_s / quiet.wall_s
+        self._both_pages(name, margin, 1, lambda: Poller(self.node, margin, interval_us), cpu)
+
+    def _both_pages(self, who: str, margin: int, hogs: int, make: Callable[[], Watcher], cpu: float) -> None:
+        for thp in (False, True):
+            watcher = make()
+            results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
+            self.add(f"{who} {_where(hogs, thp, margin)}", results, cpu)
 
 
-def from_detached(runs: int, state_dir: Path, rows: Bench) -> None:
+def from_detached(rows: Bench) -> None:
     """Races that begin with the fine-grained programs detached: were they attached in time?
 
     Huge pages only: with 4K pages the machine is six times slower and the outcome is the easier one.
     """
     size = 4 * fastest_fill() * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
     if size > meminfo.mem_total() // 2:
-        click.echo(f"races from detached left out: they need a node of {format_bytes(size)}", err=True)
+        progress(f"races from detached left out: they need a node of {format_bytes(size)}")
         return
     margin = 8 * MIB
     with LabNode("detached", size) as node:
         pod = populate(node)
         options = ("--enforce", "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
+        with LabDaemon(node, *options, state_dir=rows.state_dir, keep_pins=True) as daemon:
             for hogs in (1, 2):
                 results = []
-                for _ in range(runs):
+                for _ in range(rows.runs):
                     deadline = time.monotonic() + 30
                     while daemon.metrics()["outrace_armed"]:
                         if time.monotonic() > deadline:
@@ -176,12 +161,6 @@ def from_detached(runs: int, state_dir: Path, rows: Bench) -> None:
 
 def _where(hogs: int, thp: bool, margin: int) -> str:
     return f"hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process in seconds."""
-    with open(f"/proc/{pid}/schedstat") as file:
-        return int(file.read().split()[0]) / 1e9
 
 
 def _rungs(hooks: str | None) -> tuple[str, ...]:
@@ -198,15 +177,14 @@ def _rungs(hooks: str | None) -> tuple[str, ...]:
     return names
 
 
-@click.command()
-@click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Races of each kind.")
+@bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")
+@number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel).")
 @click.option(
     "--hooks", metavar="NAME,...", help="Only races by these rungs of the hook ladder, on every margin, side by side."
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
-@output_option
-def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, output: str) -> None:
+def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool) -> list[Row]:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
@@ -215,45 +193,28 @@ def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, output: 
     p50 and max are crossing to decision in microseconds; kill_* are crossing to SIGKILL sent.
     """
     names = _rungs(hooks)
-    with tempfile.TemporaryDirectory(prefix="outrace-bench-") as state, LabNode("race", NODE_BYTES) as node:
-        state_dir = Path(state)
-        instances = [loader.instance_directory(state_dir / name) for name in ("", *names)]
+    with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
+        instances = [loader.instance_directory(directory / name) for name in names]
         for instance in instances:
             node.also_remove(instance)
-        bench = Bench(runs, node, populate(node), state_dir)
+        rows = Bench(runs, node, populate(node), directory)
+        margins = (2 * MIB,) if quick else RUNG_MARGINS if names else MARGINS
         try:
-            for margin in (2 * MIB,) if quick else MARGINS if not names else RUNG_MARGINS:
+            for margin in margins:
                 for name in names:
-                    bench.monitored("user", margin, HOGS[:2], name)
+                    rows.monitored("user", margin, HOGS[:2], name)
                 if not names:
-                    bench.monitored("user", margin, HOGS)
-            if not names:
-                for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
-                    bench.monitored("kernel", margin, (1,))
-                if not quick:
-                    from_detached(runs, state_dir, bench)
-            if not no_baselines and not names:
-                for name, interval_us in POLLERS:
-                    for margin in (2 * MIB,) if quick else MARGINS:
-                        bench.polled(name, interval_us, margin)
+                    rows.monitored("user", margin, HOGS)
         finally:
             for instance in instances:
                 loader.unload(instance)
-    if output == "json":
-        print_json({"bench": "race", "results": bench.rows})
-        return
-    print_table(
-        ("who", "wins", "of", "decided p50", "max", "killed p50", "max", "least left", "idle CPU ms/s"),
-        [
-            (
-                r["name"],
-                r["wins"],
-                r["runs"],
-                *(None if r[k] is None else f"{r[k]:.0f}" for k in ("p50", "max", "kill_p50", "kill_max")),
-                format_bytes(r["least_left_bytes"]),
-                f"{r['cpu_ms_per_s']:.2f}" if "cpu_ms_per_s" in r else None,
-            )
-            for r in bench.rows
-        ],
-    )
-    sys.stdout.flush()
+        if names:
+            return rows.rows
+        for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
+            rows.monitored("kernel", margin, (1,))
+        if not quick:
+            from_detached(rows)
+        for name, interval_us in () if no_baselines else POLLERS:
+            for margin in margins:
+                rows.polled(name, interval_us, margin)
+    return rows.rows

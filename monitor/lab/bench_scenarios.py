@@ -12,6 +12,7 @@ import click
 from monitor.cli.output import output_option, print_json, print_table
 from monitor.errors import EXIT_FAILURE
 from monitor.kernel import mounts
+from monitor.lab.bench import number
 from monitor.lab.scenario import Scenario
 from monitor.lab.scenarios import named
 from monitor.lab.stage import play
@@ -21,9 +22,9 @@ from monitor.race.incident import VERDICTS
 
 
 @click.command()
-@click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Runs of each scenario.")
+@number("--runs", 20, "Runs of each scenario.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario; may be given several times.")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1, 4), help="Scenarios played at once.")
+@number("--jobs", 1, "Scenarios played at once.", 1, 4)
 @click.option("--list", "only_list", is_flag=True, help="Only say which scenarios there are.")
 @output_option
 def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool, output: str) -> int:

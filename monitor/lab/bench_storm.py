@@ -6,99 +6,167 @@ long a daemon that is started in the midst of it takes to be ready. `spin` makes
 
 from __future__ import annotations
 
-import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from monitor.cli.output import output_option, print_json, print_table
-from monitor.kernel import loader, mounts
-from monitor.lab import blinder, blinding
-from monitor.lab.bench_latency import fill_pods, reap_sleepers, summary
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.lab import blinder
+from monitor.lab.bench import (
+    STATISTICS,
+    Row,
+    bench,
+    fill_pods,
+    number,
+    progress,
+    ratio,
+    reap_sleepers,
+    shares,
+    state_dir,
+    summary,
+)
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.latency_floor import ratio
-from monitor.lab.node import LabNode
+from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.samples import Samples
 
 KINDS = tuple(blinder.KINDS)
+NODE_BYTES = 160 * MIB
+#: From the hard threshold to the limit: 17 ms for one process that takes 4K pages as fast as it can.
+MARGIN = 16 * MIB
+#: A soft threshold whose grace never ends, where those that tremble at a line have it.
+LINE = 16 * MIB
+#: The limit of a container that has to reclaim all the time. What it holds is page cache, which is no working set: it
+#: is taken from the margin, because the node's limit counts it.
+RECLAIM_LIMIT = 6 * MIB
+PROCESSES = 4
+_PATIENCE_S = 30.0
 
 
-def measure(kind: str, state_dir: Path, n: int, turns: int, n_starts: int, n_pods: int) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class Rate:
+    """How many events a storm made."""
+
+    events: int = 0
+    seconds: float = 0.0
+
+
+def options(kind: str) -> tuple[str, ...]:
+    """Of the daemon that has to stand this storm."""
+    hard = ("--enforce", "--eviction-hard", f"memory.available<{MARGIN}")
+    if kind != "line":
+        return hard
+    soft = ("--eviction-soft", f"memory.available<{NODE_BYTES - LINE}")
+    return (*hard, *soft, "--eviction-soft-grace-period", "memory.available=10h")
+
+
+@contextmanager
+def blinding(node: LabNode, pod: LabPod, kind: str, rate: Rate) -> Iterator[None]:
+    """Four processes of ``pod`` that do nothing else."""
+    made: list[Child] = []
+    try:
+        for _ in range(PROCESSES):
+            made.append(node.start(pod, "blinder", kind=kind))
+        began = time.monotonic()
+        yield
+        for child in made:
+            child.close_stdin()
+        rate.events += sum(int(child.expect("did")) for child in made)
+        rate.seconds += time.monotonic() - began
+    finally:
+        for child in made:
+            node.end(child)
+
+
+def races(daemon: LabDaemon, node: LabNode, victim: LabPod, n: int) -> Samples:
+    """``n`` hogs that take all there is, one after the other. Raises MonitorError if another pod is evicted for one."""
+    out = Samples()
+    for _ in range(n):
+        daemon.poll()
+        del daemon.log[:]
+        kills, base = node.oom_kills(victim), node.usage()
+        hog = node.start_hog(victim, mib=NODE_BYTES // MIB)
+        hog.go()
+        hog.wait(_PATIENCE_S)
+        if node.oom_kills(victim) > kills:
+            out.lost += 1
+        else:
+            out.read(daemon, victim, 0)
+        node.end(hog)
+        deadline = time.monotonic() + _PATIENCE_S
+        while node.usage() > base + LINE and time.monotonic() < deadline:
+            time.sleep(0.002)
+    return out
+
+
+def starts(node: LabNode, directory: Path, n: int) -> Iterator[float]:
+    """Milliseconds from the start of the daemon to its being ready; each is killed, so that the next one finds the
+    rings as they are.
+    """
+    for _ in range(n):
+        daemon = LabDaemon(node, *options(""), state_dir=directory, keep_pins=True)
+        try:
+            daemon.start()
+            record = daemon.message("ready", _PATIENCE_S)
+            if record is None:
+                raise MonitorError(f"the monitor did not say that it is ready: {daemon.complaint()}")
+            yield (record["ready_ns"] - daemon.started_ns) / 1e6
+        finally:
+            if daemon.process is not None:
+                daemon.process.kill()
+                daemon.process.wait()
+
+
+def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pods: int) -> list[Row]:
     """The rows of one kind of storm."""
-    quiet, stormy, rate = blinding.Races(), blinding.Races(), blinding.Rate()
-    with LabNode("storm", blinding.NODE_BYTES) as node:
+    quiet, stormy, rate = Samples(), Samples(), Rate()
+    with LabNode("storm", NODE_BYTES) as node:
         fill_pods(node, n_pods)
         victim = node.add_pod("victim", grace_s=0)
-        pod = blinding.add_pod(node, kind)
-        with LabDaemon(node, *blinding.options(kind), state_dir=state_dir, keep_pins=True) as daemon:
-            blinding.races(daemon, node, victim, 2)  # nobody counts what is done for the first time
-            for turn in range(turns):
-                share = n * (turn + 1) // turns - n * turn // turns
-                quiet.add(blinding.races(daemon, node, victim, share))
-                with blinding.storm(node, pod, kind, rate):
-                    stormy.add(blinding.races(daemon, node, victim, share))
-            lost = {k: v for k, v in daemon.metrics().items() if k.startswith("outrace_events_lost_total") and v}
-            if lost:
-                click.echo(f"{kind}: events lost: {lost}", err=True)
-        with blinding.storm(node, pod, kind, blinding.Rate()):
-            ready = blinding.starts(node, state_dir, n_starts)
+        pod = node.add_pod(f"storm-{kind}")
+        if kind == "reclaim":
+            cgroupfs.set_limit(pod.containers["c0"], RECLAIM_LIMIT)
+        with LabDaemon(node, *options(kind), state_dir=directory, keep_pins=True) as daemon:
+            races(daemon, node, victim, 2)  # nobody counts what is done for the first time
+            for share in shares(n, turns):
+                quiet.add(races(daemon, node, victim, share))
+                with blinding(node, pod, kind, rate):
+                    stormy.add(races(daemon, node, victim, share))
+            if lost := daemon.lost():
+                progress(f"{kind}: events lost: {lost}")
+        with blinding(node, pod, kind, Rate()):
+            ready = list(starts(node, directory, n_starts))
     reap_sleepers()
     before, during = (
         summary(f"crossing_to_sigkill_{name}_{kind}", found.signalled)
+        | {"lost": found.lost, "by_pass": len(found.by_pass)}
         for name, found in (("quiet", quiet), ("storm", stormy))
     )
-    for row, found in ((before, quiet), (during, stormy)):
-        row |= {"lost": found.lost, "by_pass": found.by_pass}
     during["events_per_s"] = round(rate.events / rate.seconds)
     rows = [before, during, ratio(f"storm_to_quiet_{kind}", during, before)]
-    if ready:
-        rows.append(summary(f"start_to_ready_{kind}", ready, "ms"))
-    return rows
+    progress(f"{kind}: p99 {rows[2]['p99']:.2f} x quiet, {stormy.lost} of {n} lost")
+    return [*rows, summary(f"start_to_ready_{kind}", ready, "ms")] if ready else rows
 
 
-def shown(row: dict[str, Any], key: str) -> str:
-    return f"{row[key]:.2f}" if row["unit"] == "ratio" else f"{row[key]:.0f}"
-
-
-@click.command()
+@bench(f"{STATISTICS} lost by_pass events_per_s")
 @click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times.")
-@click.option("--races", "n", default=100, show_default=True, type=click.IntRange(1), help="Races quiet and in storm.")
-@click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Turns of quiet and storm.")
-@click.option("--starts", default=5, show_default=True, type=click.IntRange(0), help="Starts of the daemon in it.")
-@click.option("--pods", default=20, show_default=True, type=click.IntRange(0), help="Pods beside it.")
-@output_option
-def storm(kinds: tuple[str, ...], n: int, turns: int, starts: int, pods: int, output: str) -> None:
-    """Crossing to SIGKILL in storms of events against quiet, races lost, and starts in the midst of them.
+@number("--races", 100, "Races quiet and in storm.")
+@number("--turns", 5, "Turns of quiet and storm.")
+@number("--starts", 5, "Starts of the daemon in it.", 0)
+@number("--pods", 20, "Pods beside it.", 0)
+def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int) -> list[Row]:
+    """Measure crossing to SIGKILL in storms of events against quiet, races lost, and starts in the midst of them.
 
     Four processes of one pod make events of one kind as fast as they can: SIGKILLs to a zombie or to live children,
     forks, execs, threads, memory up and down past a line, reclaim, cgroups, names. Meanwhile a hog of another pod runs
     into the threshold.
     """
-    mounts.ensure()
-    began = time.monotonic()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name:
-        state_dir = Path(name)
-        try:
-            for kind in kinds or KINDS:
-                found = measure(kind, state_dir, n, min(turns, n), starts, pods)
-                rows += found
-                click.echo(f"{kind}: p99 {found[2]['p99']:.2f} x quiet, {found[1]['lost']} of {n} lost", err=True)
-        finally:
-            loader.unload(loader.instance_directory(state_dir))
-    if output == "json":
-        print_json({"bench": "storm", "results": rows})
-    else:
-        print_table(
-            ("what", "unit", "n", "p50", "p99", "max", "lost", "by pass", "events/s"),
-            [
-                (
-                    *(row[k] for k in ("name", "unit", "n")),
-                    *(shown(row, k) for k in ("p50", "p99", "max")),
-                    *(row.get(k) for k in ("lost", "by_pass", "events_per_s")),
-                )
-                for row in rows
-            ],
-        )
-    click.echo(f"took {time.monotonic() - began:.0f} s", err=True)
+    with state_dir() as directory:
+        return [
+            row for kind in kinds or KINDS for row in measure(kind, directory, races, min(turns, races), starts, pods)
+        ]

@@ -1,7 +1,6 @@
-"""A process that makes as many events as it can, to keep the monitor from seeing anything else. Run as a file:
-`python3 -S -E blinder.py kind=KIND cgroup=DIR parent=PID`.
+"""A process that makes as many events as it can, to keep the monitor from seeing anything else (a worker).
 
-It joins the cgroup, prints `ready`, works until stdin is closed, and then prints `did N`: how many of what it makes.
+It works until stdin is closed, and then prints `did N`: how many of what it makes.
 Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 live ones), forks (fork and exit), execs
 (fork and exec), threads, line (takes 8 MiB and gives them back: with others, up and down past a threshold), reclaim
 (page cache at a limit of its own: limit a cgroup of its own first), cgroups (made and removed in DIR), names (of every
@@ -13,16 +12,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import select
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-#: What is run as a file.
-PATH = Path(__file__)
+from monitor.lab.worker import Options, die_with_parent, join, libc, say, stdin_is_ready
+
 MIB = 1 << 20
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 #: Between two looks at stdin.
 _ROUND = 200
 _GROUP = 20
@@ -41,13 +37,6 @@ NAMES = (
     b"\r\t\x07\x7f\xc2\x9b",
     b"\xe2\x80\xae\xe2\x80\x8b",
 )
-
-#: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
-libc = ctypes.PyDLL(None)
-
-
-def die_with_parent() -> None:
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def forked() -> int:
@@ -71,13 +60,11 @@ def fork(owner: int, name: bytes = b"") -> int:
     pid = forked()
     if pid:
         return pid
-    die_with_parent()
-    if os.getppid() == owner:
-        if name:
-            libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-        while True:
-            libc.pause()
-    os._exit(0)
+    die_with_parent(owner)
+    if name:
+        libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    while True:
+        libc.pause()
 
 
 def zombie() -> Iterator[int]:
@@ -149,7 +136,7 @@ def reclaim() -> Iterator[int]:
 
 
 def cgroups() -> Iterator[int]:
-    path = os.path.join(options["cgroup"], f"made-{os.getpid()}")
+    path = f"made-{os.getpid()}"
     while True:
         os.mkdir(path)
         os.rmdir(path)
@@ -176,38 +163,18 @@ def spin() -> Iterator[int]:
 
 
 KINDS: dict[str, Callable[[], Iterator[int]]] = {
-    "zombie": zombie,
-    "children": children,
-    "forks": forks,
-    "execs": execs,
-    "threads": threads,
-    "line": line,
-    "reclaim": reclaim,
-    "cgroups": cgroups,
-    "names": names,
-    "spin": spin,
+    made.__name__: made for made in (zombie, children, forks, execs, threads, line, reclaim, cgroups, names, spin)
 }
-options: dict[str, str] = {}
 
 
-def main(arguments: list[str]) -> int:
-    options.update(dict(argument.split("=", 1) for argument in arguments))
-    die_with_parent()
-    if options["parent"] != str(os.getppid()):
-        return 0
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def blinder(options: Options) -> None:
     signal.alarm(_MOST_S)
-    with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
-        procs.write("0")
-    os.write(1, b"ready\n")
+    join(options["cgroup"])
+    say("ready")
+    os.chdir(options["cgroup"])
     did = 0
     for n in KINDS[options["kind"]]():
         did += n
-        if select.select([0], [], [], 0)[0]:
+        if stdin_is_ready():
             break
-    os.write(1, f"did {did}\n".encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    say("did", did)

@@ -1,7 +1,8 @@
-"""A process of the lab: a script that takes its orders from stdin and answers on stdout."""
+"""A process of the lab (`monitor.lab.worker`) as its parent sees it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from monitor.errors import MonitorError
 
-_HERE = Path(__file__).parent
+_WORKER = Path(__file__).with_name("worker.py")
 #: Only a hang takes so long, also on an emulated machine.
 PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
@@ -18,11 +19,15 @@ PYTHON = (sys.executable, "-S", "-E")
 
 
 class Child:
-    """A script of the lab in a cgroup: it takes orders as lines on stdin and answers with lines on stdout."""
+    """A worker: it takes orders as lines on stdin and answers with lines on stdout."""
 
-    def __init__(self, script: Path, *arguments: str) -> None:
+    def __init__(self, worker: str, /, **options: object) -> None:
+        words = [f"{key}={value}" for key, value in options.items()]
         self.process = subprocess.Popen(
-            [*PYTHON, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*PYTHON, str(_WORKER), worker, *words, f"parent={os.getpid()}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         self._buffer = b""
         #: The last line a closed child had written to stderr.
@@ -35,11 +40,9 @@ class Child:
     def say(self, line: str) -> None:
         """Send one line. That a child is dead is noticed by waiting for its answer."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def answer(self, timeout: float = PATIENCE_S) -> str:
         """The next line the child prints, or "" if it ended instead. MonitorError after ``timeout`` seconds."""
@@ -65,6 +68,12 @@ class Child:
         reason = self.complaint or f"it ended with {self.process.returncode}"
         raise MonitorError(f"process {self.pid} of the lab said {line!r} instead of {word!r}: {reason}")
 
+    def close_stdin(self) -> None:
+        """Tell it to end by itself."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
     def wait(self, timeout: float = PATIENCE_S) -> int:
         """Exit status (negative: the signal). MonitorError after ``timeout`` seconds."""
         try:
@@ -81,21 +90,16 @@ class Child:
             text = self.process.stderr.read().decode(errors="replace").strip()
             self.complaint = text.splitlines()[-1] if text else ""
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                try:
+            with contextlib.suppress(BrokenPipeError):  # an unsent line of a child that died
+                if stream is not None:
                     stream.close()
-                except BrokenPipeError:
-                    pass  # an unsent line of a child that died
 
 
 class Hog(Child):
     """A process that takes memory in a cgroup on request; its options are those of monitor/lab/hog.py."""
 
     def __init__(self, cgroup: Path | None, **options: str | int) -> None:
-        words = [f"{key}={value}" for key, value in options.items()]
-        if cgroup is not None:
-            words.append(f"cgroup={cgroup}")
-        super().__init__(_HERE / "hog.py", *words, f"parent={os.getpid()}")
+        super().__init__("hog", **options, **({} if cgroup is None else {"cgroup": cgroup}))
         try:
             self.expect("ready")
         except BaseException:

@@ -163,6 +163,11 @@ class LabDaemon:
                 return arrived
         return None
 
+    def message(self, msg: str, timeout: float = PATIENCE_S, since: int = 0, **fields: object) -> Record | None:
+        """As `wait_for`, a record with this ``msg`` and these fields."""
+        wanted = {"msg": msg, **fields}
+        return self.wait_for(lambda r: wanted.items() <= r.items(), timeout, since)
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of one HTTP request to it; status 0 when nothing answers."""
         try:
@@ -185,6 +190,11 @@ class LabDaemon:
                 name, _, value = line.rpartition(" ")
                 out[name] = float(value)
         return out
+
+    def lost(self, *more: str) -> dict[str, float]:
+        """Events (and ``more``: metrics) that it lost, by where, as far as that is not 0."""
+        names = ("outrace_events_lost_total", *more)
+        return {key: n for key, n in self.metrics().items() if key.startswith(names) and n}
 
     def stop(self, timeout: float = PATIENCE_S) -> int:
         """SIGTERM and wait; its exit status."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import click
@@ -105,7 +106,7 @@ def demo(
                 _races(results, runs, node, victim, Monitor(daemon), hogs, thp)
     wins = sum(r.winner == "eviction" for r in results)
     if output == "json":
-        print_json({"runs": [r.as_dict() for r in results], "wins": wins, "losses": len(results) - wins})
+        print_json({"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins})
     else:
         print_table(
             ("run", "winner", "detected", "killed", "trigger", "left", "evicted", "OOM victims"),

@@ -1,6 +1,6 @@
 """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
 
-Run as a file: `python3 -S -E floor.py pins=DIR cgroup=DIR available_below=BYTES`. One process that reads the ring of
+Keys: pins=DIR cgroup=DIR available_below=BYTES. One process that reads the ring of
 the same BPF programs, knows one cgroup with one threshold, and has the pidfds of who is to be killed in its hands: no
 pods, no policy, no ranking, nothing to report. It has what the monitor has: real-time priority, locked memory, no
 garbage collection.
@@ -16,11 +16,8 @@ import gc
 import os
 import select
 import signal
-import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import DomainTable, ceiling_pages
@@ -28,6 +25,7 @@ from monitor.kernel.pins import Pins, Ring
 from monitor.kernel.sched import protect
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import CROSS, EVENT
+from monitor.lab.worker import Options, say
 
 
 class Floor:
@@ -72,31 +70,26 @@ class Floor:
         return killed
 
 
-def main(arguments: list[str]) -> int:
-    options = dict(argument.partition("=")[::2] for argument in arguments)
-    floor = Floor(Pins.open(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
+def floor(options: Options) -> None:
+    one = Floor(Pins.open(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
     epoll = select.epoll()
-    epoll.register(floor.ring.fileno(), select.EPOLLIN)
+    epoll.register(one.ring.fileno(), select.EPOLLIN)
     epoll.register(0, select.EPOLLIN)
     protect()
     gc.disable()
-    os.write(1, b"ready\n")
+    say("ready")
     pending = b""
     while True:
         for fd, _ in epoll.poll():
             if fd != 0:
-                floor.ring.consume()
-                if killed := floor.take():
-                    os.write(1, "killed {} {} {}\n".format(*killed).encode())
+                one.ring.consume()
+                if killed := one.take():
+                    say("killed", *killed)
                 continue
             data = os.read(0, 4096)
             if not data:
-                return 0
+                return
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                floor.aim([int(pid) for pid in line.split()[1].split(b",")])
-                os.write(1, b"aimed\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+                one.aim([int(pid) for pid in line.split()[1].split(b",")])
+                say("aimed")

@@ -1,8 +1,7 @@
-"""A process that takes memory on request. Run as a file: `python3 -S -E hog.py key=value ...`.
+"""A process that takes memory on request (a worker: `monitor.lab.worker`).
 
-It joins a cgroup, prints `ready`, and then obeys lines on stdin: `go` takes the memory (answer `grown`), `free` gives
-it back (answer `freed`); each answer carries CLOCK_MONOTONIC nanoseconds. It dies with its parent, and when its stdin
-is closed.
+Orders: `go` takes the memory (answer `grown`), `free` gives it back (answer `freed`); each answer, and `ready`, carries
+CLOCK_MONOTONIC nanoseconds.
 
 Keys (defaults in `DEFAULTS`): cgroup=DIR; kind=anon, file (page cache of an unlinked file in dir=DIR, written, then
 read once, which makes it active; reread=N: N times; sync=1: written back at once, because dirty pages that reclaim
@@ -12,8 +11,7 @@ tables (page tables and nothing in them: a page of each 2 MiB of addresses is re
 (messages in sockets nobody reads) or dentries (of names in dir=DIR that do not exist; they outlive the process);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
 forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
-after the other, each moved to murders_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N;
-parent=PID.
+after the other, each moved to murders_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ import ctypes
 import fcntl
 import mmap
 import os
-import select
 import signal
 import socket
-import sys
 import time
+
+from monitor.lab.worker import Options, die_with_parent, join, libc, say, stdin_is_ready
 
 DEFAULTS = {
     "cgroup": "",
@@ -46,10 +44,8 @@ DEFAULTS = {
     "cpu": "",
     "nice": "0",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
-    "parent": "0",
 }
 MIB = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _PR_SET_THP_DISABLE = 41
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: Address space that one page table of 4 KiB maps.
@@ -98,17 +94,17 @@ class Memory:
     def take(self, start: int, length: int) -> None:
         if self.kind == "anon":
             ctypes.memset(self._address + start, 1, length)  # faults in C: as fast as the kernel hands out pages
-            return
-        if self.kind == "tables":
+        elif self.kind == "tables":
             first, last = start // 4096 * _MAPPED, (start + length) // 4096 * _MAPPED
             memoryview(self._map)[first:last:_MAPPED].tobytes()  # reads in C
-            return
-        if self.kind == "sockets":
+        elif self.kind == "sockets":
             self._send(length)
-            return
-        if self.kind == "dentries":
+        elif self.kind == "dentries":
             self._miss(start, length)
-            return
+        else:
+            self._write(start, length)
+
+    def _write(self, start: int, length: int) -> None:
         block = bytes(min(length, MIB))
         while length > 0:
             done = os.pwrite(self._fd, block[:length], start)
@@ -169,21 +165,25 @@ class Memory:
             os.ftruncate(self._fd, 0)
 
 
-def _command(timeout: float | None) -> str:
-    """The next line on stdin within ``timeout`` seconds (None: wait), or ""; `Gone` once stdin is closed."""
+_pending = b""
+
+
+def _read() -> None:
+    """More of what came on stdin; `Gone` once it is closed."""
+    global _pending
+    data = os.read(0, 4096)
+    if not data:
+        raise Gone
+    _pending += data
+
+
+def _command() -> str:
+    """The next line on stdin."""
     global _pending
     while b"\n" not in _pending:
-        if not select.select([0], [], [], timeout)[0]:
-            return ""
-        data = os.read(0, 4096)
-        if not data:
-            raise Gone
-        _pending += data
+        _read()
     line, _pending = _pending.split(b"\n", 1)
     return line.decode().strip()
-
-
-_pending = b""
 
 
 def _grow(memory: Memory, rate: int) -> None:
@@ -192,18 +192,18 @@ def _grow(memory: Memory, rate: int) -> None:
     for start in range(0, memory.size, chunk):
         memory.take(start, min(chunk, memory.size - start))
         due = began + (start + chunk) / MIB / rate if rate else 0.0
-        # A closed stdin ends the process here; a line that arrives meanwhile waits in the pipe.
-        if select.select([0], [], [], 0)[0] and not _peek():
-            raise Gone
+        if stdin_is_ready():  # closed, which ends the process here; a line waits
+            _read()
         time.sleep(max(0.0, due - time.monotonic()))
     memory.finish()
 
 
 def _breed(memory: Memory, count: int, rate: int) -> None:
     """``count`` children, each with memory of its own, one after the other."""
+    owner = os.getpid()
     for _ in range(count):
         if os.fork() == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            die_with_parent(owner)
             memory.take(0, memory.size)
             while True:
                 signal.pause()
@@ -224,46 +224,30 @@ def _murder(count: int, cgroup: str) -> None:
         os.waitpid(child, 0)
 
 
-def _peek() -> bool:
-    """Whether stdin, which is readable, has data (kept for `_command`) rather than its end."""
-    global _pending
-    data = os.read(0, 4096)
-    _pending += data
-    return bool(data)
+def _answer(word: str) -> None:
+    say(word, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
 
 
-def _say(word: str) -> None:
-    os.write(1, f"{word} {time.clock_gettime_ns(time.CLOCK_MONOTONIC)}\n".encode())
-
-
-def main(arguments: list[str]) -> int:
-    options = dict(DEFAULTS)
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in options:
-            raise SystemExit(f"hog: {argument!r} is not one of {', '.join(f'{k}=' for k in options)}")
-        options[key] = value
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if options["parent"] not in ("0", str(os.getppid())):
-        return 0  # the parent died before prctl was asked to watch it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+def hog(given: Options) -> None:
+    for key, value in given.items():
+        if key not in DEFAULTS:
+            raise SystemExit(f"hog: '{key}={value}' is not one of {', '.join(f'{k}=' for k in DEFAULTS)}")
+    options = DEFAULTS | dict(given)
     if options["ignore_term"] == "1":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options["cpu"]:
         os.sched_setaffinity(0, {int(options["cpu"])})
     os.setpriority(os.PRIO_PROCESS, 0, int(options["nice"]))
     if options["pages"] == "4k":  # the interpreter's as well: khugepaged would add up to 2 MiB at a time to the pod
-        ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     memory = Memory(options)
     if options["cgroup"]:
-        # Joined last: what the interpreter needed stays charged where it was, and the pod starts near zero.
-        with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
-            procs.write("0")
-    _say("ready")
+        join(options["cgroup"])
+    _answer("ready")
     cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
     try:
         while True:
-            command = _command(None)
+            command = _command()
             if command == "go":
                 _murder(int(options["murders"]), options["murders_in"])
                 _breed(memory, forks, rate)
@@ -271,15 +255,11 @@ def main(arguments: list[str]) -> int:
                     if cycle:
                         memory.give_back()
                     _grow(memory, rate)
-                _say("grown")
+                _answer("grown")
             elif command == "free":
                 memory.give_back()
-                _say("freed")
-            elif command:
+                _answer("freed")
+            else:
                 raise SystemExit(f"hog: {command!r} is not `go` or `free`")
     except (Gone, BrokenPipeError):
-        return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        return

@@ -1,40 +1,33 @@
-"""Everyday load in a container of the lab, until stdin is closed. Run as a file: `python3 -S -E load.py key=value ...`.
+"""Everyday load in a container of the lab, until stdin is closed (a worker).
 
-It joins a cgroup, prints `ready`, works in a directory of its own, and at the end prints `did {JSON}`: what it did, how
-often. Nothing of it is a shortage: what it holds at once is bounded by `mib`, whatever passes through.
+It works in a directory of its own (`dir`), and at the end prints `did {JSON}`: what it did, how often. Nothing of it is
+a shortage: what it holds at once is bounded by `mib`, whatever passes through.
 
-Keys: kind=copy (files of `mib`, copied and removed: page cache far beyond any limit), build (a compiler's habit: four
+Kinds: copy (files of `mib`, copied and removed: page cache far beyond any limit), build (a compiler's habit: four
 processes at a time that take up to `mib` together, write a file and exit), tree (cp -r, tar, find and rm of many small
 files), breathe (memory up to `mib` and back), tmpfs (the same with tmpfs pages) or stops (processes that come and are
-stopped by SIGTERM); mib=N; cgroup=DIR; dir=DIR; parent=PID.
+stopped by SIGTERM).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
-import select
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 
+from monitor.lab.worker import Options, die_with_parent, join, say, stdin_is_ready
+
 MIB = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _JOBS = 4
 _FILES = 400
 _WRITE_BACK = 4
 
 done: Counter[str] = Counter()
-
-
-def pause(seconds: float) -> bool:
-    """Wait; False once stdin is closed."""
-    return not select.select([0], [], [], seconds)[0]
 
 
 def copy(mib: int) -> None:
@@ -61,11 +54,10 @@ def copy(mib: int) -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    pid = os.fork()
+    owner, pid = os.getpid(), os.fork()
     if pid:
         return pid
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(owner)
     try:
         work()
     finally:
@@ -116,7 +108,7 @@ def breathe(mib: int) -> None:
     memory = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for start in range(0, mib * MIB, MIB):
         memory[start : start + MIB] = b"x" * MIB
-        if start % (8 * MIB) == 0 and not pause(0.05):
+        if start % (8 * MIB) == 0 and stdin_is_ready(0.05):
             break
     memory.close()
     done["breaths"] += 1
@@ -141,7 +133,7 @@ def stops(mib: int) -> None:
             signal.pause()
 
     jobs = [_fork(serve) for _ in range(min(mib, 8))]
-    pause(0.1)
+    stdin_is_ready(0.1)
     for pid in jobs:
         os.kill(pid, signal.SIGTERM)
     for pid in jobs:
@@ -149,37 +141,19 @@ def stops(mib: int) -> None:
     done["stopped_by_sigterm"] += len(jobs)
 
 
-KINDS: dict[str, Callable[[int], None]] = {
-    "copy": copy,
-    "build": build,
-    "tree": tree,
-    "breathe": breathe,
-    "tmpfs": tmpfs,
-    "stops": stops,
-}
+KINDS: dict[str, Callable[[int], None]] = {work.__name__: work for work in (copy, build, tree, breathe, tmpfs, stops)}
 
 
-def main(arguments: list[str]) -> int:
-    options = dict(argument.split("=", 1) for argument in arguments)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if options["parent"] != str(os.getppid()):
-        return 0
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def load(options: Options) -> None:
     work, mib = KINDS[options["kind"]], int(options["mib"])
     os.makedirs(options["dir"], exist_ok=True)
     os.chdir(options["dir"])
-    with open(os.path.join(options["cgroup"], "cgroup.procs"), "w") as procs:
-        procs.write("0")
-    print("ready", flush=True)
+    join(options["cgroup"])
+    say("ready")
     # Twice as long a pause after each turn: several of these share a machine with other work.
     while True:
         began = time.monotonic()
         work(mib)
-        if not pause(max(0.05, 2 * (time.monotonic() - began))):
+        if stdin_is_ready(max(0.05, 2 * (time.monotonic() - began))):
             break
-    print("did", json.dumps(done), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    say("did", json.dumps(done))

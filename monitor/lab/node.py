@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
@@ -218,11 +218,24 @@ class LabNode:
         self.children.append(hog)
         return hog
 
-    def start(self, pod: LabPod, script: Path, *arguments: str, container: str = "c0") -> Child:
-        """Start another script of the lab; it gets ``cgroup=DIR`` and ``parent=PID`` to join and watch."""
-        child = Child(script, *arguments, f"cgroup={pod.containers[container]}", f"parent={os.getpid()}")
+    def fill(self, pod: LabPod, mib: int, **options: Any) -> Hog:
+        """A hog in the first container of ``pod`` that has taken its memory."""
+        hog = self.start_hog(pod, mib=mib, **options)
+        hog.go()
+        hog.expect("grown")
+        return hog
+
+    def start(self, pod: LabPod, worker: str, /, **options: object) -> Child:
+        """Start another worker in the first container of ``pod``, and wait until it is ready."""
+        child = Child(worker, cgroup=pod.containers["c0"], **options)
         self.children.append(child)
+        child.expect("ready")
         return child
+
+    def end(self, child: Child) -> None:
+        """End one of the node's own processes."""
+        child.close()
+        self.children.remove(child)
 
     # -- what the kernel counted ---------------------------------------------------------------------------------------
 
@@ -230,15 +243,13 @@ class LabNode:
         """Bytes charged to the node now."""
         return cgroupfs.read_cgroup(self.hierarchy, self.cgroup).usage
 
-    def oom_kills(self) -> int:
-        """Processes the OOM killer killed in the node, as the kernel counts them."""
-        if self.hierarchy.version == 2:
-            return _count(self.cgroup / "memory.events", "oom_kill")
+    def oom_kills(self, pod: LabPod | None = None) -> int:
+        """Processes the OOM killer killed in the node, or in containers of ``pod``, as the kernel counts them."""
         # v1 counts in the cgroup of the victim only: the counters of its ancestors stay 0.
-        return sum(
-            _count(directory / "memory.oom_control", "oom_kill")
-            for directory in (self.cgroup, *cgroupfs.descendants(self.cgroup))
-        )
+        everywhere = () if self.hierarchy.version == 2 else cgroupfs.descendants(self.cgroup)
+        directories = (self.cgroup, *everywhere) if pod is None else pod.containers.values()
+        name = "memory.events" if self.hierarchy.version == 2 else "memory.oom_control"
+        return sum(_count(directory / name, "oom_kill") for directory in directories)
 
     def reset_peak(self) -> None:
         """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's

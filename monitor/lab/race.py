@@ -7,7 +7,7 @@ and the counter did not move).
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from monitor.errors import MonitorError
@@ -17,6 +17,8 @@ from monitor.lab.node import MIB, LabNode, LabPod
 
 #: A race at full speed is over in a second; one that a slow poller loses by sleeping too.
 RACE_TIMEOUT_S = 180.0
+_OOM_KILL = "the kernel's OOM killer killed a process"
+_OF_VICTIM = ("victim_pid", "victim_comm", "oom_score_adj", "invoker_pid", "pod_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,6 @@ class RaceResult:
     oom_victims: list[dict[str, Any]] = field(default_factory=list)
     headroom_bytes: int = 0
     trigger: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Watcher(Protocol):
@@ -76,15 +75,16 @@ class Monitor:
 
     def finish(self, evicted: bool) -> dict[str, Any]:
         if evicted:
-            done = self.daemon.wait_for(lambda r: r.get("msg") == "evicted", since=self._since)
-            if done is None:
+            if self.daemon.message("evicted", since=self._since) is None:
                 raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {self.daemon.complaint()}")
         else:
             # The kernel won: the monitor's own record of that arrives through its log a moment later.
-            self.daemon.wait_for(_is_oom, 2.0, self._since)
+            self.daemon.message(_OOM_KILL, 2.0, self._since)
         self.daemon.poll()
         records = self.daemon.log[self._since :]
-        out: dict[str, Any] = {"oom_victims": [_victim(r) for r in records if _is_oom(r)]}
+        out: dict[str, Any] = {
+            "oom_victims": [{key: r.get(key) for key in _OF_VICTIM} for r in records if r.get("msg") == _OOM_KILL]
+        }
         decision = next((r for r in records if r.get("msg") == "evicting"), None)
         if decision is not None:
             out["evicted"] = decision["pod"]
@@ -93,15 +93,6 @@ class Monitor:
                 out["detection_us"] = (decision["decided_ns"] - decision["crossed_ns"]) / 1000
                 out["kill_us"] = (decision["signalled_ns"] - decision["crossed_ns"]) / 1000
         return out
-
-
-def _is_oom(record: dict[str, Any]) -> bool:
-    return record.get("msg") == "the kernel's OOM killer killed a process"
-
-
-def _victim(record: dict[str, Any]) -> dict[str, Any]:
-    keys = ("victim_pid", "victim_comm", "oom_score_adj", "invoker_pid", "pod_name")
-    return {key: record.get(key) for key in keys}
 
 
 def run_race(node: LabNode, pod: LabPod, watcher: Watcher, hogs: int = 1, thp: bool = False) -> RaceResult:
@@ -128,8 +119,7 @@ def run_race(node: LabNode, pod: LabPod, watcher: Watcher, hogs: int = 1, thp: b
         killed = node.oom_kills() - before
     finally:
         for hog in running:
-            hog.close()
-            node.children.remove(hog)
+            node.end(hog)
     known = watcher.finish(evicted=not killed)
     if killed and not known.get("oom_victims"):
         known["oom_victims"] = [{"victim_pid": hog.pid} for hog in running if hog.process.returncode == -9][:killed]
@@ -142,8 +132,6 @@ def populate(node: LabNode) -> LabPod:
     guaranteed = node.add_pod("database", "Guaranteed", request=64 * MIB, namespace="demo")
     burstable = node.add_pod("web", "Burstable", request=32 * MIB, namespace="demo")
     victim = node.add_pod("batch", "BestEffort", namespace="demo")
-    for pod, mib in ((guaranteed, 32), (burstable, 16)):
-        resident = node.start_hog(pod, mib=mib)
-        resident.go()
-        resident.expect("grown")
+    node.fill(guaranteed, 32)
+    node.fill(burstable, 16)
     return victim

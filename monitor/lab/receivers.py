@@ -5,7 +5,6 @@ Both say when an alert was first known to them, by their own clock (the machine'
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
 import socket
@@ -17,8 +16,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from monitor.errors import MonitorError
 
@@ -39,7 +39,9 @@ class Known(Protocol):
     """``url`` for `--alertmanager`; ``name`` for reports."""
 
     name: str
-    url: str
+
+    @property
+    def url(self) -> str: ...
 
     def first(self) -> Mapping[Key, float]:
         """Every alert that is known, and since when (Unix seconds)."""
@@ -51,12 +53,9 @@ def key_of(labels: Mapping[str, str]) -> Key:
 
 def find_program(path: str | None) -> str | None:
     """The Alertmanager to use: ``path``, else the one in PATH; None if there is none. MonitorError for a wrong path."""
-    if path is not None:
-        found = shutil.which(path)
-        if found is None:
-            raise MonitorError(f"{path} is no program", "name the alertmanager binary, or leave the option out")
-        return found
-    return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if path is not None and shutil.which(path) is None:
+        raise MonitorError(f"{path} is no program", "name the alertmanager binary, or leave the option out")
+    return next((found for name in ((path,) if path else PROGRAMS) if (found := shutil.which(name))), None)
 
 
 class Alertmanager:
@@ -126,43 +125,48 @@ class Alertmanager:
         return True
 
 
-class StandIn:
-    """Takes `POST /api/v2/alerts` and remembers when."""
-
-    name = "stand-in"
+class Receiver:
+    """Context manager: a server on loopback that takes JSON and remembers it: ``posts`` are time, path and body."""
 
     def __init__(self) -> None:
-        first: dict[Key, float] = {}
-        self._first = first
+        posts: list[tuple[float, str, Any]] = []
+        self.posts = posts
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body: list[dict[str, Any]] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                now = time.time()
-                for alert in body:
-                    first.setdefault(key_of(alert["labels"]), now)
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                posts.append((time.time(), self.path, body))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it has there
+            def log_message(self, *_: object) -> None:
                 """Nothing: stderr is the bench's."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="receiver", daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def first(self) -> Mapping[Key, float]:
-        return dict(self._first)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
-    @contextmanager
-    def running(self) -> Iterator[StandIn]:
-        thread = threading.Thread(target=self._server.serve_forever, name="stand-in", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class StandIn(Receiver):
+    """Takes `POST /api/v2/alerts` as an Alertmanager does."""
+
+    name = "stand-in"
+
+    def first(self) -> Mapping[Key, float]:
+        first: dict[Key, float] = {}
+        for at, _, alerts in list(self.posts):
+            for alert in alerts:
+                first.setdefault(key_of(alert["labels"]), at)
+        return first

@@ -116,11 +116,7 @@ class Stage:
 
     def hears(self, msg: str, **fields: object) -> None:
         """Wait for a log record of the daemon about this run."""
-
-        def wanted(r: dict[str, Any]) -> bool:
-            return r.get("msg") == msg and all(r.get(k) == v for k, v in fields.items())
-
-        if self.daemon.wait_for(wanted, PATIENCE_S, self._since) is None:
+        if self.daemon.message(msg, PATIENCE_S, self._since, **fields) is None:
             raise MonitorError(f"the daemon never said {msg!r}: {self.daemon.complaint()}")
 
     @contextmanager
@@ -172,16 +168,13 @@ class Stage:
     def __enter__(self) -> Stage:
         self.daemon.poll()
         self._since = len(self.daemon.log)
-        threads = [threading.Thread(target=self._watch, daemon=True)]
-        for thread in threads:
-            thread.start()
-        self._threads = threads
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_S):
@@ -205,25 +198,19 @@ class Stage:
     def calm(self) -> None:
         """End what is left of the scenario without a signal, which would be an incident of its own."""
         for hog in self.hogs:
-            assert hog.process.stdin is not None
-            with suppress(BrokenPipeError):
-                hog.process.stdin.close()
+            hog.close_stdin()
         for hog in self.hogs:
             hog.wait(PATIENCE_S)
 
     def over(self) -> None:
         """Wait for the final incident."""
-        wanted = self.daemon.wait_for(
-            lambda r: r.get("msg") == "incident" and r.get("final") is True, PATIENCE_S, self._since
-        )
-        if wanted is None:
+        if self.daemon.message("incident", PATIENCE_S, self._since, final=True) is None:
             raise MonitorError(f"no incident became final: {self.daemon.complaint()}")
 
     def leave(self) -> None:
         """Take the pods away."""
         for hog in self.hogs:
-            hog.close()
-            self.node.children.remove(hog)
+            self.node.end(hog)
         for pod in self.pods.values():
             self.node.remove_pod(pod)
         for path in self._freezers:

@@ -39,14 +39,12 @@ def storm(node: LabNode, kind: str) -> Iterator[LabPod]:
     made: list[Child] = []
     try:
         for _ in range(PROCESSES):
-            made.append(node.start(pod, blinder.PATH, f"kind={kind}"))
-            made[-1].expect("ready")
+            made.append(node.start(pod, "blinder", kind=kind))
         yield pod
     finally:
         for child in made:
             assert child.process.poll() is None, "the storm was over"
-            child.close()
-            node.children.remove(child)
+            node.end(child)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.lab.bench_overhead import summarise
+from monitor.lab.bench import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_row_is_median_99th_percentile_and_maximum() -> None:
     values = [1.0 + i / 100 for i in range(100)]
-    row = summarise("armed", values[::-1])
+    row = summary("armed", values[::-1], "ratio")
     assert row == {"name": "armed", "unit": "ratio", "n": 100, "p50": 1.495, "p99": 1.98, "max": 1.99}
 
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from monitor.errors import CannotError, ConfigError
-from monitor.lab.bench_soak import soak
-from monitor.lab.soak import KINDS, Receiver, Watched, room
+from monitor.lab.bench_soak import KINDS, Watched, room, soak
+from monitor.lab.receivers import Receiver
 
 
 def test_no_such_load() -> None:
@@ -32,9 +32,9 @@ def test_the_receiver_counts_by_path() -> None:
     with Receiver() as receiver:
         for path in ("node", "machine"):
             body = json.dumps({"name": path}).encode()
-            with urllib.request.urlopen(receiver.url(path), body, timeout=10) as answer:
+            with urllib.request.urlopen(f"{receiver.url}/{path}", body, timeout=10) as answer:
                 assert answer.status == 200
-    assert receiver.alerts == [("/node", {"name": "node"}), ("/machine", {"name": "machine"})]
+    assert [post[1:] for post in receiver.posts] == [("/node", {"name": "node"}), ("/machine", {"name": "machine"})]
 
 
 @pytest.mark.parametrize("said", [{"decisions": 1}, {"lost": {"x": 1}}, {"alerts": [{}]}, {"incidents": [{}]}])

@@ -1,0 +1,164 @@
+"""How a bench is declared: its options, what it needs, the rows that it returns, and how they are printed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.errors import EXIT_OK, MonitorError
+from monitor.kernel import loader
+from monitor.lab.node import MIB, LabNode, LabPod, require_root
+
+F = TypeVar("F", bound=Callable[..., Any])
+Row = dict[str, Any]
+#: Columns of a bench whose rows are all made by `summary`.
+STATISTICS = "name unit n p50 p99 max"
+_AMOUNTS = frozenset(("p50", "p99", "mean", "max", "target"))
+
+
+@dataclass
+class Found:
+    """What a bench found, where that is more than rows: ``more`` for the JSON, the exit code, another way to print."""
+
+    rows: list[Row]
+    more: dict[str, Any] = field(default_factory=dict)
+    code: int = EXIT_OK
+    show: Callable[[], None] | None = None
+
+
+def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[Row] | Found]], click.Command]:
+    """Make a command of a function that measures; ``columns`` are the keys of its rows that the table shows."""
+
+    def declare(measure: Callable[..., list[Row] | Found]) -> click.Command:
+        name = measure.__name__
+
+        @functools.wraps(measure)
+        def run(output: str, **options: Any) -> int:
+            if root:
+                require_root(f"bench {name}", "makes cgroups and loads BPF programs")
+            found = measure(**options)
+            if not isinstance(found, Found):
+                found = Found(found)
+            if output == "json":
+                print_json({"bench": name, "results": found.rows, **found.more})
+            elif found.show is not None:
+                found.show()
+            else:
+                print_rows(columns, found.rows)
+            return found.code
+
+        return click.command(name)(output_option(run))
+
+    return declare
+
+
+def number(flag: str, default: float, text: str, least: float = 1, most: float | None = None) -> Callable[[F], F]:
+    """An option that takes a number; ``flag`` may name the parameter too."""
+    kind = click.FloatRange(least, most) if isinstance(default, float) else click.IntRange(int(least), most)
+    return click.option(*flag.split(), default=default, show_default=True, type=kind, help=text)
+
+
+def print_rows(columns: str, rows: Sequence[Row]) -> None:
+    """The rows as a table of these keys."""
+    keys = columns.split()
+    print_table(
+        ["what" if key == "name" else key.replace("_", " ") for key in keys],
+        [[_cell(row, key) for key in keys] for row in rows],
+    )
+
+
+def _cell(row: Row, key: str) -> object:
+    value = row.get(key)
+    if value is not None and (key.endswith("bytes") or (row.get("unit") == "bytes" and key in _AMOUNTS)):
+        return format_bytes(round(value))
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {n:g}" for name, n in value.items()) or "nothing"
+    return value
+
+
+def summary(name: str, values: Sequence[float], unit: str = "us") -> Row:
+    """One row in the form every bench prints."""
+    values = sorted(values)
+    if not values:
+        raise MonitorError(f"{name}: nothing was measured")
+    return {
+        "name": name,
+        "unit": unit,
+        "n": len(values),
+        "p50": statistics.median(values),
+        "p99": values[math.ceil(0.99 * len(values)) - 1],
+        "max": values[-1],
+    }
+
+
+def ratio(name: str, ours: Row, base: Row) -> Row:
+    """How many times ``base``, at the median, the 99th percentile and the maximum."""
+    return {"name": name, "unit": "ratio", "n": ours["n"], **{k: ours[k] / base[k] for k in ("p50", "p99", "max")}}
+
+
+def progress(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def shares(total: int, turns: int) -> Iterator[int]:
+    """``total`` in so many turns: what a host does to its machines changes within seconds."""
+    return (total * (turn + 1) // turns - total * turn // turns for turn in range(turns))
+
+
+@contextmanager
+def state_dir(node: LabNode | None = None) -> Iterator[Path]:
+    """A state directory whose programs stay pinned from one daemon to the next, and go at the end; with a ``node`` also
+    after `kill -9`.
+    """
+    with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name:
+        pins = loader.instance_directory(Path(name))
+        if node is not None:
+            node.also_remove(pins)
+        try:
+            yield Path(name)
+        finally:
+            loader.unload(pins)
+
+
+# -- pods that only have to be there -----------------------------------------------------------------------------------
+
+_sleepers: list[subprocess.Popen[bytes]] = []
+
+
+def fill_pods(node: LabNode, pods: int) -> list[LabPod]:
+    """``pods`` pods of two containers (three cgroups each), a sleeping process in every one."""
+    return [add_sleeping_pod(node, f"p{i}", i % 2 == 0) for i in range(pods)]
+
+
+def add_sleeping_pod(node: LabNode, name: str, burstable: bool) -> LabPod:
+    """A pod in whose first container is a process of half a megabyte that does nothing, and dies with the pod."""
+    pod = node.add_pod(name, "Burstable" if burstable else "BestEffort", MIB * burstable, containers=2)
+    joined = subprocess.Popen(
+        ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && echo in && exec sleep 100000', str(pod.containers["c0"])],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert joined.stdout is not None
+    joined.stdout.readline()
+    joined.stdout.close()
+    _sleepers.append(joined)
+    return pod
+
+
+def reap_sleepers() -> None:
+    """Collect those that were killed; their pods are gone."""
+    _sleepers[:] = [p for p in _sleepers if p.poll() is None]

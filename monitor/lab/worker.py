@@ -1,0 +1,69 @@
+"""A process of the lab. Run as a file: `python3 -S -E worker.py NAME key=value ...` (from `monitor.lab.child`).
+
+Every worker dies with its parent (the key `parent`), leaves Ctrl-C to it, does what its keys say in the cgroup that
+they name, prints `ready`, takes orders as lines on stdin and ends when stdin is closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Mapping
+
+_PR_SET_PDEATHSIG = 1
+#: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
+libc = ctypes.PyDLL(None)
+#: The name of a worker -> the function that is one.
+WORKERS = {
+    "hog": "monitor.lab.hog:hog",
+    "blinder": "monitor.lab.blinder:blinder",
+    "load": "monitor.lab.load:load",
+    "floor": "monitor.lab.floor:floor",
+    "faults": "monitor.lab.workers:faults",
+    "neighbour": "monitor.lab.workers:neighbour",
+    "poller": "monitor.lab.workers:poller",
+    "oom_kills": "monitor.lab.workers:oom_kills",
+}
+Options = Mapping[str, str]
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when this process's parent ends, and end at once if it is not ``parent`` any more."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def join(cgroup: str) -> None:
+    """Move this process. Done last: what the interpreter needed stays charged where it was."""
+    with open(f"{cgroup}/cgroup.procs", "w") as procs:
+        procs.write("0")
+
+
+def say(*words: object) -> None:
+    """One line to the parent."""
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+def stdin_is_ready(timeout: float = 0.0) -> bool:
+    """Whether there is an order, or stdin is closed, within ``timeout`` seconds."""
+    return bool(select.select([0], [], [], timeout)[0])
+
+
+def main(arguments: list[str]) -> int:
+    name, *words = arguments
+    options = dict(word.split("=", 1) for word in words)
+    die_with_parent(int(options.pop("parent")))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    module, _, function = WORKERS[name].partition(":")
+    getattr(importlib.import_module(module), function)(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""The small workers of the benches (`monitor.lab.worker` runs them)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from monitor.lab.worker import Options, die_with_parent, join, say, stdin_is_ready
+
+MIB = 1 << 20
+
+
+def faults(options: Options) -> None:
+    """Page faults, for `bench overhead`: for each line `N` all of `mib` MiB of 4K pages are touched N times on `cpu`
+    and given back in between; answers `took NS`, its CPU time.
+
+    The touching is one extended slice assignment, a loop in C: a byte per page, so nearly all of the time is the
+    kernel's page-fault path.
+    """
+    os.sched_setaffinity(0, {int(options["cpu"])})
+    memory = mmap.mmap(-1, int(options["mib"]) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    first_bytes = memoryview(memory)[:: mmap.PAGESIZE]
+    ones = b"\1" * len(first_bytes)
+    join(options["cgroup"])
+
+    def touch(passes: int) -> None:
+        for _ in range(passes):
+            first_bytes[:] = ones
+            memory.madvise(mmap.MADV_DONTNEED)
+
+    say("ready")
+    for line in sys.stdin:
+        # One pass before the clock starts: what attaching itself disturbs (patched kernel text, caches) is not counted.
+        touch(1)
+        began = time.process_time_ns()
+        touch(int(line))
+        say("took", time.process_time_ns() - began)
+
+
+def neighbour(options: Options) -> None:
+    """Takes the CPU from the monitor, by `kind`: `compile` compiles Python source at nice 19, one process for each
+    file, as a build does in the background; `churn` forks processes that end, as fast as one parent can, which also
+    takes the lock that reading the cgroup.procs of cgroup v1 waits for.
+    """
+    compiles = options["kind"] == "compile"
+    source = Path(os.__file__).read_text() if compiles else ""
+    os.nice(19 if compiles else 0)
+    join(options["cgroup"])
+    say("ready")
+    while not stdin_is_ready():
+        pid = os.fork()
+        if not pid:
+            try:
+                compile(source, "source.py", "exec", dont_inherit=True) if compiles else None
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def poller(options: Options) -> None:
+    """The baseline of `bench race`: reads the counters of `cgroup` every `interval_us`, from `phase_us` after the line
+    `go`, and kills the pids of `kill` when less than `margin` bytes are available. Prints `killed NS` and, after
+    another line, `used CPU_S WALL_S POLLS`.
+
+    It has everything the monitor has but the events: real-time priority, descriptors kept open, victims known before.
+    """
+    cgroup, margin, interval = options["cgroup"], int(options["margin"]), int(options["interval_us"]) / 1e6
+    v2 = os.path.exists(f"{cgroup}/memory.current")
+    usage = os.open(f"{cgroup}/{'memory.current' if v2 else 'memory.usage_in_bytes'}", os.O_RDONLY)
+    stat = os.open(f"{cgroup}/memory.stat", os.O_RDONLY)
+    limit = int(Path(cgroup, "memory.max" if v2 else "memory.limit_in_bytes").read_text())
+    key = b"\ninactive_file " if v2 else b"\ntotal_inactive_file "
+    victims = [os.pidfd_open(int(pid)) for pid in options["kill"].split(",") if pid]
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except OSError:
+        pass  # the monitor under test gets the same refusal
+    say("ready")
+    os.read(0, 64)
+    began, cpu, polls, killed = time.monotonic(), time.process_time(), 0, False
+    due = began + int(options["phase_us"]) / 1e6
+    while not stdin_is_ready(max(0.0, due - time.monotonic())):
+        polls += 1
+        due = max(due + interval, time.monotonic())
+        text = os.pread(stat, 8192, 0)
+        at = text.index(key) + len(key)
+        inactive = int(text[at : text.index(b"\n", at)])
+        available = limit - max(0, int(os.pread(usage, 32, 0)) - inactive)
+        if available < margin and not killed:
+            killed = True
+            for fd in victims:
+                try:
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            say("killed", time.monotonic_ns())
+    say("used", f"{time.process_time() - cpu:.6f} {time.monotonic() - began:.6f} {polls}")
+
+
+def oom_kills(options: Options) -> None:
+    """A storm of OOM kills: from the first line on, in each of `cgroups` (joined by `:`) one process after the other
+    takes `mib` MiB, more than the limit there, until it is killed. When stdin is closed it prints `killed N`.
+    """
+    say("ready")
+    if not sys.stdin.readline():
+        return
+    count, out = os.pipe()
+    owner, killers = os.getpid(), []
+    for cgroup in options["cgroups"].split(":"):
+        pid = os.fork()
+        if not pid:
+            die_with_parent(owner)
+            _kill_in(cgroup, int(options["mib"]), out)
+        killers.append(pid)
+    killed = 0
+    while 0 not in (ready := select.select([count, 0], [], [])[0]):
+        killed += len(os.read(count, 4096))
+    killed += len(os.read(count, 4096)) if count in ready else 0
+    for pid in killers:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    say("killed", killed)
+
+
+def _kill_in(cgroup: str, mib: int, out: int) -> None:
+    """One victim after the other; a byte for each that was killed."""
+    owner = os.getpid()
+    while True:
+        pid = os.fork()
+        if not pid:
+            try:
+                die_with_parent(owner)
+                join(cgroup)
+                Path("/proc/self/comm").write_text("storm")
+                block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                block.madvise(mmap.MADV_NOHUGEPAGE)
+                for at in range(0, mib * MIB, 4096):
+                    block[at] = 1
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            os._exit(1)
+        os.write(out, b"x")
