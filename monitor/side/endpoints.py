@@ -1,16 +1,23 @@
-"""The HTTP side of the side process: /metrics, /healthz, /readyz, /stats/summary.
+"""The HTTP endpoints of the daemon: /metrics, /healthz, /readyz, /stats/summary.
 
-A module of its own because the side imports it only after it has told the hot process the pods: 17 ms of a warm start.
+A module of its own because the side imports it only after it has sent the hot process the pods: 17 ms of a warm start.
+/stats/summary is the part of the kubelet's Summary API that is about memory, with exact numbers: same names, same
+shape, bytes, RFC 3339 times, so that what reads a kubelet's answer can read this one.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from monitor.actions.oomadj import OomScores
-from monitor.side.export import http, stats_summary
+from monitor.kernel.cgroupfs import MemoryReading
+from monitor.pods.model import FoundPod
+from monitor.side.export import http
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -35,7 +42,7 @@ class Endpoints:
                 "/metrics": lambda accept: self._made_metrics().render(accept),
                 "/healthz": self._healthz,
                 "/readyz": self._readyz,
-                "/stats/summary": lambda _: stats_summary.render(view),
+                "/stats/summary": self._summary,
             },
             on_error=lambda problem: view.log.error("http request failed", problem=problem),
             by_accept=("/metrics",),
@@ -59,3 +66,62 @@ class Endpoints:
     def _readyz(self, _accept: str) -> http.Response:
         reason = self._view.not_ready()
         return http.text(503, reason) if reason else http.text(200, "ok")
+
+    def _summary(self, _accept: str) -> http.Response:
+        self._view.refresh()
+        return http.Response(200, "application/json", json.dumps(summary(self._view)).encode())
+
+
+def summary(view: View) -> dict[str, Any]:
+    """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers."""
+    now = _time(time.time())
+    domains = view.domains()
+    node: dict[str, Any] = {
+        "nodeName": os.uname().nodename,
+        "startTime": _time(view.started),
+        "memory": _memory(domains["node"], now),
+        "systemContainers": [],
+    }
+    if "kubepods" in domains:
+        node["systemContainers"].append(
+            {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
+        )
+    pods = [_pod(view, found, now) for found in view.pods.values()]
+    # The last is ours; who reads a kubelet's summary passes over what it does not know.
+    return {"node": node, "pods": pods, "outrace": {"braked": view.braked}}
+
+
+def _pod(view: View, found: FoundPod, now: str) -> dict[str, Any]:
+    pod = found.pod
+    started = _time(view.first_seen.get(pod.uid, view.started))
+    result: dict[str, Any] = {
+        "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+        "startTime": started,
+        "containers": [],
+    }
+    reading = view.memory(found.cgroup)
+    if reading is not None:
+        result["memory"] = _memory(reading, now)
+    for name, path in found.containers.items():
+        reading = view.memory(path)
+        if reading is not None:
+            result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
+    return result
+
+
+def _memory(reading: MemoryReading, now: str) -> dict[str, Any]:
+    # inactiveFileBytes and activeFileBytes are ours: the kubelet leaves out what its working set is made of.
+    memory: dict[str, Any] = {
+        "time": now,
+        "usageBytes": reading.usage,
+        "workingSetBytes": reading.working_set,
+        "inactiveFileBytes": reading.inactive_file,
+        "activeFileBytes": reading.active_file,
+    }
+    if reading.available is not None:
+        memory["availableBytes"] = reading.available
+    return memory
+
+
+def _time(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))

@@ -21,7 +21,7 @@ from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Sample, Watched
 from monitor.race.forecast import DomainForecast, Forecast, domain_forecasts
-from monitor.side.verdict_counts import Tally
+from monitor.side.judge import Tally
 from monitor.side.view import View, pod_owners
 
 #: Samples that forecasts are made from (the longest window of `monitor.race.forecast`).

@@ -20,8 +20,7 @@ from monitor.side.alerts.rules import alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
-from monitor.side.judge import Judge
-from monitor.side.verdict_counts import Tally
+from monitor.side.judge import Judge, Tally
 from monitor.side.view import View
 
 if TYPE_CHECKING:

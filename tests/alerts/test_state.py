@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.side.alerts import queue, state
+from monitor.side.alerts import queue, send
 from monitor.side.alerts.rules import Alert
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.services import LogLines, sender
@@ -27,7 +27,7 @@ def alert(name: str = "P", at: float = 100.0) -> Alert:
 def test_the_state_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    path = tmp_path / state.FILE_NAME
+    path = tmp_path / send.FILE_NAME
     path.symlink_to(victim)
     log = LogLines()
     with sender(tmp_path, [URL], log=log) as sending:
@@ -56,8 +56,8 @@ def test_the_state_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
 def test_any_garbage_is_survived_and_logged(tmp_path: Path, content: bytes) -> None:
     with sender(tmp_path, [URL]) as sending:
         sending.fire(alert())
-    (key,) = json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]
-    (tmp_path / state.FILE_NAME).write_bytes(content.replace(b"KEY", key.encode()))
+    (key,) = json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]
+    (tmp_path / send.FILE_NAME).write_bytes(content.replace(b"KEY", key.encode()))
     log = LogLines()
     assert list(AlertSender(tmp_path, [URL], [], log, "n").counters.values()) == [
         {"sent": 0, "failed": 0, "dropped": 0, "waiting": 0}
@@ -83,11 +83,11 @@ def test_a_state_dir_that_cannot_be_written_stops_no_alert(tmp_path: Path) -> No
 def test_a_receiver_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> None:
     with sender(tmp_path, [URL], [f"{URL}/x"]) as sending:
         sending.fire(alert())
-    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 2
+    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 2
     log = LogLines()
     with sender(tmp_path, [URL], log=log):
         pass
-    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 1
+    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 1
     assert log.said("configured no more") == [{"receivers": 1}]
 
 
@@ -96,7 +96,7 @@ def test_the_state_holds_no_secrets(tmp_path: Path) -> None:
         assert list(sending.counters) == ["webhook 127.0.0.1:9", "webhook 127.0.0.1:9 #2"]
         sending.fire(alert())
     everything = "".join(path.name + path.read_text() for path in tmp_path.iterdir())
-    assert len(json.loads((tmp_path / state.FILE_NAME).read_bytes())["receivers"]) == 2
+    assert len(json.loads((tmp_path / send.FILE_NAME).read_bytes())["receivers"]) == 2
     assert "pass" not in everything
     assert "T0K3N" not in everything
 
@@ -138,7 +138,7 @@ def test_a_storm_is_written_in_batches(tmp_path: Path, monkeypatch: pytest.Monke
     with sender(tmp_path, [URL]) as sending:
         for n in range(500):
             sending.fire(alert(f"A{n}"))
-    assert flushes <= 3 + (time.monotonic() - began) / state.BATCH_S
+    assert flushes <= 3 + (time.monotonic() - began) / send.BATCH_S
     (name,) = sending.counters
     assert AlertSender(tmp_path, [URL], [], LogLines(), "n").counters[name]["waiting"] == 500
 

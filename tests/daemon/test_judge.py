@@ -17,8 +17,7 @@ from monitor.settings.config import RunConfig
 from monitor.side import judge as judging
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
-from monitor.side.judge import Judge, Latest
-from monitor.side.verdict_counts import Tally
+from monitor.side.judge import Judge, Latest, Tally
 from tests.race.builders import died, episodes, mark
 
 

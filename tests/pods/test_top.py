@@ -19,7 +19,7 @@ from monitor.link.counters import SharedStats
 from monitor.pods.source import open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
-from monitor.side.export.stats_summary import summary
+from monitor.side.endpoints import summary
 from monitor.side.view import View
 from tests.pods.top_node import MI, closed_port, common, top
 from tests.pods.top_node import busy as busy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.side.export.journald import entry
+from monitor.side.export.log import entry
 from tests.live import environment
 
 JOURNALD = Path("/lib/systemd/systemd-journald")

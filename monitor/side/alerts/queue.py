@@ -1,7 +1,7 @@
 """The undelivered changes for one receiver: a bounded queue that survives a restart.
 
 No clock and no files here: times are Unix seconds given by the caller, and every change is announced to
-``on_change``, so that `monitor.side.alerts.state` writes a snapshot, which a later process loads.
+``on_change``, so that `monitor.side.alerts.send.StateFile` writes a snapshot, which a later process loads.
 
 Two kinds of receiver. A webhook wants every change, in order. Alertmanager wants to know how things stand: only the
 last change of an alert counts, and what is firing is sent again and again, because Alertmanager forgets what it does

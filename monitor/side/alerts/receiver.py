@@ -1,7 +1,7 @@
 """One receiver of alerts, an Alertmanager or a webhook: its queue and the thread that delivers.
 
 An alert is sent at once, and tried again until somebody takes it: after 0.1 s, doubling to 30 s. This thread waits for
-no disk: `monitor.side.alerts.state` writes down what waits.
+no disk: `monitor.side.alerts.send.StateFile` writes down what waits.
 """
 
 from __future__ import annotations

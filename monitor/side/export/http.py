@@ -1,4 +1,4 @@
-"""HTTP on an already bound socket: one thread that never waits for a client, and one for each route (`desk`).
+"""HTTP on an already bound socket: one thread that never waits for a client, and one for each route (`RouteWorker`).
 
 It serves numbers to scrapers and probes. Clients that connect and say nothing, say it slowly, do not read their answer
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest of them goes when a new one
@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from monitor.side.export.http_head import MAX_HEAD, BadRequestError, Request, head, parse
-from monitor.side.export.route import MAX_WAITING, Desk, Response, Route, text
+from monitor.side.export.route import MAX_WAITING, Response, Route, RouteWorker, text
 
 __all__ = ["MAX_CONNECTIONS", "MAX_WAITING", "Response", "Route", "Server", "text"]
 
@@ -78,8 +78,9 @@ class Server:
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._desks = {
-            path: Desk(path, route, self._answered, on_error, path in by_accept) for path, route in routes.items()
+        self._workers = {
+            path: RouteWorker(path, route, self._answered, on_error, path in by_accept)
+            for path, route in routes.items()
         }
         self._on_error = on_error
         self.refused = 0
@@ -139,8 +140,8 @@ class Server:
                 elif (connection := self._open.get(fd)) is not None:
                     self._guarded(connection, self._turn, connection)
             self._expire(time.monotonic())
-        for desk in self._desks.values():
-            desk.close()
+        for worker in self._workers.values():
+            worker.close()
         for connection in list(self._open.values()):
             self._close(connection)
         self._epoll.close()
@@ -281,10 +282,10 @@ class Server:
                 return
             del connection.inbox[: request.size]
             connection.request = request
-            desk = self._desks.get(request.path)
-            if desk is None:
-                self._send(connection, text(404, f"not here; try {' '.join(self._desks)}"))
-            elif desk.ask(connection, request.accept):
+            worker = self._workers.get(request.path)
+            if worker is None:
+                self._send(connection, text(404, f"not here; try {' '.join(self._workers)}"))
+            elif worker.ask(connection, request.accept):
                 self._enter(connection, "wait")
             else:
                 self.refused += 1
@@ -293,7 +294,7 @@ class Server:
     # answers
 
     def _answered(self, connection: _Connection, response: Response) -> None:
-        """Called by the threads of the desks."""
+        """Called by the threads of the routes."""
         self._answers.append((connection, response))
         os.eventfd_write(self._wake_fd, 1)
 

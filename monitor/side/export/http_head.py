@@ -47,20 +47,20 @@ def parse(data: bytes | bytearray) -> Request | None:
     first, *rest = bytes(data[: found.start()]).decode("latin-1").replace("\r\n", "\n").split("\n")
     if len(first) > MAX_LINE:
         raise BadRequestError(HTTPStatus.REQUEST_URI_TOO_LONG)
-    words = first.split(" ")
-    version = _VERSION.fullmatch(words[-1])
-    if len(words) != 3 or version is None or not _TOKEN.fullmatch(words[0]):
+    parts = first.split(" ")
+    version = _VERSION.fullmatch(parts[-1])
+    if len(parts) != 3 or version is None or not _TOKEN.fullmatch(parts[0]):
         raise BadRequestError(HTTPStatus.BAD_REQUEST)
     if version[1] != "1":
         raise BadRequestError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
     headers = _headers(rest)
-    if words[0] not in ("GET", "HEAD"):
+    if parts[0] not in ("GET", "HEAD"):
         raise BadRequestError(HTTPStatus.NOT_IMPLEMENTED)
     connection = {word.strip().lower() for word in headers.get("connection", "").split(",")}
     keep = "close" not in connection and (version[2] != "0" or "keep-alive" in connection)
-    # A GET with a body: nobody reads it here, so what follows on the connection could not be told from a request.
+    # A GET with a body: nobody reads it here, so what follows on the connection could be taken for a request.
     keep = keep and "content-length" not in headers and "transfer-encoding" not in headers
-    return Request(words[0], _path(words[1]), headers.get("accept", ""), keep, found.end())
+    return Request(parts[0], _path(parts[1]), headers.get("accept", ""), keep, found.end())
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 #: Requests that wait for one route.
 MAX_WAITING = 32
-#: The same failure of a route is told once in this time (seconds): whoever asks decides how often it fails.
-_TELL_S = 10.0
+#: The same failure of a route is reported once in this time (seconds): whoever asks decides how often it fails.
+_REPEAT_S = 10.0
 
 
 class Response(NamedTuple):
@@ -34,8 +34,8 @@ def text(status: int, body: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", body.encode() + b"\n")
 
 
-class Desk:
-    """``answered(asker, response)`` is called on the desk's thread; ``varies``: the answer depends on the Accept."""
+class RouteWorker:
+    """``answered(asker, response)`` is called on its thread; ``varies``: the answer depends on the Accept."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class Desk:
         self._answered = answered
         self._on_error = on_error
         self._varies = varies
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._waiting: list[tuple[Any, str]] = []
         self._asked = 0  # waiting, or being answered
         self._thread: threading.Thread | None = None
         self._ending = False
-        self._told: tuple[str, float] = ("", 0.0)
+        self._logged: tuple[str, float] = ("", 0.0)
 
     def ask(self, asker: Any, accept: str) -> bool:
         """Have the asker answered; False if too many wait already, or nobody can be had to answer."""
-        with self._news:
+        with self._changed:
             if self._asked >= MAX_WAITING:
                 return False
             if self._thread is None:
@@ -67,25 +67,25 @@ class Desk:
                 try:
                     thread.start()
                 except RuntimeError as error:  # no thread can be started
-                    self._tell(f"{self._path}: {error}")
+                    self._report(f"{self._path}: {error}")
                     return False
                 self._thread = thread
             self._asked += 1
             self._waiting.append((asker, accept))
-            self._news.notify()
+            self._changed.notify()
         return True
 
     def close(self) -> None:
         """End the thread when it has made its answer."""
-        with self._news:
+        with self._changed:
             self._ending = True
-            self._news.notify()
+            self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 while not self._waiting and not self._ending:
-                    self._news.wait()
+                    self._changed.wait()
                 if self._ending:
                     return
                 taken, self._waiting = self._waiting, []
@@ -96,19 +96,19 @@ class Desk:
                 response = self._made(group[0][1])
                 for asker, _ in group:
                     self._answered(asker, response)
-                with self._news:
+                with self._changed:
                     self._asked -= len(group)
 
     def _made(self, accept: str) -> Response:
         try:
             return self._route(accept)
         except Exception as error:  # noqa: BLE001 - one bad answer must not end the thread in silence
-            self._tell(f"{self._path}: {type(error).__name__}: {error}")
+            self._report(f"{self._path}: {type(error).__name__}: {error}")
             return text(500, "internal error; see the log")
 
-    def _tell(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         now = time.monotonic()
-        told, when = self._told
-        if problem != told or now - when > _TELL_S:
-            self._told = (problem, now)
+        logged, when = self._logged
+        if problem != logged or now - when > _REPEAT_S:
+            self._logged = (problem, now)
             self._on_error(problem)
