@@ -14,7 +14,7 @@ import click
 
 from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
-from monitor.race.advisor import Advised
+from monitor.race.burst import Advised
 from monitor.race.units import quantity
 from monitor.side.incidents.file import unix_time
 

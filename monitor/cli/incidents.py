@@ -150,8 +150,8 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
     For outrace, for a kubelet notified by the kernel (cgroup v1) and for a kubelet that polls, from how fast memory
     was taken each time. Below some dozen races it says what was, not what will be.
     """
-    from monitor.race.advisor import advise as advised
     from monitor.race.burst import Burst
+    from monitor.race.burst import advise as advised
     from monitor.race.codec import RecordError
 
     reader = _reader(state_dir)

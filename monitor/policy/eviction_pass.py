@@ -124,19 +124,19 @@ def skip_pass(config: PassConfig, state: PassState) -> PassState:
 def carried(
     old: EvictionConfig, state: State, new: EvictionConfig, observations: Mapping[str, Observation] | None
 ) -> State:
-    """``state`` after a pass of ``old`` in the places of ``new``, whose thresholds are those of ``old`` and more.
+    """``state`` after a pass of ``old`` laid out as one of ``new``, whose thresholds are those of ``old`` and more.
 
     ``observations`` are those of that pass (None: it saw none), for signals ``old`` did not look at.
     """
     if not state.first and not state.stamps:
         state = old.blank
     first: list[int | None] = [None] * len(new.rules)
-    places: dict[int, int] = {}
+    position_of: dict[int, int] = {}
     taken: set[int] = set()
     for i, rule in enumerate(old.rules):
         at = next(j for j, r in enumerate(new.rules) if j not in taken and r.threshold == rule.threshold)
         taken.add(at)
-        places[i] = at
+        position_of[i] = at
         first[at] = state.first[i]
     stamps: list[int | None] = [None] * len(new.signals)
     for slot, signal in enumerate(new.signals):
@@ -144,7 +144,7 @@ def carried(
             stamps[slot] = observations[signal].stamp_ns
     lasts = dict(zip(old.conditions, state.last, strict=True))
     last = tuple(lasts.get(condition) for condition in new.conditions)
-    return State(tuple(first), tuple(places[i] for i in state.met), tuple(stamps), last, state.conditions)
+    return State(tuple(first), tuple(position_of[i] for i in state.met), tuple(stamps), last, state.conditions)
 
 
 def _nobody(_signal: str) -> Sequence[Candidate]:

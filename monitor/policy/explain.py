@@ -1,4 +1,4 @@
-"""Why a pod stands where it stands in the order of eviction, in plain words, and what would move it.
+"""Why a pod has its place in the order of eviction, as text, and what would move it.
 
 Nothing is decided here: places are compared by the keys of `victims.rank_pods`, and a change is found by asking the
 same ranker again for the changed pod.

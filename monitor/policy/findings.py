@@ -1,4 +1,4 @@
-"""What is allowed in a configuration and bites its user all the same, in plain words.
+"""What is allowed in a configuration and surprises its user all the same.
 
 Each finding is one line: where it was written, what it does, and what to write instead.
 """
@@ -45,9 +45,10 @@ def findings(
     """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
     # What holds for a threshold holds for its copy on the container file system too, and is said once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
+    nothing = f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
     return [
         *_defaults(settings, drop_ins, rules),
-        *_memory(thresholds, settings),
+        *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
         *_without_effect(settings, [e for e in thresholds if not e.copy]),
         *_by_definition(thresholds, node),
         *_soft_below_hard(thresholds, node),
@@ -75,11 +76,6 @@ def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Ite
                 f"{drop_in.name}: {MERGE_DEFAULTS}: has no effect in a drop-in, which is merged after the defaults; "
                 "set it in the file the kubelet is started with"
             )
-
-
-def _memory(thresholds: Sequence[Effective], settings: Settings) -> Iterator[str]:
-    if not any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds):
-        yield f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
 
 
 def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
@@ -125,7 +121,7 @@ def _soft_below_hard(thresholds: Sequence[Effective], node: Node) -> Iterator[st
 
 
 def _below(soft: Threshold, hard: Threshold, capacity: int | None) -> bool:
-    """Whether soft is not above hard; False where that cannot be told."""
+    """Whether soft is not above hard; False where that is not known."""
     a, b = soft.value, hard.value
     if a.quantity is None and b.quantity is None:
         return a.percentage <= b.percentage

@@ -82,7 +82,7 @@ def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> 
     """Containerfs thresholds are copies of those of the file system the containers are on, whatever the user wrote.
 
     Where that one has none, a threshold without operator stands instead, which is never met. The kubelet leaves the
-    thresholds alone when told of a container file system without an image file system.
+    thresholds alone where there is a container file system without an image file system.
     """
     found = list(thresholds)
     conflicts = tuple(

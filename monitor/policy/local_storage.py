@@ -27,7 +27,7 @@ class _Limits(NamedTuple):
 
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, pod_level: bool = True) -> str | None:
-    """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits."""
+    """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits."""
     return _violation(_limits(pod, pod_level), stats, layout)
 
 

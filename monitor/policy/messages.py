@@ -1,4 +1,4 @@
-"""What an evicted pod is told: the message of its status and the annotations of its event, in the kubelet's words."""
+"""The message in the status of an evicted pod and the annotations of its event, as the kubelet writes them."""
 
 from __future__ import annotations
 

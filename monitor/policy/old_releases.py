@@ -17,7 +17,7 @@ from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate, memory_key, rank_priority
 from monitor.policy.releases import Era
 from monitor.policy.stats import PodStats
-from monitor.policy.victims import disk_key, disk_usage
+from monitor.policy.victims import disk_usage
 
 GUARANTEED_ADJ = -998
 #: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
@@ -57,7 +57,10 @@ def rank_1_17(
     storage = plain_request(pod, "ephemeral-storage")
     used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = candidate(pod, storage, used)
-    return disk_key(victim, plain_request(pod, sig.RESOURCE[signal])), victim
+    # Nobody requests inodes, so any use of them is above the request; by how much, is said against that for bytes.
+    allowed = plain_request(pod, sig.RESOURCE[signal]).nanos // 10**9
+    group = 0 if used is None else 1 if used > allowed else 2
+    return (group, *memory_key(victim)[1:]), victim
 
 
 def adj_1_17(pod: Pod, container_name: str, memory_capacity: int) -> int:

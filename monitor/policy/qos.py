@@ -37,7 +37,7 @@ def is_critical(pod: Pod) -> bool:
 
 
 def is_node_critical(pod: Pod) -> bool:
-    """Critical and of class `system-node-critical`: the OOM killer is told to spare it too."""
+    """Critical and of class `system-node-critical`: the kubelet has the OOM killer spare it too."""
     return pod.priority_class_name == "system-node-critical" and is_critical(pod)
 
 

@@ -49,7 +49,7 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    """What a pass is told once.
+    """What all passes have in common.
 
     `transition_period_ns`: how long a condition outlives its threshold; at 0 none is ever in force. `max_pod_grace_s`:
     the most a pod evicted for a soft threshold gets; negative leaves it to the pod, as the kubelet's own documentation
@@ -298,7 +298,7 @@ def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int
 
 
 def _go_keys(thresholds: list[Threshold]) -> list[Threshold]:
-    """Without those the kubelet cannot tell apart: it keeps thresholds as keys of a map, quantities by address."""
+    """Without those that are the same to the kubelet: it keeps thresholds as keys of a map, quantities by address."""
     seen: set[Threshold] = set()
     found = []
     for t in thresholds:

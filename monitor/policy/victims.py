@@ -8,12 +8,13 @@ processes. Where the kubelet's order is left to chance, ours is namespace, name,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
-from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.quantity import ZERO
 from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
 from monitor.policy.resources import pod_request
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
@@ -52,12 +53,8 @@ def rank_pods(
         own = stats.get(pod.uid)
         key, candidate = ranker(pod, own, signal, layout, pod_level)
         found.append(Ranked(key, pod, own, candidate))
-    found.sort(key=_by_key)
+    found.sort(key=itemgetter(0))
     return found
-
-
-def _by_key(ranked: Ranked) -> Key:
-    return ranked[0]
 
 
 def first_victims(
@@ -134,21 +131,6 @@ def _candidate(signal: str, pod: Pod, usage: int | None, pod_level: bool) -> Can
         return candidate(pod, ZERO, usage)
     return candidate(
         pod, pod_request(pod, "memory" if signal in MEMORY_SIGNALS else "ephemeral-storage", pod_level), usage
-    )
-
-
-def disk_key(victim: Candidate, request: Quantity) -> Key:
-    """Sort key for disk space and inodes. ``request`` is for the starved resource, that in ``victim`` for bytes."""
-    v = victim
-    return usage_key(
-        v.usage,
-        request.nanos // _NANO,
-        v.request,
-        v.request_nanos,
-        rank_priority(v.priority),
-        v.namespace,
-        v.name,
-        v.uid,
     )
 
 

@@ -203,16 +203,8 @@ def _nothing(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None)
 
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     lost = sum(e.count for e in f.lost)
-    return [f"{lost} events were lost: the metrics tell which and why."] if lost else []
+    return [f"{lost} events were lost: the metrics say which and why."] if lost else []
 
 
-_VERDICTS = {
-    i.EVICTION_WON: _won,
-    i.OOM_UNSEEN: _unseen,
-    i.OOM_BEFORE_DECISION: _before,
-    i.OOM_DURING_GRACE: _grace,
-    i.OOM_AFTER_EVICTION: _after,
-    i.OWN_LIMIT: _own,
-    i.RELIEVED: _nothing,
-    i.UNDETERMINED: _undetermined,
-}
+_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _nothing, _undetermined)
+_VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))

@@ -122,7 +122,8 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
-    moment = at if at is not None else _first_decision(evictions, episode.end_ns)
+    decided = evictions[0].decision.ts_ns if evictions else episode.end_ns
+    moment = decided if at is None else at
     crossing, crossed_ns = _crossing(events, moment, raced)
     usage = tuple(_usage(events, episode.domain))
     threshold = _threshold(episode, crossing)
@@ -164,10 +165,6 @@ def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
         if isinstance(event, ev.Checked) and event.victim_pid is not None and event.source != ev.KMSG_PLACE:
             said.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
     return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
-
-
-def _first_decision(evictions: Sequence[RecordedEviction], default: int) -> int:
-    return evictions[0].decision.ts_ns if evictions else default
 
 
 def _crossing(events: Sequence[ev.Event], at_ns: int, domain: str | None) -> tuple[ev.Crossing | None, int | None]:

@@ -119,15 +119,5 @@ def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:
     """
     if d.by != KUBELET:
         return None
-    clear: int | None = None
-    for event in events:
-        if event.ts_ns > d.ts_ns:
-            break
-        if not isinstance(event, Clear | Crossing) or event.threshold != (
-            d.domain,
-            d.signal,
-            d.hard,
-        ):
-            continue
-        clear = event.available if isinstance(event, Clear) else None
-    return clear
+    mine = [e for e in events if isinstance(e, Clear | Crossing) and e.threshold == d.threshold and e.ts_ns <= d.ts_ns]
+    return mine[-1].available if mine and isinstance(mine[-1], Clear) else None

@@ -135,7 +135,7 @@ def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None
         if f.user_kills:
             return "No OOM kill: it only looks like one"
         if f.denied:
-            return "No OOM kill: it was announced, but neither witness confirms it"
+            return "No OOM kill: it was announced, but no other source confirms it"
         return "No OOM kill: the OOM killer found a victim that was ending already"
     if basis is not None:
         what = "without an OOM kill" if f.user_kills or f.exiting else "and nobody died"
@@ -152,16 +152,8 @@ def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | 
     return "Undetermined, because this is not known"
 
 
-_VERDICTS = {
-    i.EVICTION_WON: _won,
-    i.OOM_UNSEEN: _unseen,
-    i.OOM_BEFORE_DECISION: _before,
-    i.OOM_DURING_GRACE: _grace,
-    i.OOM_AFTER_EVICTION: _after,
-    i.OWN_LIMIT: _own,
-    i.RELIEVED: _relieved,
-    i.UNDETERMINED: _undetermined,
-}
+_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermined)
+_VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
 
 
 def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:

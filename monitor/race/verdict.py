@@ -30,7 +30,7 @@ _ID_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The verdict before it is put into words. `basis`: the eviction it turns on."""
+    """The verdict before its text is made. `basis`: the eviction it turns on."""
 
     verdict: str
     basis: RecordedEviction | None = None

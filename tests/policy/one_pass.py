@@ -25,7 +25,7 @@ def run(
     pods: Sequence[Candidate] = PODS,
     stamp: int = -1,
 ) -> tuple[State, Outcome]:
-    """One pass at ``now`` seconds; ``seen`` gives what is available; observations are stamped now unless told."""
+    """One pass at ``now`` seconds; ``seen`` gives what is available; they are stamped now unless ``stamp`` is given."""
     observations = {s: Observation(a, CAPACITY, now * S if stamp < 0 else stamp) for s, a in seen.items()}
     return synchronize(config, state, observations, now * S, lambda _: pods)
 

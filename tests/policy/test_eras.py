@@ -227,10 +227,10 @@ def test_the_disk_condition_stands_for_four_signals() -> None:
 def test_who_is_critical() -> None:
     marked = {"scheduler.alpha.kubernetes.io/critical-pod": ""}
     by_annotation = pod("a", namespace="kube-system", annotations=marked)
-    elsewhere = pod("b", annotations=marked)
+    other_namespace = pod("b", annotations=marked)
     by_priority = pod("c", priority=2 * 10**9)
-    assert [OLD.is_critical(p) for p in (by_annotation, elsewhere, by_priority)] == [True, False, False]
-    assert [BLOG.is_critical(p) for p in (by_annotation, elsewhere, by_priority)] == [False, False, True]
+    assert [OLD.is_critical(p) for p in (by_annotation, other_namespace, by_priority)] == [True, False, False]
+    assert [BLOG.is_critical(p) for p in (by_annotation, other_namespace, by_priority)] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_whose_request_is_raised() -> None:
     assert texts(first, second)[0].startswith(
         "raise the memory request of the whole pod (spec.resources) from 1Mi to 9Mi"
     )
-    # A release that knows nothing of the whole pod's is not told to change it.
+    # A release that knows nothing of the whole pod's is not advised to change it.
     first, second = ranked([whole, pod("b")], [stats("a", 2**31), stats("b", MI + 1)], name="kubelet-1.17")
     (change, *_) = changes(first, second, MEMORY, SINGLE_DISK, era("kubelet-1.17"))
     assert change.text.startswith("raise the memory request of container c from 1Gi to 2047Mi")

@@ -84,7 +84,7 @@ def test_merging_defaults_is_advised_where_it_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hard", "soft", "told"),
+    ("hard", "soft", "reported"),
     [
         ("1Gi", "512Mi", True),
         ("1Gi", "1Gi", True),
@@ -96,7 +96,7 @@ def test_merging_defaults_is_advised_where_it_works() -> None:
         ("1Gi", "11%", False),
     ],
 )
-def test_soft_below_hard(hard: str, soft: str, told: bool) -> None:
+def test_soft_below_hard(hard: str, soft: str, reported: bool) -> None:
     lines = found(
         evictionHard={**ALL, "memory.available": hard},
         evictionSoft={"memory.available": soft},
@@ -104,7 +104,7 @@ def test_soft_below_hard(hard: str, soft: str, told: bool) -> None:
         enforceNodeAllocatable=["none"],
     )
     assert [line for line in lines if "is not above the hard one" in line] == lines
-    assert bool(lines) == told
+    assert bool(lines) == reported
 
 
 def test_what_cannot_be_compared_is_not_complained_of() -> None:
@@ -137,12 +137,12 @@ def test_a_percentage_in_the_copy() -> None:
     assert found(evictionHard={**ALL, "memory.available": "5%"}, enforceNodeAllocatable=["none"]) == []
 
 
-@pytest.mark.parametrize(("kept", "told"), [("5Gi", False), ("9Gi", False), ("9217Mi", True)])
-def test_more_reserved_than_there_is(kept: str, told: bool) -> None:
+@pytest.mark.parametrize(("kept", "reported"), [("5Gi", False), ("9Gi", False), ("9217Mi", True)])
+def test_more_reserved_than_there_is(kept: str, reported: bool) -> None:
     node = Node(MACHINE.capacity, {"memory": Quantity.parse(kept)}, {"cpu": Quantity.parse("99")})
     lines = found(node, evictionHard={**ALL, "memory.available": "1Gi"})
     assert [line.startswith("memory: system-reserved, kube-reserved and the hard threshold") for line in lines] == (
-        [True] if told else []
+        [True] if reported else []
     )
 
 

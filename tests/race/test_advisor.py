@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.advisor import REACTIONS, Advised, advise
-from monitor.race.burst import Burst
+from monitor.race.burst import REACTIONS, Advised, Burst, advise
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     CAPACITY,
@@ -40,21 +39,21 @@ def test_steady_growth_up_to_a_kill() -> None:
     assert found.rate == pytest.approx(500 * MI, rel=0.01)
     assert found.needed(5) == pytest.approx(2.5 * MI, rel=0.02)
     assert found.needed(1000) == pytest.approx(500 * MI, rel=0.02)
-    told = by_reaction(found)
-    assert told["outrace"].threshold == pytest.approx(2.5 * MI, rel=0.02)
-    assert told["outrace"].present == 1.0
-    assert told["kubelet"].threshold is None
-    assert told["kubelet"].present == 0.0
-    assert told["kubelet-notified"].threshold is None
+    advised = by_reaction(found)
+    assert advised["outrace"].threshold == pytest.approx(2.5 * MI, rel=0.02)
+    assert advised["outrace"].present == 1.0
+    assert advised["kubelet"].threshold is None
+    assert advised["kubelet"].present == 0.0
+    assert advised["kubelet-notified"].threshold is None
 
 
 def test_a_slow_leak_gives_a_kubelet_its_threshold() -> None:
     """5 MiB/s: 12.03 s of it at most, in every phase of the loop."""
     found = burst_of(*growing(-20_000, 0, 799.75, 5), crossing(0), mark(20_000, None, scope="node"))
     assert found is not None
-    told = by_reaction(found, quantile=1.0)["kubelet"]
-    assert told.threshold == pytest.approx(5 * 12.03 * MI, rel=0.02)
-    assert told.present == 1.0  # 100 MiB last 20 s
+    advised = by_reaction(found, quantile=1.0)["kubelet"]
+    assert advised.threshold == pytest.approx(5 * 12.03 * MI, rel=0.02)
+    assert advised.present == 1.0  # 100 MiB last 20 s
     half = by_reaction(found, quantile=0.5)["kubelet"]
     assert half.threshold == pytest.approx(5 * 7.03 * MI, rel=0.05)
 
@@ -101,9 +100,9 @@ def test_no_race_no_burst() -> None:
 def test_only_the_latest_capacity_counts() -> None:
     small = Burst("memory.available", 500 * MI, None, 0, None, ((12_500, 400 * MI),))
     large = Burst("memory.available", CAPACITY, QUANTITY, 0, None, ((12_500, 50 * MI),))
-    told = advise([small, large, large])
-    assert {each.episodes for each in told} == {2}
-    assert {each.capacity for each in told} == {CAPACITY}
+    advised = advise([small, large, large])
+    assert {each.episodes for each in advised} == {2}
+    assert {each.capacity for each in advised} == {CAPACITY}
     assert advise([]) == []
 
 

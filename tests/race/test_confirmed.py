@@ -65,4 +65,4 @@ def test_of_two_marks_the_one_that_is_confirmed_decides() -> None:
 def test_a_denied_mark_alone_is_no_oom_kill() -> None:
     denied = (checked(100, "kmsg", False), checked(101, "memory.events", False))
     found = judged(*START, mark(3, **OWN), *denied, died(1100), End(ms(9000)))
-    assert found.summary.startswith("No OOM kill: it was announced, but neither witness confirms it")
+    assert found.summary.startswith("No OOM kill: it was announced, but no other source confirms it")

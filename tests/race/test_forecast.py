@@ -52,9 +52,9 @@ def test_a_level_that_is_reached_is_reached_now() -> None:
 
 
 def test_a_forecast_in_hindsight_knows_no_later_points() -> None:
-    slow = line(1000)
-    points = slow + [(t + 10 * S, 5 * v + 10**5) for t, v in slow]
-    assert forecast(points, 10**6, slow[-1][0]) == forecast(slow, 10**6)
+    leak = line(1000)
+    points = leak + [(t + 10 * S, 5 * v + 10**5) for t, v in leak]
+    assert forecast(points, 10**6, leak[-1][0]) == forecast(leak, 10**6)
 
 
 @pytest.mark.parametrize("points", [[], line(1000)[:3], [(T0, 1)] * 9])

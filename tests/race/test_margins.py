@@ -97,14 +97,14 @@ def test_advice_for_a_polling_kubelet_and_for_outrace() -> None:
     fast = judged("before anybody decided")  # 100 MiB/s: 12 s are 1200 MiB, 5 ms are half a MiB
     assert "no threshold is enough for a kubelet" in fast.advice
     assert "outrace --enforce needs memory.available<1Mi" in fast.advice
-    slow = verdict(one(*START, *growing(-1000, -100, 890, 10), crossing(), *MARKED, *CLEAR))
-    assert "a kubelet that looks every 10 s needs memory.available<120Mi" in slow.advice
+    leak = verdict(one(*START, *growing(-1000, -100, 890, 10), crossing(), *MARKED, *CLEAR))
+    assert "a kubelet that looks every 10 s needs memory.available<120Mi" in leak.advice
 
 
 def test_the_grace_of_a_soft_threshold_is_compared_with_the_way_to_the_limit() -> None:
     soft = {"hard": False, "quantity": 200 * MI}
-    told = watched(**soft, grace_s=60.0)
-    episode = one(*START, told, crossing(-900, 200, **soft), *MARKED, clear(12, hard=False), End(ms(5000)))
+    soft_line = watched(**soft, grace_s=60.0)
+    episode = one(*START, soft_line, crossing(-900, 200, **soft), *MARKED, clear(12, hard=False), End(ms(5000)))
     assert "takes 903 ms: its grace of 60 s has to be shorter" in verdict(episode).advice
 
 

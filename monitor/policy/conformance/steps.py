@@ -137,8 +137,8 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
 
 
 class Notification(NamedTuple):
-    """`usage`: bytes of `attribute` at whose crossing, either way, the kubelet makes a pass at once; None if it cannot
-    tell, because figures are missing.
+    """`usage`: bytes of `attribute` at whose crossing, either way, the kubelet makes a pass at once; None if
+    figures are missing.
     """
 
     description: str
