@@ -25,6 +25,8 @@ from monitor.race.events import (
     Signalled,
     Watched,
 )
+from monitor.race.incident import Incident
+from monitor.race.verdict import verdict
 
 MI = 2**20
 MS = 1_000_000
@@ -65,6 +67,13 @@ def watched(**more: Any) -> Watched:
 
 def ranked(t: float = -1000, order: tuple[Candidate, ...] = PODS) -> Ranked:
     return Ranked(ms(t), order)
+
+
+#: How most streams begin.
+START = (watched(), ranked())
+#: A container or pod at a limit of its own.
+OWN = {"scope": "container", "oom_path": "/kubepods/hog/main", "oom_limit": 64 * MI, "oom_usage": 64 * MI}
+OWN_POD = {**OWN, "scope": "pod", "oom_path": "/kubepods/podx"}
 
 
 def sample(t: float, used_mi: float, inactive_mi: float = 0, domain: str = NODE, **more: Any) -> Sample:
@@ -147,6 +156,11 @@ def one(*events: Event) -> Episode:
     found = episodes(*events)
     assert len(found) == 1, [e.domain for e in found]
     return found[0]
+
+
+def judged(*events: Event) -> Incident:
+    """The verdict on the only episode of these events."""
+    return verdict(one(*events))
 
 
 def same_after_json(value: Record) -> bool:

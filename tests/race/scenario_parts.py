@@ -1,29 +1,13 @@
 """What the scenarios are made of, and those whose record has gaps or in which outrace only observed."""
 
 from monitor.race.events import End, Event, Lost
-from tests.race.builders import (
-    MI,
-    clear,
-    crossing,
-    decided,
-    died,
-    gone,
-    growing,
-    kill,
-    mark,
-    ms,
-    ranked,
-    signalled,
-    watched,
-)
+from tests.race.builders import MI, START, clear, crossing, decided, died, gone, growing, kill, mark, ms, signalled
 
-START = (watched(), ranked())
 GROWTH = tuple(growing(-1000, -100, 800, 100))
 MARKED = (kill(3, pid=4242), mark(3.002), died(10))
 UNSEEN = (kill(3), mark(3.002, oom_inactive_file=400 * MI), died(10))
 EVICTED = (decided(0.1), signalled(0.15), gone(8))
 CLEAR = (clear(12), End(ms(5000)))
-OWN = {"scope": "container", "oom_path": "/kubepods/hog/main", "oom_limit": 64 * MI, "oom_usage": 64 * MI}
 KUBELET = {"by": "kubelet"}
 
 #: name -> events, verdict, flags

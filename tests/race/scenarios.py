@@ -2,23 +2,24 @@
 
 from monitor.race.events import End, Event, Lost
 from monitor.race.incident import Incident
-from monitor.race.verdict import verdict
 from tests.race.builders import (
     MI,
+    OWN,
+    START,
     clear,
     crossing,
     decided,
     died,
     gone,
     held,
+    judged,
     kill,
     mark,
     ms,
-    one,
     sample,
     signalled,
 )
-from tests.race.scenario_parts import CLEAR, EVICTED, GAPS, GROWTH, KUBELET, MARKED, OWN, START, UNSEEN
+from tests.race.scenario_parts import CLEAR, EVICTED, GAPS, GROWTH, KUBELET, MARKED, UNSEEN
 
 #: name -> events, verdict, flags
 SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
@@ -311,5 +312,5 @@ SCENARIOS: dict[str, tuple[tuple[Event, ...], str, set[str]]] = {
 }
 
 
-def judged(name: str) -> Incident:
-    return verdict(one(*SCENARIOS[name][0]))
+def of_scenario(name: str) -> Incident:
+    return judged(*SCENARIOS[name][0])

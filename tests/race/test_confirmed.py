@@ -2,28 +2,8 @@
 
 import pytest
 
-from monitor.race.events import Checked, End, Event
-from monitor.race.incident import Incident
-from monitor.race.verdict import verdict
-from tests.race.builders import (
-    CAPACITY,
-    MI,
-    clear,
-    crossing,
-    died,
-    mark,
-    ms,
-    one,
-    ranked,
-    watched,
-)
-
-START = (watched(), ranked())
-OWN = {"scope": "pod", "oom_path": "/kubepods/podx", "oom_limit": 64 * MI, "oom_usage": 64 * MI}
-
-
-def judged(*events: Event) -> Incident:
-    return verdict(one(*events))
+from monitor.race.events import Checked, End
+from tests.race.builders import CAPACITY, OWN_POD, START, clear, crossing, died, judged, mark, ms
 
 
 def checked(t: float, source: str, agrees: bool, pid: int = 4242) -> Checked:
@@ -64,5 +44,5 @@ def test_of_two_marks_the_one_that_is_confirmed_decides() -> None:
 
 def test_a_denied_mark_alone_is_no_oom_kill() -> None:
     denied = (checked(100, "kmsg", False), checked(101, "memory.events", False))
-    found = judged(*START, mark(3, **OWN), *denied, died(1100), End(ms(9000)))
+    found = judged(*START, mark(3, **OWN_POD), *denied, died(1100), End(ms(9000)))
     assert found.summary.startswith("No OOM kill: it was announced, but no other source confirms it")

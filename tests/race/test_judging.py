@@ -5,28 +5,27 @@ import pytest
 from monitor.race.episode import Episode, State, feed, ongoing
 from monitor.race.events import End, Event, Lost
 from monitor.race.facts import facts
-from monitor.race.incident import Incident
 from monitor.race.margins import balance
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     MI,
+    OWN_POD,
+    START,
     clear,
     crossing,
     decided,
     died,
     gone,
     growing,
+    judged,
     kill,
     mark,
     ms,
     one,
-    ranked,
     sample,
     signalled,
-    watched,
 )
 
-START = (watched(), ranked())
 #: 100 MiB/s; crossed and decided at 900.25 MiB, killed at 1000 MiB about a second later.
 GROWTH = tuple(growing(-1000, 1000, 800, 100))
 KUBEPODS = {"domain": "kubepods", "signal": "allocatableMemory.available"}
@@ -37,10 +36,6 @@ MINUTES = 10 * 60 * 1000
 
 def thought(t: float = 0.1, name: str = "cart", held_mi: float | None = 4, **more: object) -> Event:
     return decided(t, name, observed=True, working_set=None if held_mi is None else round(held_mi * MI), **more)
-
-
-def judged(*events: Event) -> Incident:
-    return verdict(one(*events))
 
 
 # an eviction that was only thought of has to free enough
@@ -281,8 +276,6 @@ def test_undetermined_names_who_was_killed_and_what_is_missing(events: tuple[Eve
 
 # groups
 
-OWN = {"scope": "pod", "oom_path": "/kubepods/podx", "oom_limit": 64 * MI, "oom_usage": 64 * MI}
-
 
 @pytest.mark.parametrize(
     ("apart_ms", "first", "second", "is_group"),
@@ -305,6 +298,6 @@ OWN = {"scope": "pod", "oom_path": "/kubepods/podx", "oom_limit": 64 * MI, "oom_
     ],
 )
 def test_group_kill(apart_ms: float, first: dict[str, object], second: dict[str, object], is_group: bool) -> None:
-    marks = (mark(3, **{**OWN, **first}), mark(3 + apart_ms, pid=4243, **{**OWN, **second}))
+    marks = (mark(3, **{**OWN_POD, **first}), mark(3 + apart_ms, pid=4243, **{**OWN_POD, **second}))
     found = judged(*START, *marks, died(30), died(30, 4243), End(ms(9000)))
     assert ("group_kill" in found.flags) == is_group

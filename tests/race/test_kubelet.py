@@ -5,26 +5,24 @@ from typing import Any
 import pytest
 
 from monitor.race.events import RUNTIMES, End, Kill
-from monitor.race.incident import Incident
 from monitor.race.verdict import verdict
 from tests.race.builders import (
+    START,
     clear,
     crossing,
     decided,
     died,
     episodes,
     gone,
+    judged,
     kill,
     mark,
     ms,
     one,
-    ranked,
     sample,
     signalled,
-    watched,
 )
 
-START = (watched(), ranked())
 END = End(ms(60_000))
 
 
@@ -35,10 +33,6 @@ def stop(t: float, name: str | None = "hog", pid: int = 10, comm: str = "contain
 
 def left(t: float, name: str = "hog") -> Any:
     return gone(t, name, None, by="kubelet")
-
-
-def judged(*events: Any) -> Incident:
-    return verdict(one(*events))
 
 
 @pytest.mark.parametrize("comm", sorted(RUNTIMES))

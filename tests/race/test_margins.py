@@ -11,7 +11,9 @@ from tests.race.builders import (
     CAPACITY,
     MI,
     MS,
+    OWN,
     PODS,
+    START,
     clear,
     crossing,
     decided,
@@ -19,6 +21,7 @@ from tests.race.builders import (
     episodes,
     gone,
     growing,
+    judged,
     mark,
     ms,
     one,
@@ -28,11 +31,11 @@ from tests.race.builders import (
     signalled,
     watched,
 )
-from tests.race.scenarios import CLEAR, EVICTED, GROWTH, MARKED, OWN, SCENARIOS, START, judged
+from tests.race.scenarios import CLEAR, EVICTED, GROWTH, MARKED, SCENARIOS, of_scenario
 
 
 def test_margins_of_an_eviction_that_won() -> None:
-    found = judged("eviction won")
+    found = of_scenario("eviction won")
     # 99.75 MiB were left, growing by 100 MiB/s: the limit would have been hit 1 s after the decision, the pod was gone
     # after 7.9 ms.
     assert found.margin_bytes == 99.75 * MI
@@ -40,31 +43,31 @@ def test_margins_of_an_eviction_that_won() -> None:
 
 
 def test_an_eviction_that_was_slower_than_the_forecast_has_no_time_to_spare() -> None:
-    found = verdict(one(*START, *GROWTH, crossing(), decided(0.1), signalled(0.2), gone(1500), clear(1600)))
+    found = judged(*START, *GROWTH, crossing(), decided(0.1), signalled(0.2), gone(1500), clear(1600))
     assert (found.verdict, found.margin_ms) == ("eviction_won", 0.0)
 
 
 def test_margin_of_an_oom_that_was_never_seen() -> None:
-    found = judged("never crossed")  # 1000 MiB in use, 400 of them inactive cache, which counts as available
+    found = of_scenario("never crossed")  # 1000 MiB in use, 400 of them inactive cache, which counts as available
     assert found.margin_bytes == -300 * MI
     assert "400 MiB were available, and the threshold is 100 MiB" in found.summary
     assert "memory.available<401Mi" in found.advice
 
 
 def test_margin_of_a_decision_that_came_late() -> None:
-    assert judged("decided too late").margin_ms == pytest.approx(-0.498)
-    assert judged("before anybody decided").margin_ms is None
+    assert of_scenario("decided too late").margin_ms == pytest.approx(-0.498)
+    assert of_scenario("before anybody decided").margin_ms is None
 
 
 def test_margin_during_a_grace() -> None:
-    found = judged("during the grace of its victim")
+    found = of_scenario("during the grace of its victim")
     assert found.margin_ms == pytest.approx(-(30_000 - 2.002 + 1), abs=0.01)
     assert "30 s before its grace of 30 s was over" in found.summary
-    assert judged("during the kubelet's grace").margin_ms == pytest.approx(-(2000 - 2.002 + 1), abs=0.01)
+    assert of_scenario("during the kubelet's grace").margin_ms == pytest.approx(-(2000 - 2.002 + 1), abs=0.01)
 
 
 def test_margin_of_an_eviction_that_freed_too_little() -> None:
-    found = judged("after an eviction that freed too little")
+    found = of_scenario("after an eviction that freed too little")
     assert found.margin_ms == pytest.approx(-43.002)
     assert found.margin_bytes == -109.75 * MI  # 900.25 in use, 10 given back, and 1000 is the limit
     assert "evictionMinimumReclaim memory.available=110Mi" in found.advice
@@ -72,13 +75,13 @@ def test_margin_of_an_eviction_that_freed_too_little() -> None:
 
 def test_margin_of_an_observed_eviction_is_measured_against_the_kill() -> None:
     # Decided 0.1 ms after the crossing, 1 ms to die and 1.05 ms for 7 MiB: gone at 2.15 ms, killed at 30 ms.
-    assert judged("observed, in time").margin_ms == pytest.approx(27.85, abs=0.01)
+    assert of_scenario("observed, in time").margin_ms == pytest.approx(27.85, abs=0.01)
 
 
 def test_the_policy_rank_counts_pods_that_may_be_evicted() -> None:
-    assert judged("wrong victim").oom_victims[0].policy_rank == 3
-    assert judged("a critical pod is always the wrong victim").oom_victims[0].policy_rank is None
-    assert judged("collateral").oom_victims[0].policy_rank is None
+    assert of_scenario("wrong victim").oom_victims[0].policy_rank == 3
+    assert of_scenario("a critical pod is always the wrong victim").oom_victims[0].policy_rank is None
+    assert of_scenario("collateral").oom_victims[0].policy_rank is None
 
 
 def test_the_order_can_be_given_where_no_event_tells_it() -> None:
@@ -94,10 +97,10 @@ def test_the_order_is_the_last_one_told_before_the_kill() -> None:
 
 
 def test_advice_for_a_polling_kubelet_and_for_outrace() -> None:
-    fast = judged("before anybody decided")  # 100 MiB/s: 12 s are 1200 MiB, 5 ms are half a MiB
+    fast = of_scenario("before anybody decided")  # 100 MiB/s: 12 s are 1200 MiB, 5 ms are half a MiB
     assert "no threshold is enough for a kubelet" in fast.advice
     assert "outrace --enforce needs memory.available<1Mi" in fast.advice
-    leak = verdict(one(*START, *growing(-1000, -100, 890, 10), crossing(), *MARKED, *CLEAR))
+    leak = judged(*START, *growing(-1000, -100, 890, 10), crossing(), *MARKED, *CLEAR)
     assert "a kubelet that looks every 10 s needs memory.available<120Mi" in leak.advice
 
 
@@ -126,13 +129,13 @@ def test_the_timeline_has_every_step_and_what_grew_before() -> None:
 
 def test_steps_of_a_kind_are_limited_and_the_rest_counted() -> None:
     marks = [mark(3 + k / 100, pid=100 + k, **OWN, group=True) for k in range(200)]
-    found = verdict(one(*START, *marks, *(died(50, 100 + k) for k in range(200)))).steps
+    found = judged(*START, *marks, *(died(50, 100 + k) for k in range(200))).steps
     assert sum(s["what"] == "oom" for s in found) == 64
     assert {"what": "more", "of": "oom", "count": 136} in [{k: v for k, v in s.items() if k != "t_ms"} for s in found]
 
 
 def test_a_process_marked_twice_is_one_victim() -> None:
-    assert len(verdict(one(*START, mark(3), mark(4), died(9))).oom_victims) == 1
+    assert len(judged(*START, mark(3), mark(4), died(9)).oom_victims) == 1
 
 
 def test_two_limits_are_two_incidents() -> None:

@@ -8,18 +8,18 @@ from tests.race.builders import (
     one,
     same_after_json,
 )
-from tests.race.scenarios import SCENARIOS, judged
+from tests.race.scenarios import SCENARIOS, of_scenario
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_verdict_and_flags(name: str) -> None:
-    found = judged(name)
+    found = of_scenario(name)
     assert (found.verdict, set(found.flags)) == SCENARIOS[name][1:]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_incident_can_be_stored_and_read(name: str) -> None:
-    found = judged(name)
+    found = of_scenario(name)
     assert same_after_json(found)
     assert same_after_json(one(*SCENARIOS[name][0]))  # type: ignore[arg-type]
     assert list(found.to_json())[:14] == [
@@ -31,7 +31,7 @@ def test_every_incident_can_be_stored_and_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_incident_is_said_in_one_sentence(name: str) -> None:
-    found = judged(name)
+    found = of_scenario(name)
     assert found.summary.endswith(".")
     assert 20 < len(found.summary) < 330
     assert "None" not in found.summary + found.advice
@@ -44,7 +44,7 @@ def test_every_verdict_and_flag_has_a_scenario() -> None:
 
 
 def test_an_incident_has_the_keys_of_the_contract() -> None:
-    found = judged("during the grace of its victim").to_json()
+    found = of_scenario("during the grace of its victim").to_json()
     assert found["oom_victims"] == [
         {
             "pid": 4242,
@@ -74,5 +74,5 @@ def test_an_incident_has_the_keys_of_the_contract() -> None:
     ],
 )
 def test_whose_eviction_it_is_about(name: str, observed: bool, by: str | None) -> None:
-    found = judged(name)
+    found = of_scenario(name)
     assert (found.observed, found.by) == (observed, by)
