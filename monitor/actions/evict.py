@@ -21,8 +21,8 @@ STARVED_NS = 2_000_000_000
 #: A pod with less than this and a 32nd of what it had has given it back, whether it ends or not: page tables and what
 #: each CPU keeps of its charges go last.
 _NOTHING, _PART = 1 << 20, 32
-#: A killed pod is looked after this often, one in its grace so often; and at most a fifth of the time, because who
-#: looks runs ahead of everybody, and the victim may be waiting for this very CPU.
+#: How often a killed pod and one in its grace are looked at; at most a fifth of the time, because this process runs
+#: ahead of everybody, and the victim may be waiting for this very CPU.
 LOOK_NS, PATIENT_NS = 2_000_000, 50_000_000
 _REAPED = 1000  # pids in one message
 #: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
@@ -106,10 +106,8 @@ class Eviction:
             self.held, self.last_usage = max(self.held, usage), usage
 
     def stuck(self, usage: int | None, now_ns: int, helper: int = 0) -> str:
-        """Why the next pod should not wait for this one any more; "" while it should.
-
-        ``usage``: bytes it has now, None if that is not known any more. ``helper``: pid of who was asked to free its
-        memory and has not answered yet, or 0.
+        """Why the next pod should not wait for this one any more; "" while it should. ``usage``: bytes it has now, None
+        if not known. ``helper``: pid of who was asked to free its memory and has not answered yet, or 0.
         """
         if self.killed_ns is None:
             return ""

@@ -58,21 +58,12 @@ class OomScores:
     def __init__(
         self, hierarchy: cgroupfs.Hierarchy, capacity: int, enforce: bool, log: Logger, era: Era = CURRENT
     ) -> None:
-        self.hierarchy = hierarchy
-        self.capacity = capacity
-        self.enforce = enforce
-        self.log = log
-        self.era = era
-        self.mismatches = 0
-        self.written = 0
-        self.denied = 0
-        self.skipped = 0
-        self._denial_reported = False
-        self._all_waits = False
+        self.hierarchy, self.capacity, self.enforce, self.log, self.era = hierarchy, capacity, enforce, log, era
+        self.mismatches = self.written = self.denied = self.skipped = 0
+        self._denial_reported = self._all_waits = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        #: (due ns, pid or _EVERY_PROCESS, uid)
-        self._waiting: deque[tuple[int, int, str]] = deque()
+        self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid or _EVERY_PROCESS, uid)
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -92,7 +83,7 @@ class OomScores:
         except cgroupfs.CgroupGone:
             return  # the pod source will say so
         self._audit(pod)
-        # Once more after a moment: the kernel reports new processes of this pod only once the hot process watches it.
+        # Once more after a second: the kernel reports new processes of this pod only once the hot process watches it.
         self._wait(_EVERY_PROCESS, uid)
 
     def set_capacity(self, capacity: int) -> None:
@@ -149,8 +140,8 @@ class OomScores:
     def _look_at(self, pid: int, uid: str) -> None:
         if self.enforce:
             self._check(self._pods[uid], pid)
-            return
-        self._wait(pid, uid)
+        else:
+            self._wait(pid, uid)
 
     def _wait(self, pid: int, uid: str) -> None:
         if len(self._waiting) >= _MAX_WAITING:
@@ -207,17 +198,9 @@ class OomScores:
                 pod.reported.clear()
             pod.reported.add((pid, is_now))
             self.mismatches += 1
-            self.log(
-                "info",
-                "oom_score_adj differs from the pod's QoS",
-                pod=pod.label,
-                uid=pod.found.pod.uid,
-                container=container,
-                pid=pid,
-                is_now=is_now,
-                should_be=should,
-                qos=self.era.qos_class(pod.found.pod),
-            )
+            whose = {"pod": pod.label, "uid": pod.found.pod.uid, "container": container, "pid": pid}
+            values = {"is_now": is_now, "should_be": should, "qos": self.era.qos_class(pod.found.pod)}
+            self.log("info", "oom_score_adj differs from the pod's QoS", **whose, **values)
         if self.enforce:
             self._write(pod, process, is_now, should)
 
@@ -228,15 +211,9 @@ class OomScores:
             self.denied += 1
             if not self._denial_reported:
                 self._denial_reported = True
-                self.log(
-                    "warning",
-                    "oom_score_adj cannot be lowered (EACCES); raising it still works",
-                    pod=pod.label,
-                    pid=process.pid,
-                    is_now=is_now,
-                    should_be=should,
-                    remedy=_REMEDY,
-                )
+                problem = "oom_score_adj cannot be lowered (EACCES); raising it still works"
+                fields = {"pod": pod.label, "pid": process.pid, "is_now": is_now, "should_be": should}
+                self.log("warning", problem, **fields, remedy=_REMEDY)
             # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
             # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
             written = is_now > 0 > should and self._may_set(process, 0)
@@ -265,9 +242,8 @@ def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, 
     unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
     if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
         return {}  # only its spec says whether it has the score of its class or of a critical pod
-    scores: dict[str, int] = {}
-    for container in (*pod.containers, *pod.init_containers):
-        if unknown and "memory" not in container.requests:
-            continue
-        scores[container.name] = max(-1000, min(1000, era.oom_score_adj(pod, container.name, capacity)))
-    return scores
+    return {
+        container.name: max(-1000, min(1000, era.oom_score_adj(pod, container.name, capacity)))
+        for container in (*pod.containers, *pod.init_containers)
+        if not unknown or "memory" in container.requests
+    }

@@ -51,9 +51,7 @@ class ProcessFeed(Protocol):
     """Readable when there are records; `consume` hands them on."""
 
     def fileno(self) -> int: ...
-
     def consume(self) -> int: ...
-
     def close(self) -> None: ...
 
 
@@ -187,11 +185,9 @@ def new_process(datagram: bytes) -> int | None:
     if len(datagram) < _PROC_EVENT.size:
         return None
     what, _cpu, _when, first, second, child, child_process = _PROC_EVENT.unpack_from(datagram)
-    if what == _FORK and child == child_process:
-        return int(child)
-    if what == _EXEC:
-        return int(second) if first else None
-    return None
+    if what == _FORK:
+        return int(child) if child == child_process else None
+    return int(second) if what == _EXEC and first else None
 
 
 def open_feed(pins: Pins | None, scores: OomScores, log: Logger) -> ProcessFeed:

@@ -55,10 +55,8 @@ def mrelease(pidfd: int) -> int:
 
 
 def reap(pids: Iterable[int]) -> Reaped:
-    """Release the memory of every dying process in ``pids``.
-
-    Nothing to do is a success: ESRCH says it is gone, EINVAL that it is not dying or its memory is freed already.
-    Anything else (EPERM, ENOSYS before 5.15) is counted in ``failed``.
+    """Release the memory of every dying process in ``pids``. ESRCH (it is gone) and EINVAL (it is not dying, or its
+    memory is freed) are no failures; EPERM and ENOSYS (before 5.15) are.
     """
     result = Reaped(0, 0, {})
     for pid in pids:

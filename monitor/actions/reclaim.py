@@ -15,8 +15,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
+from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
 from monitor.kernel.sched import take_time
 
@@ -24,12 +24,6 @@ from monitor.kernel.sched import take_time
 TIMEOUT_S = 120.0
 #: Bytes of what a command wrote last, in which its last line is looked for.
 _TAIL = 4096
-
-
-class Logger(Protocol):
-    """What `monitor.side.export.log.Log` is called like."""
-
-    def __call__(self, level: str, message: str, /, **fields: object) -> None: ...
 
 
 class Reclaimer:
@@ -48,11 +42,8 @@ class Reclaimer:
         log: Logger,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._commands = commands
-        self._enforce = enforce
-        self._done = done
-        self._log = log
-        self._timeout_s = timeout_s
+        self._commands, self._enforce, self._timeout_s = commands, enforce, timeout_s
+        self._done, self._log = done, log
         self._lock = threading.Lock()
         self._queue: list[tuple[str, ...]] = []  # the first is under way
         self._thread: threading.Thread | None = None
@@ -150,8 +141,7 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
         status = process.wait()
     finally:
         os.close(reader)
-    lines = tail.decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = tail.decode(errors="replace").rstrip().rpartition("\n")[2].strip()
     return status if in_time else None, last
 
 

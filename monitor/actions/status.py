@@ -51,9 +51,8 @@ def pod_object(eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -
     pod, when = eviction.pod, timestamp(eviction.decided)
     notes = {**pod.annotations, "outrace/eviction": eviction.id}
     if outcome is not None:
-        notes["outrace/freed-bytes"] = str(outcome.get("freed", 0))
         pids = outcome.get("pids", ())
-        notes["outrace/pids"] = ",".join(str(pid) for pid in pids)
+        notes |= {"outrace/freed-bytes": str(outcome.get("freed", 0)), "outrace/pids": ",".join(map(str, pids))}
         if outcome.get("pids_total", len(pids)) > len(pids):  # the first ones of many
             notes["outrace/pids-total"] = str(outcome["pids_total"])
 

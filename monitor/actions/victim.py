@@ -14,6 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 from monitor.kernel.cgroup_procs import pids_in, walk
@@ -45,8 +46,7 @@ class Victim:
     """A pod ready to be killed: descriptors open, nothing left to look up."""
 
     def __init__(self, uid: str, cgroup: Path, version: int) -> None:
-        self.uid = uid
-        self.cgroup = cgroup
+        self.uid, self.cgroup = uid, cgroup
         self.prepared_ns = 0
         self.pidfds: dict[int, int] = {}
         self.refused = 0  # signals that CAP_KILL would have been needed for
@@ -63,12 +63,9 @@ class Victim:
         self._let_go: set[int] = set()  # had their SIGKILL, and their descriptor was needed for another
         self._limit = MAX_PIDFDS  # lower where the process may not have so many
         self._kill_fd = -1
-        self._version = version
         if version == 2:
-            try:
+            with suppress(OSError):  # before Linux 5.14, or the cgroup is gone: pidfds do it
                 self._kill_fd = os.open(cgroup / "cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
-            except OSError:
-                pass  # before Linux 5.14, or the cgroup is gone: pidfds do it
 
     def refresh(self, forget: bool = True) -> None:
         """Open a pidfd for every process now in the pod's cgroups, as far as they go; ``forget`` those that left.
@@ -114,9 +111,7 @@ class Victim:
             pids = pids - spared
             for pid in self.pidfds.keys() & spared:
                 self._forget(pid)
-            if self._kill_fd >= 0:
-                os.close(self._kill_fd)  # cgroup.kill would take them too
-                self._kill_fd = -1
+            self._close_kill()  # cgroup.kill would take them too
         unknown = pids - self.pidfds.keys()
         unsignalled = unknown - self._let_go
         self._make_room(min(len(unsignalled), _OPEN))
@@ -194,8 +189,7 @@ class Victim:
         """SIGKILL everything. Reads no file, but for a pod that is not looked through yet."""
         self.send(signal.SIGKILL)
         if self._walk is not None and self._kill_fd >= 0 and SPARED.within(self.cgroup):
-            os.close(self._kill_fd)  # the look had not come to them
-            self._kill_fd = -1
+            self._close_kill()  # the look had not come to them
         # After the pidfds, because it takes the lock of all cgroups, and that may be held for a while when containers
         # come and go.
         if self._kill_fd >= 0:
@@ -247,6 +241,9 @@ class Victim:
             self._walk = None
         for pid in list(self.pidfds):
             self._forget(pid)
+        self._close_kill()
+
+    def _close_kill(self) -> None:
         if self._kill_fd >= 0:
             os.close(self._kill_fd)
             self._kill_fd = -1

@@ -42,10 +42,6 @@ CURRENT_POLICY = "kubelet-1.36"
 _TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks", "missed")
 
 
-def _default_hard() -> Mapping[str, str]:
-    return effective_hard(None)
-
-
 def fastest_fill() -> int:
     """Bytes per second that this machine can fault in at most, with room to spare.
 
@@ -87,7 +83,7 @@ class RunConfig:
     compat: str = SANE
 
     #: The maps as they were written, for who shows or records them.
-    eviction_hard: Mapping[str, str] = field(default_factory=_default_hard)
+    eviction_hard: Mapping[str, str] = field(default_factory=lambda: effective_hard(None))
     eviction_soft: Mapping[str, str] = field(default_factory=dict)
     eviction_soft_grace_period: Mapping[str, str] = field(default_factory=dict)
     eviction_minimum_reclaim: Mapping[str, str] = field(default_factory=dict)
@@ -156,13 +152,8 @@ class RunConfig:
         """The thresholds of the maps, with the copy for allocatable memory. Raises PolicyError."""
         from monitor.policy.releases import era
 
-        return era(self.policy).parse_thresholds(
-            self.eviction_hard,
-            self.eviction_soft,
-            self.eviction_soft_grace_period,
-            self.eviction_minimum_reclaim,
-            self.enforce_node_allocatable,
-        )
+        maps = (self.eviction_hard, self.eviction_soft, self.eviction_soft_grace_period, self.eviction_minimum_reclaim)
+        return era(self.policy).parse_thresholds(*maps, self.enforce_node_allocatable)
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """The eviction thresholds in force: where the release knows a container file system, with those of the layout

@@ -105,28 +105,23 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text.lstrip().startswith("{"):
-        # JSON is nearly a subset of YAML, but not to PyYAML: it refuses tabs.
+    if not text.lstrip().startswith("{"):
+        return _document(text)
+    try:  # JSON is nearly a subset of YAML, but not to PyYAML: it refuses tabs
+        return documents.from_json(text)
+    except UnreadableError as as_json:
         try:
-            return documents.from_json(text)
-        except UnreadableError as error:
-            as_json = error
-        # A map in YAML's own notation may begin like that too.
-        try:
-            return _document(text)
+            return _document(text)  # a map in YAML's own notation may begin like that too
         except UnreadableError:
             raise as_json from None
-    return _document(text)
 
 
 def _document(text: str) -> Any:
     """The only document of a YAML text."""
     found = [document for document in documents.from_yaml(text) if document is not None]
     if len(found) > 1:
-        raise UnreadableError(
-            f"holds {len(found)} YAML documents, and only one can be in force; "
-            "keep one, and put the others into files of their own"
-        )
+        problem = f"holds {len(found)} YAML documents, and only one can be in force"
+        raise UnreadableError(f"{problem}; keep one, and put the others into files of their own")
     return found[0] if found else None
 
 

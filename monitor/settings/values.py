@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,19 @@ from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, parse_flag_m
 
 #: What a node can reserve (`--system-reserved`, `--kube-reserved` of the kubelet).
 RESERVABLE = ("cpu", "memory", "ephemeral-storage", "pid")
-ENFORCEABLE = (
-    "none",
-    "pods",
-    "system-reserved",
-    "system-reserved-compressible",
-    "kube-reserved",
-    "kube-reserved-compressible",
-)
+_SLICES = ("system-reserved", "kube-reserved")
+ENFORCEABLE = ("none", "pods", *(name for whose in _SLICES for name in (whose, f"{whose}-compressible")))
 _LARGEST_NANOS = 10**9 << 62
 
 
 def choice(*choices: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-        return str(value)
+    return lambda value: str(_one_of(value, choices))
 
-    return parse
+
+def _one_of(value: Any, choices: Sequence[str]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+    return value
 
 
 def boolean(value: Any) -> bool:
@@ -56,9 +51,9 @@ def seconds(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a text")
-    return value
+    if not optional_text(value):
+        raise ValueError("'' is not a text")
+    return str(value)
 
 
 def optional_text(value: Any) -> str:
@@ -144,10 +139,7 @@ def enforceable(value: Any) -> tuple[str, ...]:
     names = [part for part in value.split(",") if part] if isinstance(value, str) else value
     if not isinstance(names, list):
         raise ValueError(f"{value!r} is not a list")
-    for name in names:
-        if name not in ENFORCEABLE:
-            raise ValueError(f"{name!r} is not one of {', '.join(ENFORCEABLE)}")
-    return tuple(names)
+    return tuple(_one_of(name, ENFORCEABLE) for name in names)
 
 
 def listen(value: Any) -> tuple[str, int]:
