@@ -43,8 +43,7 @@ class KubePath:
 def parse(path: str) -> KubePath | None:
     """Read a cgroup path (relative to the hierarchy, as in /proc/PID/cgroup); None if it is not in a kubepods tree.
 
-    The first kubepods directory counts: a cluster running inside a pod belongs to that pod. A path of a cgroup inside a
-    container gives the container.
+    The first kubepods directory counts: a cluster inside a pod belongs to that pod. What is in a container gives that.
     """
     parts = [p for p in path.split("/") if p]
     at = next((i for i, p in enumerate(parts) if is_kubepods(p)), None)
@@ -56,33 +55,25 @@ def parse(path: str) -> KubePath | None:
     rest = parts[at + 1 :]
     # systemd repeats the parent's name in each slice: kubepods-burstable.slice, kubepods-burstable-podUID.slice.
     stem = part.removesuffix(".slice")
-    name = _own_name(rest[0], driver, stem) if rest else None
+    name = _own_name(rest, driver, stem)
     if name in _CLASSES:
         kube = replace(kube, qos=_CLASSES[name])
-        stem = f"{stem}-{name}"
         rest = rest[1:]
-        name = _own_name(rest[0], driver, stem) if rest else None
-    uid = _uid(name, driver)
-    if uid is None:
+        name = _own_name(rest, driver, f"{stem}-{name}")
+    match = _POD.fullmatch(name)
+    if match is None:
         return kube if not rest else None
+    uid = match[1].replace("_", "-") if driver == "systemd" else match[1]
     container = container_id(rest[1]) if len(rest) > 1 else None
     return replace(kube, qos=kube.qos or "Guaranteed", uid=uid, container=container)
 
 
-def _own_name(part: str, driver: str, stem: str) -> str | None:
-    """The last level of a directory's name, without what systemd repeats."""
+def _own_name(parts: list[str], driver: str, stem: str) -> str:
+    """The last level of the first directory's name, without what systemd repeats; "" if there is none."""
+    part = parts[0] if parts else ""
     if driver == "cgroupfs":
         return part
-    if part.startswith(f"{stem}-") and part.endswith(".slice"):
-        return part[len(stem) + 1 : -len(".slice")]
-    return None
-
-
-def _uid(name: str | None, driver: str) -> str | None:
-    match = _POD.fullmatch(name) if name else None
-    if match is None:
-        return None
-    return match[1].replace("_", "-") if driver == "systemd" else match[1]
+    return part[len(stem) + 1 : -len(".slice")] if part.startswith(f"{stem}-") and part.endswith(".slice") else ""
 
 
 def container_id(name: str) -> str | None:

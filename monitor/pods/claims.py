@@ -1,7 +1,7 @@
-"""What no annotation may name as a pod's cgroup: what the machine itself runs on.
+"""What no annotation may name as a pod's cgroup: what the machine itself runs on, by path and by who is there now.
 
-By path, where systemd puts it; and by who is there now. A process of a pod may call itself sshd and bring a program of
-that path along: what counts is that it is root's, in the machine's own pid namespace, and runs the machine's own file.
+A process of a pod may call itself sshd and bring a program of that path along: what counts is that it is root's, in the
+machine's own pid namespace, and runs the machine's own file.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def holds(path: Path) -> str:
     for pid in cgroup_procs.processes(path):
         if pid == 1:
             return "process 1"
-        name = daemon(pid)
-        if name:
+        if name := daemon(pid):
             return f"the machine's {name} (process {pid})"
         if is_kernel_thread(pid):
             return f"a thread of the kernel (process {pid})"

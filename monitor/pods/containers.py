@@ -99,9 +99,7 @@ def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
 
 
 def request_from_adj(adj: int, capacity: int) -> int:
-    """About the memory request in bytes of a Burstable container whose oom_score_adj is ``adj``.
-
-    The kubelet sets 1000 - 1000*request/capacity, truncated, so this is the smallest request that gives ``adj``: up to
-    capacity/1000 too low, and unknown beyond the clamps (999 also stands for no request, 3 for almost everything).
+    """The smallest memory request (bytes) that gives a Burstable container ``adj``: the kubelet truncates
+    1000 - 1000*request/capacity. Up to capacity/1000 too low; 999 stands for none too, 3 for almost everything.
     """
     return -(-(1000 - adj) * capacity // 1000)

@@ -72,7 +72,7 @@ class Watcher:
 
         A directory that was removed and made again is watched anew, at the latest after `drain` gave its removal.
         """
-        for path in [p for p in self._watches if p not in wanted]:
+        for path in self._watches.keys() - wanted.keys():
             self._forget(path)
         added = False
         self.incomplete = False

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.cgroup_tree import children, find_pod, is_kubepods, parse, pods_in
+from monitor.pods.cgroup_tree import KubePath, children, find_pod, is_kubepods, parse, pods_in
 from monitor.pods.model import FoundPod
 from monitor.pods.owner import distrust
 from monitor.policy.pods import Pod
@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def candidate_paths(node: Path, root: Path, cgroup_root: str = "") -> list[Path]:
-    """Where the kubelet puts kubepods, by either driver, also where there is none now: below the ``node`` (or the node
+    """Where the kubelet puts kubepods, by either driver, whether it exists or not: below the ``node`` (or the node
     itself), or below the kubelet's ``cgroup_root`` in the node or in the hierarchy mounted at ``root``.
     """
     found = [node] if node != root and is_kubepods(node.name) else []
@@ -60,20 +60,21 @@ def kubepods_of(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> Path
 def search(hierarchy: Hierarchy, node: Path, uids: Iterable[str]) -> Path | None:
     """The kubepods nearest to the node that holds one of these pods. Directories of others are not gone into."""
     known = list(uids)
-    return next(
-        (path for path in _candidates(hierarchy, node) if any(find_pod(path, uid) is not None for uid in known)), None
-    )
+    return next((path for path in _candidates(hierarchy, node) if any(find_pod(path, uid) for uid in known)), None)
 
 
 def of_pod(hierarchy: Hierarchy, cgroup: Path, uids: Iterable[str]) -> Path | None:
     """The kubepods that a pod with one of these uids lies in, by the pod's cgroup; None if that is not believed."""
     if not cgroup.is_relative_to(hierarchy.root):
         return None
-    kube = parse(str(cgroup.relative_to(hierarchy.root)))
-    if kube is None or kube.uid not in tuple(uids):
-        return None
-    path = hierarchy.root / kube.root
-    return None if distrust(path, hierarchy.root) else path
+    kube = _believed(hierarchy, cgroup)
+    return hierarchy.root / kube.root if kube and kube.uid in tuple(uids) else None
+
+
+def _believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
+    """What a path says, where it lies in a kubepods that root alone made."""
+    kube = parse(str(path.relative_to(hierarchy.root)))
+    return kube if kube and not distrust(hierarchy.root / kube.root, hierarchy.root) else None
 
 
 def of_pods(hierarchy: Hierarchy, node: Path, pods: Iterable[FoundPod], cgroup_root: str = "") -> Path | None:
@@ -98,10 +99,8 @@ def tree_uids(pod: Pod) -> tuple[str, ...]:
 
 def whose(hierarchy: Hierarchy, path: Path) -> str | None:
     """The uid of the pod of a kubelet that a cgroup is, or lies in; None if of none that is believed."""
-    kube = parse(str(path.relative_to(hierarchy.root)))
-    if kube is None or distrust(hierarchy.root / kube.root, hierarchy.root):
-        return None
-    return kube.uid
+    kube = _believed(hierarchy, path)
+    return kube.uid if kube else None
 
 
 def holds_pods(hierarchy: Hierarchy, path: Path) -> bool:
@@ -110,10 +109,8 @@ def holds_pods(hierarchy: Hierarchy, path: Path) -> bool:
     A cluster that runs inside a pod of kubepods belongs to that pod. Where root made a directory of that name it is
     believed here, wherever it is: the cgroup is then refused.
     """
-    kube = parse(str(path.relative_to(hierarchy.root)))
-    if kube is not None and not distrust(hierarchy.root / kube.root, hierarchy.root):
-        return kube.uid is None
-    return next(iter(_candidates(hierarchy, path)), None) is not None
+    kube = _believed(hierarchy, path)
+    return kube.uid is None if kube else bool(_candidates(hierarchy, path))
 
 
 def not_believed(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> str:

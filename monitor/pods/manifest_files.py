@@ -25,8 +25,8 @@ _LISTS = ("List", "PodList")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One Pod of a file. ``where`` names file and document for messages; ``container_ids`` is what its status tells,
-    container name -> id without the runtime's prefix.
+    """One Pod of a file. ``where`` names file and document for messages; ``container_ids``: by its status, container name ->
+    id without the runtime's prefix.
     """
 
     where: str
@@ -50,9 +50,7 @@ def is_manifest_name(name: str) -> bool:
 
 
 def read(path: Path) -> Parsed:
-    """Parse one file, which root alone may have written. Never waits for a writer, as opening a FIFO would; a network
-    file system may still be slow.
-    """
+    """Parse one file, which root alone may have written. Never waits for a writer, as opening a FIFO would."""
     try:
         data = documents.read_bytes(path)
         problem = changed_by(path)
@@ -104,8 +102,7 @@ def _items(where: str, document: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(document, dict) and document.get("kind") in _LISTS and isinstance(document.get("items"), list):
         for i, item in enumerate(document["items"]):
             # The kubelet's and the API server's PodList leave kind out of the items.
-            named = item if not isinstance(item, dict) or "kind" in item else {"kind": "Pod", **item}
-            yield f"{where}: items[{i}]", named
+            yield f"{where}: items[{i}]", {"kind": "Pod"} | item if isinstance(item, dict) else item
     else:
         yield where, document
 
@@ -155,10 +152,7 @@ def _container_ids(status: Any) -> dict[str, str]:
     for key in ("containerStatuses", "initContainerStatuses"):
         entries = status.get(key) if isinstance(status, dict) else None
         for entry in entries if isinstance(entries, list) else ():
-            if (
-                isinstance(entry, dict)
-                and isinstance(entry.get("name"), str)
-                and isinstance(entry.get("containerID"), str)
-            ):
-                ids[entry["name"]] = entry["containerID"].rpartition("//")[2]
+            name, ident = (entry.get("name"), entry.get("containerID")) if isinstance(entry, dict) else (None, None)
+            if isinstance(name, str) and isinstance(ident, str):
+                ids[name] = ident.rpartition("//")[2]
     return ids

@@ -54,17 +54,13 @@ class ManifestSource(PodSource):
         spared: Iterable[int] = (),
         cgroup_root: str = "",
     ) -> None:
+        option = f"--pods manifests:{directory}"
         if not directory.is_dir():
             what = "is not a directory" if directory.exists() else "does not exist"
-            raise ConfigError(
-                f"--pods manifests:{directory}: {directory} {what}", "create it, or name the directory of manifests"
-            )
-        problem = changed_by(directory)
-        if problem:
-            raise ConfigError(
-                f"--pods manifests:{directory}: {problem}, who could have any pod killed",
-                f"{mend(problem)}, or name another directory",
-            )
+            raise ConfigError(f"{option}: {directory} {what}", "create it, or name the directory of manifests")
+        if problem := changed_by(directory):
+            remedy = f"{mend(problem)}, or name another directory"
+            raise ConfigError(f"{option}: {problem}, who could have any pod killed", remedy)
         super().__init__(hierarchy, node, spared)
         self.directory = directory
         self._files: dict[str, _File] = {}
@@ -92,18 +88,16 @@ class ManifestSource(PodSource):
             if event.directory == self.directory and event.name in self._files:
                 self._files[event.name].stamp = None
         scan = Scan(watch={self.directory: FILES})
+        kept = "its last manifests stay in use"
         try:
-            problem = changed_by(self.directory)
-            if problem:
-                scan.problems.append(
-                    f"{self.directory}: {problem}, who could have any pod killed: its last manifests stay in use; "
-                    f"{mend(problem)}"
-                )
+            if problem := changed_by(self.directory):
+                who = f"{problem}, who could have any pod killed"
+                scan.problems.append(f"{self.directory}: {who}: {kept}; {mend(problem)}")
                 scan.unsettled = True
             else:
                 self._read_files()
         except OSError as e:
-            scan.problems.append(f"{self.directory}: {e.strerror}; its last manifests stay in use until it is back")
+            scan.problems.append(f"{self.directory}: {e.strerror}; {kept} until it is back")
             scan.unsettled = True
         self._searched = False
         self._ours = self._spared_cgroups()
@@ -132,8 +126,7 @@ class ManifestSource(PodSource):
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
                 continue
-            other = owners.claim(found.cgroup, manifest.where)
-            if other is not None:
+            if other := owners.claim(found.cgroup, manifest.where):
                 scan.problems.append(
                     f"{manifest.where}: metadata.annotations[{POD_CGROUP}]: cgroup {found.cgroup} is shared with "
                     f"the pod of {other}, so neither could be killed alone; give each pod its own"
@@ -199,7 +192,8 @@ class ManifestSource(PodSource):
         """
         text = manifest.pod.annotations.get(POD_CGROUP)
         kubepods = self._find_kubepods(search_all=text is None)
-        own = self._by_uid(manifest, kubepods)
+        uids = tree_uids(manifest.pod) if kubepods else ()
+        own = next((path for uid in uids if kubepods and (path := cgroup_tree.find_pod(kubepods, uid))), None)
         if own is not None:
             if text is not None and not self._names(text, own):
                 scan.problems.append(
@@ -225,27 +219,19 @@ class ManifestSource(PodSource):
         except ConfigError:
             return False
 
-    def _by_uid(self, manifest: Manifest, kubepods: Path | None) -> Path | None:
-        uids = tree_uids(manifest.pod) if kubepods is not None else ()
-        return next((path for uid in uids if kubepods and (path := cgroup_tree.find_pod(kubepods, uid))), None)
-
     def _check_claim(self, manifest: Manifest, text: str, path: Path) -> None:
         """Raises ConfigError where the annotation names what is no pod's, or another's."""
-        why = claims.refused(self.hierarchy.root, path)
-        if why:
-            raise ConfigError(
-                f"{_KEY}: cgroup {text!r} {why}", "name a cgroup of the pod's own, or remove the manifest"
-            )
+        cgroup = f"{_KEY}: cgroup {text!r}"
+        if why := claims.refused(self.hierarchy.root, path):
+            raise ConfigError(f"{cgroup} {why}", "name a cgroup of the pod's own, or remove the manifest")
         owner = whose(self.hierarchy, path)
         if owner is not None and owner not in tree_uids(manifest.pod):
-            raise ConfigError(
-                f"{_KEY}: cgroup {text!r} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}",
-                "correct metadata.uid, or remove the annotation",
-            )
+            problem = f"{cgroup} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}"
+            raise ConfigError(problem, "correct metadata.uid, or remove the annotation")
         ident = cgroupfs.cgroup_id(path)
         if ident not in self._single:
             if holds_pods(self.hierarchy, path):
-                raise ConfigError(f"{_KEY}: cgroup {text!r} holds the pods of a kubelet", "name a cgroup of one pod")
+                raise ConfigError(f"{cgroup} holds the pods of a kubelet", "name a cgroup of one pod")
             self._single.add(ident)
 
     def _machines_own(self, path: Path) -> str:
@@ -304,9 +290,7 @@ class ManifestSource(PodSource):
         return found
 
     def _find_kubepods(self, search_all: bool) -> Path | None:
-        """kubepods: where the kubelet puts it, or with ``search_all`` where one of these pods is; searched at most once
-        in a scan.
-        """
+        """kubepods where the kubelet puts it, or with ``search_all`` (once in a scan) where one of these pods is."""
         if search_all and not self._searched:
             self._searched = True
             if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
@@ -317,10 +301,7 @@ class ManifestSource(PodSource):
 
     def _nearest(self, path: Path) -> Path:
         """The directory above ``path`` that exists."""
-        parent = path.parent
-        while parent != self.hierarchy.root and not parent.is_dir():
-            parent = parent.parent
-        return parent
+        return next(above for above in path.parents if above == self.hierarchy.root or above.is_dir())
 
 
 def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:

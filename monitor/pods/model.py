@@ -138,16 +138,14 @@ class PodSource(ABC):
         found: dict[Path, str] = {}
         for pid, name in who.items():
             with Process(pid) as process:
-                path = process.memory_cgroup(self.hierarchy)
-            if path is not None:
-                found[path] = name
+                if path := process.memory_cgroup(self.hierarchy):
+                    found[path] = name
         return found
 
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
         removed = [uid for uid in self._known if uid not in scan.pods]
-        reported = set(self._problems)
-        self._known = scan.pods
-        self._problems = tuple(dict.fromkeys(scan.problems))
-        problems = [p for p in self._problems if p not in reported]
-        return Change(updated, removed, problems)
+        problems = dict.fromkeys(scan.problems)
+        change = Change(updated, removed, [problem for problem in problems if problem not in self._problems])
+        self._known, self._problems = scan.pods, tuple(problems)
+        return change

@@ -283,12 +283,8 @@ class _Look:
 
 
 def _container(name: str, found: _Container) -> dict[str, Any]:
-    raw: dict[str, Any] = {"name": name}
-    if found.rootfs is not None:
-        raw["rootfs"] = _figures(found.rootfs)
-    if found.logs is not None:
-        raw["logs"] = _figures(found.logs)
-    return raw
+    parts = (("rootfs", found.rootfs), ("logs", found.logs))
+    return {"name": name} | {key: _figures(usage) for key, usage in parts if usage is not None}
 
 
 def _figures(usage: Usage) -> dict[str, int]:

@@ -96,22 +96,22 @@ class TreeSource(PodSource):
         for name, path in pod_dir.containers.items():
             key = cgroupfs.cgroup_id(path)
             inferred = self._settled.get(key)
-            if inferred is None or (self._again and not inferred.sandbox):
+            if inferred is None:
+                inferred = self._look(pod_dir.qos, path, key, met)
+            elif self._again and not inferred.sandbox:
                 # Again once a minute: a process may have the score of a critical pod by now.
                 now = self._look(pod_dir.qos, path, key, met)
-                inferred = (
-                    now if inferred is None else inferred._replace(spared=inferred.spared or bool(now and now.spared))
-                )
+                inferred = inferred._replace(spared=inferred.spared or bool(now and now.spared))
+            request = None
             if inferred is None:
                 scan.unsettled = True
                 scan.watch[path] = CGROUP_FILES
             else:
                 live[key] = inferred
-            if inferred is not None and inferred.sandbox:
-                continue
-            if inferred is not None:
+                if inferred.sandbox:
+                    continue
                 self._spared_pods[own] = self._spared_pods.get(own, False) or inferred.spared
-            request = None if inferred is None else inferred.request
+                request = inferred.request
             if pod_dir.qos == "Guaranteed":
                 request = cgroupfs.limit(path)
             containers[name] = path
@@ -143,10 +143,8 @@ class TreeSource(PodSource):
 
 
 def _resources(qos: str, memory: int | None) -> dict[str, Any]:
-    if memory is None:
-        return {}
-    amount = {"memory": str(memory)}
-    return {"requests": amount, "limits": amount} if qos == "Guaranteed" else {"requests": amount}
+    kinds = () if memory is None else ("requests", "limits") if qos == "Guaranteed" else ("requests",)
+    return {kind: {"memory": str(memory)} for kind in kinds}
 
 
 def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -> Pod:
@@ -155,11 +153,6 @@ def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -
     if limit is not None and limit != sum(map(int, requests)):
         # The pod's own limit counts what its containers do not show: overhead, init containers, ones not started yet.
         spec["resources"] = _resources("Guaranteed", limit)
-    pod = pod_from_object(
-        {
-            "metadata": {"uid": pod_dir.uid, "name": pod_dir.uid},
-            "spec": spec,
-            "status": {"qosClass": pod_dir.qos},
-        }
-    )
+    metadata, status = {"uid": pod_dir.uid, "name": pod_dir.uid}, {"qosClass": pod_dir.qos}
+    pod = pod_from_object({"metadata": metadata, "spec": spec, "status": status})
     return replace(pod, namespace="", spec_known=False)
