@@ -233,10 +233,8 @@ class OomScores:
 
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
-    """Container name -> oom_score_adj, within the kernel's -1000..1000.
-
-    Left out are the containers of a pod known by its cgroup alone that may be critical, and of a Burstable one those
-    whose request could not be recovered.
+    """Container name -> oom_score_adj, within the kernel's -1000..1000. Left out are the containers of a pod known by
+    its cgroup alone that may be critical, and of a Burstable one those whose request could not be recovered.
     """
     pod = found.pod
     unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"

@@ -153,9 +153,8 @@ def _make_ordinary(pid: int) -> None:
 
 
 def _follow(pidfd: int, reader: int, stop_fd: int, deadline: float) -> tuple[bool, bytes]:
-    """Read until the command ends: (whether it did so by itself in time, the end of what it wrote).
-
-    Its end counts, not that of the pipe: something it left running in the background may keep that open for ever.
+    """Read until the command ends: (whether it did so by itself in time, the end of what it wrote). Its end counts, not
+    that of the pipe: something it left running in the background may keep that open for ever.
     """
     poll = select.poll()
     for fd in (pidfd, reader, stop_fd):

@@ -130,9 +130,8 @@ def stem(pod: Pod) -> str:
 
 
 class StatusStore:
-    """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind.
-
-    Every method may block and raise OSError.
+    """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind. Every method may
+    block and raise OSError.
     """
 
     def __init__(self, state_dir: Path, keep: int = KEEP) -> None:

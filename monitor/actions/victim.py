@@ -200,7 +200,6 @@ class Victim:
 
     def send(self, number: signal.Signals) -> None:
         """Signal every prepared process that was not sent this already; `unfinished` where that takes too long.
-
         `refused` counts those that may not be signalled.
         """
         until_ns = time.monotonic_ns() + _SEND_NS

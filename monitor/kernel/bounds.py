@@ -43,10 +43,8 @@ REAIM_BYTES = 64 << 10
 
 
 def wait_ns(headroom: int, rate: int, cost_ns: int) -> int:
-    """Until the next look, with ``headroom`` bytes below the nearest threshold.
-
-    ``rate``: bytes a second that can be taken at most. ``cost_ns``: CPU time of a look and the loop's turn around
-    it.
+    """Until the next look, with ``headroom`` bytes below the nearest threshold. ``rate``: bytes a second that can be
+    taken at most. ``cost_ns``: CPU time of a look and the loop's turn around it.
     """
     lasts = max(0, headroom) * 1_000_000_000 // rate
     return max(floor_ns(cost_ns), min(COARSEST_NS, lasts))
@@ -75,16 +73,9 @@ class Bound(NamedTuple):
 
 
 def compared(
-    rate: int,
-    cpus: int,
-    huge_page: int,
-    *,
-    machine: bool,
-    charges_only: bool,
-    wait_ns: int = floor_ns(TURN_NS),
+    rate: int, cpus: int, huge_page: int, *, machine: bool, charges_only: bool, wait_ns: int = floor_ns(TURN_NS)
 ) -> Bound:
     """The kernel compares after every charge: one batch, or one huge page, on every CPU can be charged before that.
-
     ``charges_only``: by a hook that sees nothing else; what it does not see is read again after ``wait_ns``.
     """
     unseen = cpus * (max(huge_page, BATCH * PAGE) + _lag(machine))
@@ -97,9 +88,7 @@ def compared(
 
 def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
     """When to read again what hooks on charges do not see, ``ahead`` bytes before the next threshold is met (None: all
-    are).
-
-    ``look_ns``: CPU time of a look.
+    are). ``look_ns``: CPU time of a look.
     """
     return REREAD_NS if ahead is None else min(REREAD_NS, wait_ns(ahead, rate, look_ns))
 
@@ -110,9 +99,8 @@ def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:
 
 
 def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bool, hidden: int) -> Bound:
-    """The same, and a usage threshold is in place: whichever of the two comes first.
-
-    Usage cannot pass it unannounced; only page cache, of which ``hidden`` bytes are inactive, can hide growth.
+    """The same, and a usage threshold is in place: whichever of the two comes first. Usage cannot pass it unannounced;
+    only page cache, of which ``hidden`` bytes are inactive, can hide growth.
     """
     notified = hidden + REAIM_BYTES + notified_bytes(cpus, huge_page) + cpus * _lag(machine)
     return Bound(min(notified, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)

@@ -46,7 +46,6 @@ class _Member(NamedTuple):
 
 class Btf:
     """One BTF blob. Opening it costs one pass over the type section (about 0.05 s for a kernel); look-ups are lazy.
-
     Raises BtfError when the file cannot be read or is not BTF of this machine's byte order.
     """
 
@@ -194,9 +193,8 @@ class Btf:
         return member.bits // 8
 
     def array_length(self, struct_name: str, path: str) -> int:
-        """Number of elements of an array member (0 for a flexible one); BtfError if it is not an array.
-
-        Of an array of arrays all of them: a member may be written either way (lru_zone_size in 6.18 and 7.2).
+        """Number of elements of an array member (0 for a flexible one); BtfError if it is not an array. Of an array of
+        arrays all of them: a member may be written either way (lru_zone_size in 6.18 and 7.2).
         """
         number = self._strip(self._walk(struct_name, path).type)
         if self._kind(number) != _ARRAY:

@@ -16,7 +16,6 @@ _LONG = 3000
 
 def pids_below(path: Path) -> set[int]:
     """Processes of a cgroup and of every cgroup below it; a cgroup that vanishes meanwhile has none. Raises OSError.
-
     Left out: those of another pid namespace (printed as 0), and threaded v2 cgroups, which their domain's file lists.
     """
     return {pid for _, pids in walk(path) for pid in pids}
@@ -94,9 +93,8 @@ def processes(path: Path, recursive: bool = True) -> list[int]:
 
 
 def populated(path: Path) -> bool | None:
-    """Whether there are processes in it or below, from cgroup.events, which the kernel prints without a lock.
-
-    None where there is no such file (cgroup v1); False for a cgroup that is gone.
+    """Whether there are processes in it or below, from cgroup.events, which the kernel prints without a lock. None
+    where there is no such file (cgroup v1); False for a cgroup that is gone.
     """
     try:
         events = (path / "cgroup.events").read_text()

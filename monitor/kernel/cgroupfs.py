@@ -328,9 +328,8 @@ def failure(path: Path, verb: str, e: OSError) -> MonitorError:
 
 
 def oom_kills(hierarchy: Hierarchy, path: Path) -> int | None:
-    """Processes of this very cgroup that the OOM killer took, as the kernel counts them; None if it does not say.
-
-    Those of cgroups below are not among them; on v1 the counters of parents stay 0 (measured).
+    """Processes of this very cgroup that the OOM killer took, as the kernel counts them; None if it does not say. Those
+    of cgroups below are not among them; on v1 the counters of parents stay 0 (measured).
     """
     name = "memory.oom_control" if hierarchy.version == 1 else "memory.events.local"
     try:

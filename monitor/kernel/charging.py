@@ -57,7 +57,6 @@ class Offer:
 
 def offered(trying: bool = True) -> list[Offer]:
     """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too.
-
     ``trying``: load a program that does nothing where only that shows it; needs the privileges to load programs.
     """
     try:
@@ -80,9 +79,8 @@ def offered(trying: bool = True) -> list[Offer]:
 
 
 def obstacle() -> tuple[str, str]:
-    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way.
-
-    A lockdown that cannot be read (AppArmor's profile for containers forbids it) is found by loading.
+    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way. A
+    lockdown that cannot be read (AppArmor's profile for containers forbids it) is found by loading.
     """
     missing = missing_tracepoints()
     if missing:
@@ -96,7 +94,6 @@ def obstacle() -> tuple[str, str]:
 
 def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
     """The kernel's lockdown modes, the one in force in brackets; None if it has none, or securityfs is not mounted.
-
     Raises OSError.
     """
     try:

@@ -37,7 +37,6 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 
 class FileSystem(NamedTuple):
     """Space in bytes and inodes of a file system; the inodes are None where it has no fixed number (btrfs says 0 of 0).
-
     ``available`` is what a process without privileges can still take. ``device`` is equal for the same file system.
     """
 
@@ -109,7 +108,6 @@ def find_disks(
     nodefs: str | Path | None = None, imagefs: str | Path | None = None, containerfs: str | Path | None = None
 ) -> Disks:
     """The disks of this node: what is given (``--nodefs`` and so on), else where kubelet and runtimes keep their files.
-
     Raises ConfigError naming the option for a path that does not exist, or a layout no kubelet knows.
     """
     node = Path(nodefs or next(filter(Path.is_dir, (KUBELET,)), "/"))

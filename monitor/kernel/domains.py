@@ -58,7 +58,7 @@ class DomainTable:
         self._crossings: Map = pins.map("crossings", 8)
         self._known: dict[int, int] = {}
         self._free: list[int] = []
-        self._high = 0
+        self.high = 0  # one more than the highest index in use
         self.machine = 0  # index of the machine's entry, if there is one
 
     @classmethod
@@ -131,26 +131,23 @@ class DomainTable:
                 self._clear(at)
         self._known.clear()
         self._free.clear()
-        self._high = 0
+        self.high = 0  # one more than the highest index in use
 
     def add(
         self, cgroup_id: int, *, flags: int = 0, step: int = 0, rearm_ns: int = 5_000_000, path: Path | None = None
     ) -> int:
         """Watch a cgroup; its index. Its numbers are complete after the next sweep. Raises MonitorError when full.
-
         ``step`` in bytes. ``path`` is for tables that read files.
         """
         del path
         at = self._known.get(cgroup_id)
         if at is not None:
             return at
+        self.check_room(1)
         if self._free:
             at = self._free.pop()
-        elif self._high < MAX_DOMAINS:
-            at = self._high
-            self._high += 1
         else:
-            raise _full()
+            at, self.high = self.high, self.high + 1
         self._clear(at)
         w, base = self._words, at * WORDS
         w[base + _FLAGS] = flags if flags & MACHINE else flags | CGROUP
@@ -165,8 +162,9 @@ class DomainTable:
 
     def check_room(self, entries: int) -> None:
         """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
-        if len(self._free) + MAX_DOMAINS - self._high < entries:
-            raise _full()
+        if len(self._free) + MAX_DOMAINS - self.high < entries:
+            remedy = "watch fewer: containers count as well as pods"
+            raise MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", remedy)
 
     def remove(self, cgroup_id: int) -> None:
         at = self._known.pop(cgroup_id, None)
@@ -177,9 +175,8 @@ class DomainTable:
         self._free.append(at)
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
-        """Ceilings in pages of working set (crossed while above), at most 4; all are taken as not crossed yet.
-
-        Above ``pull_above`` pages the armed victim is signalled in the kernel.
+        """Ceilings in pages of working set (crossed while above), at most 4; all are taken as not crossed yet. Above
+        ``pull_above`` pages the armed victim is signalled in the kernel.
         """
         if len(ceilings) > MAX_THRESHOLDS:
             raise MonitorError(f"more than {MAX_THRESHOLDS} memory thresholds on one cgroup", "drop some")
@@ -213,15 +210,6 @@ class DomainTable:
             w[base + i] = 0
         for i in range(_CEILING, _PULL + 1):
             w[base + i] = NO_CEILING
-
-    @property
-    def high(self) -> int:
-        """One more than the highest index in use."""
-        return self._high
-
-
-def _full() -> MonitorError:
-    return MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", "watch fewer: containers count as well as pods")
 
 
 def ceiling_pages(capacity: int, threshold: int) -> int:

@@ -65,16 +65,13 @@ def instance_directory(state_dir: Path) -> Path:
 
 def view() -> str:
     """What paths mean to this process: its mount namespace and its root directory."""
-    fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    root = os.stat("/")
+    with open("/proc/self/ns/mnt", "rb") as file:
         try:
-            (number,) = struct.unpack("=Q", fcntl.ioctl(fd, _NS_GET_MNTNS_ID, bytes(8)))
+            (number,) = struct.unpack("=Q", fcntl.ioctl(file, _NS_GET_MNTNS_ID, bytes(8)))
             namespace = f"id {number}"
         except OSError:
-            namespace = f"inode {os.fstat(fd).st_ino}"
-    finally:
-        os.close(fd)
-    root = os.stat("/")
+            namespace = f"inode {os.fstat(file.fileno()).st_ino}"
     return f"{namespace} root {root.st_dev}:{root.st_ino}"
 
 
@@ -136,11 +133,8 @@ def hold(instance: Path) -> int:
         if fd is not None:
             return fd
         if time.monotonic() > deadline:
-            raise MonitorError(
-                f"the pins in {instance} are in use by another outrace, whose state directory has the same path in "
-                "another mount namespace",
-                "name another directory with --state-dir",
-            )
+            who = "another outrace, whose state directory has the same path in another mount namespace"
+            raise MonitorError(f"the pins in {instance} are in use by {who}", "name another directory with --state-dir")
         time.sleep(0.01)
 
 

@@ -57,19 +57,15 @@ def parse(record: bytes) -> Killed | Constraint | None:
     """One record of /dev/kmsg; None if it is not about an OOM kill."""
     head, semicolon, rest = record.decode(errors="replace").partition(";")
     fields = head.split(",")
-    if not semicolon or len(fields) < 3 or not fields[2].isdigit():
-        return None
-    if not is_kernels(record):
+    if not semicolon or len(fields) < 3 or not fields[2].isdigit() or not is_kernels(record):
         return None
     text, ts_ns = rest.split("\n", 1)[0], int(fields[2]) * 1000
     # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
-    found = _KILLED.match(text)
-    if found:
+    if found := _KILLED.match(text):
         return Killed(ts_ns, int(found[2]), found[3], found[1].startswith("Memory"), text)
-    found = _CONSTRAINT.match(text)
-    if found:
+    if found := _CONSTRAINT.match(text):
         return Constraint(ts_ns, found[1], found[2], found[3], int(found[4]), text)
     return None
 
@@ -109,8 +105,7 @@ class Kmsg:
                 continue
             if not record:
                 return found
-            line = parse(record)
-            if line is not None:
+            if line := parse(record):
                 found.append(line)
         return found
 

@@ -62,7 +62,7 @@ def failure(what: str) -> MonitorError:
     number = ctypes.get_errno()
     text = f"{what}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
-        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
+        return CannotError(text, PRIVILEGES)
     if number == errno.EBUSY:  # a program of fentry is attached once
         return MonitorError(text, "stop the outrace that runs on the same state directory")
     return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or `--hooks` with a lower rung"))
@@ -81,6 +81,7 @@ _EVENT = struct.Struct("=II QQ QQQ II QQ")
 _EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
 _FLAG_FD_CLOEXEC = 8
 _LOG_BYTES = 1 << 22
+PRIVILEGES = "run as root with CAP_BPF and CAP_PERFMON"
 #: r0 = 0; exit
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
@@ -117,9 +118,8 @@ def fexit_problem(function: int, again: bool = False) -> str:
 
 
 def attach_fexit(prog: int) -> int:
-    """BPF_RAW_TRACEPOINT_OPEN without a name: a program of type TRACING knows since it was loaded where it belongs.
-
-    A descriptor that detaches it when it is closed, or -1 with errno set.
+    """BPF_RAW_TRACEPOINT_OPEN without a name: a program of type TRACING knows since it was loaded where it belongs. A
+    descriptor that detaches it when it is closed, or -1 with errno set.
     """
     return _bpf(_BPF_RAW_TRACEPOINT_OPEN, bytearray(struct.pack("=QII", 0, prog, 0)))
 
@@ -179,7 +179,6 @@ def _may_lock_more() -> bool:
 
 def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:
     """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
-
     Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2 if ``loud``.
     """
     log = ctypes.create_string_buffer(_LOG_BYTES)
@@ -222,7 +221,7 @@ def attach_kprobe(function: str, prog: int) -> int:
 def _kprobe_refused(function: str, number: int) -> MonitorError:
     text = f"cannot attach a kprobe to {function}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
-        return CannotError(text, "run as root with CAP_BPF and CAP_PERFMON")
+        return CannotError(text, PRIVILEGES)
     if number == errno.EINVAL:
         return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist, and use another of --hooks")
     return MonitorError(text, remedy_of(number, "use another of --hooks; the kernel's log (dmesg) may say why"))

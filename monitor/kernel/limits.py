@@ -57,7 +57,6 @@ class Limits:
 
 def read(hierarchy: Hierarchy, path: Path, swap: bool = True) -> Limits | None:
     """The limits of the cgroup ``path``; None if there is no such cgroup (any more). Nothing that is missing raises.
-
     ``swap`` False leaves out how much is swapped out. The root is the machine: without limits, with the machine's swap.
     """
     if path == hierarchy.root:
@@ -134,9 +133,8 @@ def _number(directory: int, name: str, unlimited: int | None = None) -> int | No
 
 
 class LimitCache:
-    """The same for frequent callers: every cgroup is read once a second at most. Not for two threads at a time.
-
-    Swap is looked for only while the machine has any; without it ``swap`` is None everywhere.
+    """The same for frequent callers: every cgroup is read once a second at most. Not for two threads at a time. Swap is
+    looked for only while the machine has any; without it ``swap`` is None everywhere.
     """
 
     def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float] = time.monotonic) -> None:

@@ -59,10 +59,10 @@ _PARENT = "OUTRACE_LOADER_PARENT"  # pid of who waits for the loader
 def bpf_directory() -> Path:
     """Where the C is: beside the package in a checkout, inside it when installed."""
     here = Path(__file__).resolve().parent.parent
-    for candidate in (here / "_bpf", here.parent / "bpf"):
-        if (candidate / "wire.h").exists():
-            return candidate
-    raise MonitorError(f"the BPF sources are missing beside {here}", "reinstall outrace")
+    found = next((path for path in (here / "_bpf", here.parent / "bpf") if (path / "wire.h").exists()), None)
+    if found is None:
+        raise MonitorError(f"the BPF sources are missing beside {here}", "reinstall outrace")
+    return found
 
 
 def program_text(hook: str = pins.TRACEPOINT) -> str:
@@ -84,8 +84,8 @@ def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
     values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     on_demand = version is not None and (int(version[1]), int(version[2])) >= (6, 1)
-    values |= {"MAX_LEAVES": MAX_LEAVES if on_demand else MAX_LEAVES_AHEAD}
-    values |= {"LEAVES_FLAGS": BPF_F_NO_PREALLOC if on_demand else 0}
+    leaves, flags = (MAX_LEAVES, BPF_F_NO_PREALLOC) if on_demand else (MAX_LEAVES_AHEAD, 0)
+    values |= {"MAX_LEAVES": leaves, "LEAVES_FLAGS": flags}
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
@@ -96,7 +96,6 @@ def stamp(hook: str = pins.TRACEPOINT) -> str:
 
 def stamps() -> dict[str, str]:
     """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel.
-
     Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
     here = Path(__file__).parent
@@ -118,9 +117,8 @@ def stamps() -> dict[str, str]:
 
 
 def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
-    """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError.
-
-    ``hook``: one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`).
+    """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError. ``hook``:
+    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`).
     """
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
@@ -132,11 +130,8 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
-    refused = libbpf.load_problem()
-    if refused:
-        raise CannotError(
-            f"this process may not load BPF programs: {refused}", "run as root with CAP_BPF and CAP_PERFMON"
-        )
+    if problem := libbpf.load_problem():
+        raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
     known = charging.refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
@@ -279,16 +274,13 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
     claim(parent, state_dir)  # before there is a pin that others could take for a stray
     fresh = parent / f"new{os.getpid()}"
     fresh.mkdir()
-    links = []
     try:
         for name in pins.MAPS:
             pins.pin(bpf[name].map_fd, fresh / f"map_{name}")
         for name, fd in programs.items():
             pins.pin(fd, fresh / f"prog_{name}")
         for name in pins.OOM:
-            link = pins.attach(name, programs[name])
-            links.append(link)
-            pins.pin(link, fresh / f"link_{name}")
+            pins.pin(pins.attach(name, programs[name]), fresh / f"link_{name}")
         os.rename(fresh, directory)
     except BaseException:
         remove(fresh)

@@ -11,9 +11,8 @@ MEMINFO = "/proc/meminfo"
 
 
 def parse(text: str) -> dict[str, int]:
-    """Every ``Name: number [kB]`` line as bytes, or as the plain count where there is no unit (HugePages_Total).
-
-    A line that does not look like that is left out: the kernel adds fields in most releases.
+    """Every ``Name: number [kB]`` line as bytes, or as the plain count where there is no unit (HugePages_Total). A line
+    that does not look like that is left out: the kernel adds fields in most releases.
     """
     values: dict[str, int] = {}
     for line in text.splitlines():
@@ -70,9 +69,8 @@ def _of_sysinfo() -> int:
 
 
 def multi_gen_lru(path: Path = Path("/sys/kernel/mm/lru_gen/enabled")) -> bool:
-    """Whether the kernel keeps page cache in generations instead of an active and an inactive list.
-
-    The sizes of those lists are 0 then (include/linux/mm_inline.h, lru_gen_update_size()); the programs read both.
+    """Whether the kernel keeps page cache in generations instead of an active and an inactive list. The sizes of those
+    lists are 0 then (include/linux/mm_inline.h, lru_gen_update_size()); the programs read both.
     """
     try:
         return bool(int(path.read_text(), 16) & 1)

@@ -90,9 +90,8 @@ class Map:
         return bool(libbpf().bpf_map_delete_elem(self.fd, key) >= 0)
 
     def batches(self, size: int) -> Iterator[tuple[list[int], list[int]]]:
-        """All entries of a hash with 8-byte keys and values of 64-bit words, up to ``size`` at a time: keys, words.
-
-        One that is changed meanwhile may be left out or come twice. Raises MonitorError.
+        """All entries of a hash with 8-byte keys and values of 64-bit words, up to ``size`` at a time: keys, words. One
+        that is changed meanwhile may be left out or come twice. Raises MonitorError.
         """
         keys, values = (ctypes.c_uint64 * size)(), (ctypes.c_uint64 * (size * self.value_size // 8))()
         at, number, first = ctypes.c_uint64(), ctypes.c_uint32(), True
@@ -201,10 +200,8 @@ def attach(name: str, prog: int) -> int:
 
 
 class Ring:
-    """A pinned ring buffer: put ``fileno()`` in an epoll and call ``consume()`` when it is readable.
-
-    ``callback`` gets each record as bytes. An exception in it must not travel through C: it is kept and raised by
-    consume() afterwards.
+    """A pinned ring buffer: put ``fileno()`` in an epoll and call ``consume()`` when it is readable. ``callback`` gets
+    each record as bytes. An exception in it must not travel through C: it is kept and raised by consume() afterwards.
     """
 
     def __init__(self, pins: Pins, name: str, callback: Callable[[bytes], None]) -> None:

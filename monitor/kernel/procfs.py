@@ -122,9 +122,8 @@ class Process:
         return int(text) if text else None
 
     def set_oom_score_adj(self, value: int) -> bool:
-        """Set it; False if the process is gone.
-
-        Raises PermissionError where CAP_SYS_RESOURCE is missing, MonitorError for whatever else the kernel refuses.
+        """Set it; False if the process is gone. Raises PermissionError where CAP_SYS_RESOURCE is missing, MonitorError
+        for whatever else the kernel refuses.
         """
         if self._fd is None:
             return False

@@ -31,9 +31,8 @@ _PRESSURE = Path("/proc/pressure/memory")
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung as it is here. ``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold.
-
-    Of the machine, which is what `outrace run` watches by default.
+    """A rung as it is here. ``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold. Of
+    the machine, which is what `outrace run` watches by default.
     """
 
     name: str

@@ -102,19 +102,16 @@ def set_oom_score_adj(value: int = OOM_SCORE_ADJ, path: Path = Path("/proc/self/
     try:
         path.write_text(str(value))
         return value, ""
-    except OSError as error:
-        # EACCES: lowering below what the process was started with needs CAP_SYS_RESOURCE.
+    except OSError as error:  # EACCES: lowering below what the process was started with needs CAP_SYS_RESOURCE
         now = int(path.read_text())
-        return now, (
-            f"oom_score_adj {value} refused ({error.strerror}): the OOM killer may choose this process (now {now}); "
-            "give it CAP_SYS_RESOURCE (systemd: OOMScoreAdjust=-999)"
-        )
+        risk = f"the OOM killer may choose this process (now {now})"
+        remedy = "give it CAP_SYS_RESOURCE (systemd: OOMScoreAdjust=-999)"
+        return now, f"oom_score_adj {value} refused ({error.strerror}): {risk}; {remedy}"
 
 
 def protect() -> Protection:
-    """Do all of it for the calling process, and move what exists now out of the garbage collector's sight.
-
-    Never raises for a missing privilege: `Protection` says in words what was refused and what to do about it.
+    """Do all of it for the calling process, and move what exists now out of the garbage collector's sight. Never raises
+    for a missing privilege: `Protection` says in words what was refused and what to do about it.
     """
     scheduler, no_realtime = set_realtime()
     gc.collect()
@@ -126,5 +123,5 @@ def protect() -> Protection:
 
 def may_kill(status: Path = Path("/proc/self/status")) -> bool:
     """Whether this process may signal processes of other users (CAP_KILL, capability 5)."""
-    line = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
-    return bool(int(line.split()[1], 16) >> 5 & 1)
+    capabilities = status.read_text().partition("\nCapEff:")[2].split()[0]
+    return bool(int(capabilities, 16) >> 5 & 1)

@@ -49,16 +49,14 @@ class Stepwise:
         return self._going is not None
 
     def begin(self, forget: bool = False) -> None:
-        """Begin a sweep, in place of one that runs.
-
-        ``forget``: what was counted before it counts as unknown, and is compared with nothing, until it is complete.
+        """Begin a sweep, in place of one that runs. ``forget``: what was counted before it counts as unknown, and is
+        compared with nothing, until it is complete.
         """
         self._going = self.steps(forget)
         self._took_ns = 0
 
     def turn(self, budget_ns: int = _EVER_NS, between: Callable[[], object] | None = None) -> bool:
         """Go on for ``budget_ns``, at least by one stretch; whether the sweep came to its end, or was given up.
-
         ``between`` is called every `_STRETCH` stretches. (Reading the clock for each is 0.1 us of 5.)
         """
         if self._going is None:

@@ -116,9 +116,8 @@ class OomEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProcEvent:
-    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in).
-
-    ``cgroup_id`` is the pod's.
+    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in). ``cgroup_id`` is the
+    pod's.
     """
 
     kind: str

@@ -41,9 +41,8 @@ class KubePath:
 
 
 def parse(path: str) -> KubePath | None:
-    """Read a cgroup path (relative to the hierarchy, as in /proc/PID/cgroup); None if it is not in a kubepods tree.
-
-    The first kubepods directory counts: a cluster inside a pod belongs to that pod. What is in a container gives that.
+    """Read a cgroup path (relative to the hierarchy, as in /proc/PID/cgroup); None if it is not in a kubepods tree. The
+    first kubepods directory counts: a cluster inside a pod belongs to that pod. What is in a container gives that.
     """
     parts = [p for p in path.split("/") if p]
     at = next((i for i, p in enumerate(parts) if is_kubepods(p)), None)

@@ -42,7 +42,6 @@ class InferredSpec(NamedTuple):
 
 def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: float) -> InferredSpec | None:
     """What the processes of the container cgroup ``path`` show; None while it is being started, or has none.
-
     ``mem_total``: bytes of the machine. ``age_s``: for how long the container has been known.
     """
     adjs: dict[int, int] = {}

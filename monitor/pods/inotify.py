@@ -68,9 +68,8 @@ class Watcher:
         os.close(self._fd)
 
     def watch_only(self, wanted: Mapping[Path, int]) -> bool:
-        """Watch exactly these directories (path -> mask); True if at least one is watched anew.
-
-        A directory that was removed and made again is watched anew, at the latest after `drain` gave its removal.
+        """Watch exactly these directories (path -> mask); True if at least one is watched anew. A directory that was
+        removed and made again is watched anew, at the latest after `drain` gave its removal.
         """
         for path in self._watches.keys() - wanted.keys():
             self._forget(path)

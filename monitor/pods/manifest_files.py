@@ -25,8 +25,8 @@ _LISTS = ("List", "PodList")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One Pod of a file. ``where`` names file and document for messages; ``container_ids``: by its status, container name ->
-    id without the runtime's prefix.
+    """One Pod of a file. ``where`` names file and document for messages; ``container_ids`` are those of its status,
+    container name -> id without the runtime's prefix.
     """
 
     where: str

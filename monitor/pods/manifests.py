@@ -186,9 +186,8 @@ class ManifestSource(PodSource):
         return FoundPod(manifest.pod, cgroup, containers, ids)
 
     def _pod_cgroup(self, manifest: Manifest, scan: Scan) -> tuple[str, Path]:
-        """The pod's directory, and the manifest's key that leads to it.
-
-        Where the kubelet has one for the pod's uid it is that: the author of the pod wrote its annotations too.
+        """The pod's directory, and the manifest's key that leads to it. Where the kubelet has one for the pod's uid it
+        is that: the author of the pod wrote its annotations too.
         """
         text = manifest.pod.annotations.get(POD_CGROUP)
         kubepods = self._find_kubepods(search_all=text is None)

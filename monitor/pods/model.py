@@ -25,7 +25,6 @@ _ROUNDS = 8
 @dataclass(frozen=True)
 class FoundPod:
     """A pod and its directories in the memory hierarchy; ``containers`` has those container names that have one.
-
     ``cgroup_ids`` (the pod's, then its containers') make a cgroup that was removed and made again differ.
     """
 

@@ -57,9 +57,8 @@ class Roots(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`).
-
-    Not ``complete``: a directory was too large to be counted to its end. ``problems``: one line each, with the remedy.
+    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`). Not ``complete``: a
+    directory was too large to be counted to its end. ``problems``: one line each, with the remedy.
     """
 
     stats: PodStats
@@ -83,9 +82,8 @@ def limited(pod: Pod) -> bool:
 
 
 def process_count(found: FoundPod) -> int:
-    """Processes (not threads) in the pod's containers, or in its whole cgroup where no container has one.
-
-    Raises MonitorError.
+    """Processes (not threads) in the pod's containers, or in its whole cgroup where no container has one. Raises
+    MonitorError.
     """
     pids: set[int] = set()
     for path in found.containers.values() or (found.cgroup,):

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.policy.compat import SANE
 from monitor.policy.quantity import Quantity
-from monitor.policy.thresholds import (
-    DEFAULT_TRANSITION_PERIOD_NS,
-    LESS_THAN,
-    Threshold,
-    ThresholdValue,
-    effective_hard,
-)
+from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue, effective_hard
 
 if TYPE_CHECKING:
     from monitor.policy.eviction_pass import PassConfig
@@ -43,10 +37,8 @@ _TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "
 
 
 def fastest_fill() -> int:
-    """Bytes per second that this machine can fault in at most, with room to spare.
-
-    A CPU that clears huge pages hands out 5.1 GiB/s (measured: 5.8 alone, 10.2 on two); 96 GiB/s is more than
-    the memory of any one socket writes.
+    """Bytes per second that this machine can fault in at most, with room to spare. A CPU that clears huge pages hands
+    out 5.1 GiB/s (measured: 5.8 alone, 10.2 on two); 96 GiB/s is more than the memory of any one socket writes.
     """
     return min(6 * (os.cpu_count() or 1), 96) << 30
 

@@ -33,10 +33,8 @@ def read_own(path: str, known: Sequence[str]) -> dict[str, Any]:
 
 
 def read_kubelet(path: str, known: Sequence[str]) -> Source:
-    """A KubeletConfiguration as it is.
-
-    Fields that are none of our business are ignored; one that looks like a misspelt one of the ``known`` would silently
-    change the policy, so it is refused by name.
+    """A KubeletConfiguration as it is. Fields that are none of our business are ignored; one that looks like a misspelt
+    one of the ``known`` would silently change the policy, so it is refused by name.
     """
     data = _read(path)
     api, kind = data.get("apiVersion"), data.get("kind")

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monitor.kernel.rungs import AUTO, NAMES
 from monitor.policy.compat import CHOICES
-from monitor.policy.configuration import ENFORCE, HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
+from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.policy.releases import ERAS
 from monitor.settings import values
 
@@ -47,8 +47,31 @@ class Option:
         return "OUTRACE_" + self.name.upper().replace("-", "_")
 
 
-def _setting(name: str, parse: Callable[[Any], Any], help: str, metavar: str = "", **rest: Any) -> Option:  # noqa: A002
-    return Option(name, parse, help, metavar, **{"field": name.replace("-", "_"), **rest})
+def _setting(
+    name: str,
+    parse: Callable[[Any], Any],
+    help: str,  # noqa: A002
+    metavar: str = "",
+    *,
+    kubelet: bool = False,
+    **rest: Any,
+) -> Option:
+    """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
+    first, *others = name.split("-")
+    key = first + "".join(map(str.capitalize, others)) if kubelet else ""
+    return Option(name, parse, help, metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+
+
+def _choice(name: str, choices: Sequence[str], help: str, **rest: Any) -> Option:  # noqa: A002
+    return _setting(name, values.choice(*choices), help, "|".join(choices), **rest)
+
+
+def _map(name: str, operator: str, example: str) -> Option:
+    return _setting(name, values.text_map(operator), f"For example '{example}'.", "MAP", kubelet=True)
+
+
+def _urls(name: str, help: str) -> Option:  # noqa: A002
+    return _setting(name, values.urls(f"--{name}"), help, "URL", kind=TEXTS, field=f"{name}s")
 
 
 OPTIONS = (
@@ -65,7 +88,7 @@ OPTIONS = (
         "The kubelet's own option: kubepods is below it.",
         "PATH",
         default="the root",
-        kubelet_key="cgroupRoot",
+        kubelet=True,
     ),
     _setting("enforce", values.boolean, "Really evict. The default only observes and logs.", kind=SWITCH),
     _setting(
@@ -74,52 +97,29 @@ OPTIONS = (
         "Evict although --pods cgroups knows neither priorities nor all critical pods.",
         kind=SWITCH,
     ),
-    _setting(
-        "trigger",
-        values.choice(*TRIGGERS),
-        "Who kills under --enforce: user space, or the BPF program too.",
-        "|".join(TRIGGERS),
-    ),
-    _setting("policy", values.choice(*ERAS), "The release whose policy decides.", "|".join(ERAS), default=ERAS[0]),
-    _setting(
-        "compat",
-        values.choice(*CHOICES),
-        "Where that release is plainly wrong: right, or alike.",
-        "|".join(CHOICES),
-        default=CHOICES[0],
-    ),
-    _setting("eviction-hard", values.text_map("<"), "For example 'memory.available<100Mi'.", "MAP", kubelet_key=HARD),
-    _setting("eviction-soft", values.text_map("<"), "For example 'memory.available<300Mi'.", "MAP", kubelet_key=SOFT),
-    _setting(
-        "eviction-soft-grace-period",
-        values.text_map("="),
-        "For example 'memory.available=1m30s'.",
-        "MAP",
-        kubelet_key=SOFT_GRACE,
-    ),
+    _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
+    _choice("policy", ERAS, "The release whose policy decides.", default=ERAS[0]),
+    _choice("compat", CHOICES, "Where that release is plainly wrong: right, or alike.", default=CHOICES[0]),
+    _map("eviction-hard", "<", "memory.available<100Mi"),
+    _map("eviction-soft", "<", "memory.available<300Mi"),
+    _map("eviction-soft-grace-period", "=", "memory.available=1m30s"),
     _setting(
         "eviction-max-pod-grace-period",
         values.seconds,
         "Longest grace of a soft eviction.",
         "SECONDS",
         kind=NUMBER,
-        kubelet_key="evictionMaxPodGracePeriod",
+        kubelet=True,
         field="eviction_max_pod_grace_period_s",
     ),
-    _setting(
-        "eviction-minimum-reclaim",
-        values.text_map("="),
-        "For example 'memory.available=0Mi'.",
-        "MAP",
-        kubelet_key=MIN_RECLAIM,
-    ),
+    _map("eviction-minimum-reclaim", "=", "memory.available=0Mi"),
     _setting(
         "eviction-pressure-transition-period",
         values.duration_ns,
         "How long a condition stays.",
         "DURATION",
         default="5m",
-        kubelet_key="evictionPressureTransitionPeriod",
+        kubelet=True,
         field="eviction_pressure_transition_period_ns",
     ),
     _setting(
@@ -128,18 +128,16 @@ OPTIONS = (
         "The kubelet's own option.",
         "LIST",
         default="pods",
-        kubelet_key=ENFORCE,
+        kubelet=True,
     ),
-    _setting(
-        "system-reserved", values.text_map("="), "For example 'memory=500Mi'.", "MAP", kubelet_key="systemReserved"
-    ),
-    _setting("kube-reserved", values.text_map("="), "For example 'memory=500Mi'.", "MAP", kubelet_key="kubeReserved"),
+    _map("system-reserved", "=", "memory=500Mi"),
+    _map("kube-reserved", "=", "memory=500Mi"),
     _setting(
         "kernel-memcg-notification",
         values.boolean,
         "Accepted; every notification is exact.",
         kind=KUBELET_SWITCH,
-        kubelet_key="kernelMemcgNotification",
+        kubelet=True,
     ),
     _setting(
         "local-storage-capacity-isolation",
@@ -147,17 +145,13 @@ OPTIONS = (
         "Evict pods over their own limits of local storage.",
         default="true",
         kind=KUBELET_SWITCH,
-        kubelet_key="localStorageCapacityIsolation",
+        kubelet=True,
         field="local_storage",
     ),
     _setting("nodefs", values.absolute_path, "On the file system of the node.", "PATH", default="found at start"),
     _setting("imagefs", values.absolute_path, "On the one that holds images.", "PATH", default="found at start"),
     _setting(
-        "containerfs",
-        values.absolute_path,
-        "On the one that holds writable layers.",
-        "PATH",
-        default="that of images",
+        "containerfs", values.absolute_path, "On the one that holds writable layers.", "PATH", default="that of images"
     ),
     _setting("reclaim-containers", values.command, "Removes dead containers, before pods are evicted.", "COMMAND"),
     _setting(
@@ -184,32 +178,12 @@ OPTIONS = (
     _setting("step", values.size, "How far a pod moves before it is ranked anew.", "BYTES", default="1Mi"),
     _setting("listen", values.listen, "Where /metrics and the rest are served.", "HOST:PORT", default="127.0.0.1:9469"),
     _setting("record", values.record, "Record every input there, for outrace replay.", "FILE"),
+    _urls("alertmanager", "Push alerts there; may be given several times."),
+    _urls("webhook", "POST every alert there; may be given several times."),
     _setting(
-        "alertmanager",
-        values.urls("--alertmanager"),
-        "Push alerts there; may be given several times.",
-        "URL",
-        kind=TEXTS,
-        field="alertmanagers",
+        "state-dir", values.path, "Where statuses of evicted pods and the lock live.", "DIR", default="/var/lib/outrace"
     ),
-    _setting(
-        "webhook",
-        values.urls("--webhook"),
-        "POST every alert there; may be given several times.",
-        "URL",
-        kind=TEXTS,
-        field="webhooks",
-    ),
-    _setting(
-        "state-dir",
-        values.path,
-        "Where statuses of evicted pods and the lock live.",
-        "DIR",
-        default="/var/lib/outrace",
-    ),
-    _setting(
-        "log-format", values.choice(*LOG_FORMATS), "How log lines look.", "|".join(LOG_FORMATS), default=LOG_FORMATS[0]
-    ),
+    _choice("log-format", LOG_FORMATS, "How log lines look.", default=LOG_FORMATS[0]),
 )
 #: Those that are a field of RunConfig.
 SETTINGS = tuple(option for option in OPTIONS if option.field)

@@ -148,9 +148,8 @@ def _said(
 ) -> dict[str, Given]:
     """What was said to outrace itself: a flag, a variable of the environment, or what the own file says."""
     said = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
-    return said | {
-        name: Given(value, variables.get(name, f"--{name}")) for name, value in flags.items() if value is not None
-    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    return said | {name: Given(value, variables.get(name, f"--{name}")) for name, value in given.items()}
 
 
 def _parse(setting: Option, given: Given) -> Any:
