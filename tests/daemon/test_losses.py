@@ -1,16 +1,22 @@
-"""What was dropped on the way to the side: counted by what it tells, and a mark of an incident only if that matters."""
+"""What was dropped on the way to the side, and pods that cause more than the programs report one by one."""
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from monitor.hot.ring_budget import SAVED_NS, SHARE, Ration
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
 from monitor.link.messages import HOT_TO_SIDE, Oom
 from monitor.link.record_messages import Snapshot
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
 from monitor.race.events import End, Lost
 from monitor.race.verdict import verdict
+from monitor.side.export.log_budget import LogBudget
+from monitor.side.over_budget import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from monitor.side.sampler import Losses
 from tests.race.builders import crossing, died, mark, ms, one, ranked, watched
 
@@ -75,3 +81,117 @@ def test_the_flag_is_for_what_matters(what: str, flagged: bool) -> None:
     lost = Lost(ms(2), ms(-5), what, 3)
     found = verdict(one(watched(), ranked(), crossing(), lost, mark(3), died(9), End(ms(5000))))
     assert ("lost_events" in found.flags) is flagged
+
+
+def found(name: str, *ids: int) -> FoundPod:
+    pod = pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": {"containers": []}})
+    return FoundPod(pod, Path(f"/{name}"), {}, ids)
+
+
+class Side:
+    """A table that counts what the test says, and a clock set by hand. (The real one: tests/kernel/test_budgets.py.)"""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, dict[str, int]] = {}
+        self.now = 1
+        self.lines: list[dict[str, Any]] = []
+        self.looked: list[str] = []
+        pods = {"a": found("a", 1, 2), "b": found("b", 3)}
+        table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
+        self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
+        self.over = OverBudget(cast(Any, self.view), self.looked.append, clock=lambda: self.now)
+
+    def log(self, level: str, message: str, /, **fields: Any) -> None:
+        self.lines.append({"level": level, "msg": message, **fields})
+
+    def turn(self) -> None:
+        due = self.over.due_ns()
+        assert due is not None
+        self.now = due
+        self.over.turn()
+
+
+def test_nothing_is_looked_at_while_nothing_comes() -> None:
+    side = Side()
+    assert side.over.due_ns() is None
+    side.over.records_came()
+    assert side.over.due_ns() == 1 + LOOK_NS
+    side.turn()
+    assert side.over.due_ns() is None
+    assert side.lines == side.looked == []
+
+
+def test_new_processes_are_looked_for_and_it_is_said_once_in_a_while() -> None:
+    side = Side()
+    side.over.records_came()
+    for n in range(1, 10):
+        side.counts = {1: {"kills": 0, "processes": 100 * n}, 2: {"kills": 5 * n, "processes": 0}}
+        side.turn()
+    assert side.looked == ["a"] * 9
+    (line,) = side.lines
+    assert (line["pod"], line["uid"], line["kills"], line["processes"]) == ("ns/a", "a", 5, 100)
+    assert line["level"] == "warning"
+    while side.over.due_ns() is not None:  # the storm is over: the rest is said when it is time
+        side.turn()
+    assert [line["kills"] for line in side.lines] == [5, 40]
+    assert side.now >= LOG_INTERVAL_NS
+    assert side.looked == ["a"] * 9
+
+
+def test_a_pod_that_was_made_anew_begins_anew() -> None:
+    side = Side()
+    side.counts = {3: {"kills": 50}}
+    side.over.records_came()
+    side.turn()
+    side.counts = {3: {"kills": 2}}
+    side.over.records_came()
+    for _ in range(20):
+        if side.over.due_ns() is None:
+            break
+        side.turn()
+    assert [line["kills"] for line in side.lines] == [50]
+    side.view.pods.pop("b")
+    side.over.records_came()
+    side.turn()
+    assert not side.over._reported
+
+
+MS = 1_000_000
+
+
+def test_more_than_the_share_makes_a_rest_that_pays_for_it() -> None:
+    now = [0]
+    ration = Ration(lambda: now[0])
+    spent = 0
+    while not ration.until_ns:  # all the time, from a full purse on
+        began, now[0] = now[0], now[0] + MS
+        spent += MS
+        ration.spend(began)
+    assert SAVED_NS < spent < 2 * SAVED_NS
+    assert not ration.is_over(ration.until_ns - 1)
+    now[0] = ration.until_ns
+    assert ration.is_over(now[0])
+    assert not ration.is_over(now[0])  # it ended before
+    assert spent - SAVED_NS <= now[0] / SHARE + MS
+
+
+def test_less_than_the_share_never_rests() -> None:
+    now = [0]
+    ration = Ration(lambda: now[0])
+    for _ in range(1000):
+        now[0] += 5 * MS
+        assert ration.spend(now[0] - MS + 1)
+
+
+def test_over_a_long_time_it_is_the_share() -> None:
+    now, spent = [0], 0
+    ration = Ration(lambda: now[0])
+    while now[0] < 10_000 * MS:
+        if ration.until_ns:
+            now[0] = ration.until_ns
+            assert ration.is_over(now[0])
+        began, now[0] = now[0], now[0] + 300_000
+        spent += 300_000
+        ration.spend(began)
+    assert spent <= now[0] / SHARE + SAVED_NS + 300_000
+    assert spent >= now[0] / (2 * SHARE)

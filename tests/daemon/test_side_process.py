@@ -1,19 +1,24 @@
-"""The real side process as such: messages it cannot use, how it ends, why it does not start, and what it loads."""
+"""The real side process: messages it cannot use, how it ends, what it loads; and what it writes down."""
 
+import ctypes
+import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monitor.kernel.sched import STARTING
 from monitor.link import channel
-from monitor.link.messages import LogLine
+from monitor.link.messages import Evicted, LogLine, Oom
 from monitor.settings.config import RunConfig
 from tests.daemon import harness
-from tests.daemon.harness import Node, metric
+from tests.daemon.harness import DECISION, Node, eventually, metric, oom
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -79,3 +84,137 @@ print(os.nice(0))"""
     environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(STARTING), done.stderr
+
+
+def test_observed_decision_is_logged_in_the_kubelets_words_and_writes_nothing(node: Node) -> None:
+    node.pod("a", memory="64Mi")
+    hot = node.run()
+    hot.receive("synced")
+    hot.send(DECISION)
+    line = hot.wait_for_log('msg="would evict"')
+    assert "The node was low on resource: memory. Threshold quantity: 100Mi, available: 99Mi. " in line
+    assert "Container main was using 200Mi, request is 64Mi, has larger consumption of memory. " in line
+    assert "pod=default/a" in line
+    assert metric(hot, "decisions_total", signal="memory.available", mode="observe") == 1
+    assert hot.end() == 0  # which also finishes what was queued for the disk
+    assert not (node.state_dir / "pods").exists()
+
+
+def test_eviction_leaves_status_and_event(node: Node) -> None:
+    node.pod("a", memory="64Mi")
+    hot = node.run(enforce=True)
+    hot.receive("synced")
+    hot.send(DECISION._replace(observed=False, signalled_ns=3))
+    hot.send(Evicted(1, "uid-a", 4, [11, 12], 2, freed=12345))
+    hot.send(DECISION._replace(observed=False, signalled_ns=3, id=2))
+    assert hot.end() == 0
+    first = json.loads((node.state_dir / "pods" / "default_a_uid-a.json").read_text())
+    status = first["status"]
+    assert (status["phase"], status["reason"], status["qosClass"]) == ("Failed", "Evicted", "Burstable")
+    target = next(c for c in status["conditions"] if c["type"] == "DisruptionTarget")
+    assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
+    assert target["message"] == status["message"]
+    assert first["metadata"]["annotations"]["outrace/freed-bytes"] == "12345"
+    event = json.loads((node.state_dir / "events" / "default_a_uid-a.json").read_text())
+    assert (event["reason"], event["type"], event["message"]) == ("Evicted", "Warning", status["message"])
+    assert event["metadata"]["annotations"]["offending_containers"] == "main"
+    # the second eviction of the same pod did not take the first one's place
+    assert (node.state_dir / "pods" / "default_a_uid-a.2.json").exists()
+    assert not list(node.state_dir.rglob("*.tmp"))
+
+
+def fill(file: Any) -> None:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC  # noqa: PT017 - what is wanted, not what is tested
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, full to the last byte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"outrace-test", os.fsencode(path), b"tmpfs", 0, b"size=64k") != 0:
+        pytest.skip(f"mount(2) of a tmpfs is refused: {os.strerror(ctypes.get_errno())}")
+    try:
+        with open(path / "ballast", "wb", buffering=0) as file:
+            fill(file)
+        yield path
+    finally:
+        libc.umount2(os.fsencode(path), 2)  # MNT_DETACH
+
+
+def test_full_disk_holds_up_nothing_and_loses_nothing(node: Node, small_disk: Path) -> None:
+    node.pod("a")
+    hot = node.run(enforce=True, state_dir=str(small_disk))
+    hot.receive("synced")
+    for number in (1, 2, 3):
+        hot.send(DECISION._replace(observed=False, id=number))
+    line = hot.wait_for_log("state directory cannot be written")
+    assert "errno=28" in line
+    assert str(small_disk) in line
+    eventually(lambda: metric(hot, "state_write_failing") == 1)
+    node.pod("b")
+    assert hot.receive("pod+").uid == "uid-b"  # the main loop goes on
+    (small_disk / "ballast").unlink()
+    hot.wait_for_log("can be written again")
+    eventually(lambda: len(list((small_disk / "pods").glob("default_a_uid-a*.json"))) == 3)
+    assert hot.log().count("state directory cannot be written") == 1
+    eventually(lambda: metric(hot, "state_write_failing") == 0)
+
+
+def test_stuck_log_reader_holds_up_nothing(node: Node) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        with open(write_end, "wb") as stderr:
+            hot = node.run(stderr)
+        hot.receive("synced")
+        line = "x" * 2000
+        for _ in range(6000):  # far more than the pipe (64 KiB) and the queue (4,096 lines) hold
+            hot.sock.send(json.dumps({"t": "log", "level": "info", "msg": line}).encode())
+        node.pod("a")
+        assert hot.receive("pod+").uid == "uid-a"
+        lost = metric(hot, "events_lost_total", where="log")
+        assert lost is not None
+        assert lost > 0
+    finally:
+        os.close(read_end)
+
+
+@pytest.mark.parametrize("kind", ["kill", "exit", "mark"])
+def test_a_pod_fills_no_log(node: Node, kind: str) -> None:
+    """One had 26,151 lines in 12 s."""
+    node.pod("a")
+    node.pod("b")
+    hot = node.run()
+    hot.receive("synced")
+
+    def step(pod: str, pid: int) -> Oom:
+        made = oom(kind=kind, invoker_pid=7, invoker_comm="x", victim_pid=pid)
+        return made._replace(pod=f"uid-{pod}", pod_name=f"default/{pod}")
+
+    for n in range(3000):
+        hot.send(step("a", n))
+    hot.send(step("b", 4711))
+    hot.wait_for_log("victim_pid=4711")
+    assert (metric(hot, "pod_over_budget_total", namespace="default", pod="a", what="log_lines") or 0) > 2900
+    assert metric(hot, "pod_over_budget_total", namespace="default", pod="b", what="log_lines") is None
+    assert hot.end() == 0
+    lines = [line for line in hot.log().splitlines() if "pod=default/a" in line and "victim_pid" in line]
+    assert 10 <= len(lines) <= 90
+    told = [line for line in hot.log().splitlines() if 'msg="more of the same"' in line and "pod=default/a" in line]
+    left_out = sum(int(line.partition(" lines=")[2].split()[0]) for line in told)
+    assert len(lines) + left_out == 3000
+    if kind == "mark":
+        assert "pod=default/b" in hot.log()
+
+
+def test_json_log(node: Node) -> None:
+    hot = node.run(log_format="json")
+    hot.receive("synced")
+    hot.send(LogLine("error", "something", {"n": 1, "text": 'a "quoted" text'}))
+    record = json.loads(hot.wait_for_log('"something"'))
+    assert (record["level"], record["msg"], record["n"], record["text"]) == ("error", "something", 1, 'a "quoted" text')

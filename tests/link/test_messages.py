@@ -1,8 +1,9 @@
-"""Every message: the same after its packet, refused when a field is missing or wrong, and described in the docs."""
+"""Every message: the same after its packet, refused when a field is wrong, in the docs; and the channel's refusals."""
 
 import json
 import runpy
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from monitor.kernel.wire import OomEvent
 from monitor.link import channel, codec
-from monitor.link.messages import HOT_TO_SIDE, NAMES, SIDE_TO_HOT, Bad, LogLine, Oom, PodGone
+from monitor.link.messages import HOT_TO_SIDE, NAMES, SIDE_TO_HOT, Bad, LogLine, Oom, PodGone, Synced
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPES = {**HOT_TO_SIDE, **SIDE_TO_HOT}
@@ -105,3 +106,70 @@ def test_every_class_has_a_type_and_every_document_is_made_of_them() -> None:
     assert {name: NAMES[cls] for name, cls in TYPES.items()} == {name: name for name in TYPES}
     made = runpy.run_path(str(ROOT / "scripts/messages_doc.py"))["document"]()
     assert (ROOT / "docs/messages.md").read_text() == made, "run scripts/messages_doc.py > docs/messages.md"
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Pair]:
+    hot, side = channel.pair()
+    with hot, side:
+        yield hot, side
+
+
+def of_size(size: int) -> LogLine:
+    return LogLine("info", "a" * (size - len(channel.encode(LogLine("info", "")))))
+
+
+def test_the_largest_packet_passes_and_one_byte_more_is_refused(ends: Pair) -> None:
+    hot, side = ends
+    largest = of_size(channel.MAX_PACKET)
+    assert channel.send(side, largest)
+    assert list(channel.drain(hot)) == [largest]
+    larger = of_size(channel.MAX_PACKET + 1)
+    with pytest.raises(channel.TooLarge, match=f"log message has {channel.MAX_PACKET + 1} bytes"):
+        channel.encode(larger)
+    assert not channel.send(side, larger)
+    assert list(channel.drain(hot)) == []
+
+
+@pytest.mark.parametrize(
+    ("packet", "problem"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "not an object with a type"),
+        (b'{"u": 1}', "not an object with a type"),
+        (b'{"t": 1}', "not an object with a type"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"t": "x", "text": "' + b"a" * channel.MAX_PACKET + b'"}', "a packet of more than 131072 bytes"),
+    ],
+)
+def test_what_is_no_message_is_told_and_the_next_one_comes(ends: Pair, packet: bytes, problem: str) -> None:
+    hot, side = ends
+    for sender, receiver in ((hot, side), (side, hot)):
+        sender.send(packet)
+        assert channel.send(sender, Synced())
+        bad, after = channel.drain(receiver)
+        assert isinstance(bad, Bad)
+        assert bad.problem.startswith(problem)
+        assert after == Synced()
+
+
+@given(st.binary(min_size=1, max_size=200) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
+def test_any_packet_is_received_as_no_message(packet: bytes | str) -> None:
+    hot, side = channel.pair()
+    with hot, side:
+        hot.send(packet if isinstance(packet, bytes) else packet.encode())
+        [message] = channel.drain(side)
+        assert message is not None
+        assert isinstance(message, Bad)
+
+
+def test_a_closed_end_is_told_once(ends: Pair) -> None:
+    hot, side = ends
+    assert channel.send(hot, Synced())
+    hot.close()
+    assert list(channel.drain(side)) == [Synced(), None]
+    assert not channel.send(side, Synced())

@@ -1,10 +1,18 @@
-"""The order of victims for memory."""
+"""The order of victims for memory, kept while they move; and what is worked out once per pod."""
 
+import dataclasses
+import gc
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.pods import pod_from_object
+from monitor.policy.eviction_order import EvictionOrder
+from monitor.policy.per_pod import per_pod
+from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.ranking import Candidate, candidate, memory_key, memory_order
+from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request
 
 SMALL = st.integers(0, 4)
@@ -83,3 +91,74 @@ def test_candidate_of_a_pod() -> None:
     request = pod_request(pod, "memory")
     assert candidate(pod, request, 3) == Candidate("u", "ns", "p", 2_000_000_000, 1, 3, True, 7, 5 * 10**8)
     assert candidate(pod, request, None).usage is None
+
+
+usages = st.one_of(st.none(), st.integers(0, 5))
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 6), usages, st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("remove"), st.integers(0, 6)),
+    ),
+    max_size=40,
+)
+
+
+@given(moves, st.sampled_from(ERAS))
+def test_the_order_is_that_of_sorting(steps: list[tuple], name: str) -> None:  # type: ignore[type-arg]
+    key = era(name).memory_key
+    eviction_order = EvictionOrder(key)
+    known: dict[str, Candidate] = {}
+    for step in steps:
+        uid = f"u{step[1]}"
+        if step[0] == "put":
+            qos = (BEST_EFFORT, BURSTABLE, GUARANTEED)[step[1] % 3]
+            candidate = Candidate(uid, "ns", uid, step[3], 2, step[2], critical=step[4], qos=qos)
+            known[uid] = candidate
+            eviction_order.put(candidate)
+        else:
+            known.pop(uid, None)
+            eviction_order.remove(uid)
+        expected = sorted(known.values(), key=key)
+        assert list(eviction_order.order()) == expected
+        assert eviction_order.first() == next((c for c in expected if not c.critical), None)
+
+
+def test_an_answer_is_worked_out_once_for_each_pod_and_argument() -> None:
+    asked = []
+
+    @per_pod
+    def name(pod: Pod, end: str = "") -> str:
+        asked.append(pod.name)
+        return pod.name + end
+
+    one, same = Pod("u", "ns", "a"), Pod("u", "ns", "a")
+    assert [name(one), name(one), name(one, "!"), name(same)] == ["a", "a", "a!", "a"]
+    assert asked == ["a", "a", "a"]  # an equal pod is another one
+    assert name(dataclasses.replace(one, name="b")) == "b"
+    assert name.each([one, same, Pod("u", "ns", "c")], "!") == ["a!", "a!", "c!"]
+    assert name.each([one, same], "!") == ["a!", "a!"]
+    assert asked == ["a", "a", "a", "b", "a", "c"]
+
+
+def test_nothing_is_kept_of_a_pod_that_is_gone() -> None:
+    asked = []
+
+    @per_pod
+    def name(pod: Pod) -> str:
+        asked.append(pod.name)
+        return pod.name
+
+    for i in range(100):  # most of these get the id of the one before
+        assert name(Pod(f"u{i}", "ns", f"p{i}")) == f"p{i}"
+        gc.collect(0)
+    assert len(asked) == 100
+    kept = [cell.cell_contents for cell in name.__closure__ or () if isinstance(cell.cell_contents, dict)]
+    assert sorted(kept, key=len) == [{}, {(): {}}]
+
+
+def test_a_pod_cannot_be_changed() -> None:
+    pod = Pod("u", "ns", "a")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        pod.name = "b"  # type: ignore[misc]
+    assert not hasattr(pod, "__dict__")
+    assert not any(f.name == "memo" for f in dataclasses.fields(pod))

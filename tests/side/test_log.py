@@ -1,18 +1,23 @@
-"""Log lines: readable back, one line whatever is in them, and the journal's prefix only under the journal."""
+"""Log lines: readable back, one line whatever is in them, entries of a real journald; and how many a pod can cause."""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.side.export.log import Log, format_line, under_journal, write_all
+from monitor.side.export.log import Log, entry, format_line, under_journal, write_all
+from monitor.side.export.log_budget import _MOST, BURST, INTERVAL_NS, LogBudget
+from tests.live import environment
 
 FIELDS = st.dictionaries(
     st.sampled_from(["pod", "pid", "bytes", "order"]),
@@ -94,3 +99,133 @@ def test_text_that_is_not_unicode_does_not_stop_the_log() -> None:
     finally:
         os.close(read_end)
         os.close(write_end)
+
+
+class Said:
+    """A log, and a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+        self.now = 1_000_000_000
+        self.budget = LogBudget(self, lambda: self.now)
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
+        self.lines.append((level, message, fields))
+
+
+def test_the_first_are_written_and_the_rest_is_one_line() -> None:
+    said = Said()
+    for n in range(1000):
+        said.budget("warning", "killed", pod="ns/a", pid=n)
+    assert said.lines == [("warning", "killed", {"pod": "ns/a", "pid": n}) for n in range(BURST)]
+    assert said.budget.left_out == {"ns/a": 1000 - BURST}
+    due = said.budget.due_ns()
+    assert due == said.now + INTERVAL_NS
+    said.budget.flush()  # not yet
+    assert len(said.lines) == BURST
+    said.now = due
+    said.budget.flush()
+    summary = {"pod": "ns/a", "of": "killed", "lines": 1000 - BURST, "seconds": 10.0}
+    assert said.lines[BURST:] == [("warning", "more of the same", summary)]
+    assert said.budget.due_ns() is None
+    said.budget("warning", "killed", pod="ns/a", pid=0)  # and it begins anew
+    assert said.lines[-1][1] == "killed"
+
+
+def test_a_new_interval_tells_of_the_last_one_first() -> None:
+    said = Said()
+    for _ in range(BURST + 1):
+        said.budget("info", "gone", pod="ns/a")
+    said.now += INTERVAL_NS
+    said.budget("info", "gone", pod="ns/a")
+    assert [line[1] for line in said.lines[BURST:]] == ["more of the same", "gone"]
+
+
+def test_each_pod_and_each_kind_has_its_own() -> None:
+    said = Said()
+    for _ in range(2 * BURST):
+        said.budget("info", "gone", pod="ns/noisy")
+        said.budget("info", "gone", pod=None, about="cgroup 7")
+    said.budget("info", "gone", pod="ns/b")
+    said.budget("info", "killed", pod="ns/noisy")
+    said.budget("info", "gone", pod=None, about="cgroup 8")
+    assert len(said.lines) == 2 * BURST + 3
+    assert "about" not in said.lines[1][2]
+    said.budget.flush(at_once=True)
+    assert [line[2]["pod"] for line in said.lines[-2:]] == ["ns/noisy", "cgroup 7"]
+    said.budget.forget("ns/noisy")
+    assert not said.budget.left_out
+
+
+def test_what_is_kept_has_an_end() -> None:
+    said = Said()
+    for n in range(3 * _MOST):
+        said.budget("info", "gone", pod=None, about=f"cgroup {n}")
+    assert len(said.budget._kinds) <= _MOST + 1
+    assert len(said.lines) <= _MOST + BURST
+
+
+JOURNALD = Path("/lib/systemd/systemd-journald")
+
+# Everything below /run is ours here: the machine's own journal, if it has one, is not seen.
+_SCRIPT = r"""
+set -e
+mount -t tmpfs none /run
+mkdir -p /run/systemd/journal /run/log/journal
+"$1" >/dev/null 2>&1 & journald=$!
+trap 'kill $journald' EXIT
+until [ -S /run/systemd/journal/socket ] && [ -S /run/systemd/journal/stdout ]; do sleep 0.02; done
+"$2" -c "$3"
+journalctl --directory /run/log/journal --sync >/dev/null 2>&1 || true
+for i in $(seq 100); do
+  journalctl -D /run/log/journal -o json --all --no-pager SYSLOG_IDENTIFIER=outrace >"$4" 2>/dev/null || true
+  [ "$(wc -l <"$4")" -ge 3 ] && break
+  sleep 0.05
+done
+"""
+_WRITER = """
+import os, socket
+from monitor.side.export.log import Log
+# As systemd does it: stderr is a stream to journald, and JOURNAL_STREAM names it.
+stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+stream.connect("/run/systemd/journal/stdout")
+stream.sendall(b"outrace\\n\\n6\\n1\\n0\\n0\\n0\\n")
+status = os.fstat(stream.fileno())
+os.environ["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
+log = Log("json", fd=stream.fileno())
+assert log._native is not None
+log.warning("incident", verdict="own_limit", flags=["global"], margin_bytes=-5, id="i1")
+log.error("two\\nlines", problem="a\\nb")
+log.info("large", steps="x" * 3_000_000)
+"""
+
+
+def test_fields_are_named_as_journald_wants_them() -> None:
+    data = entry("shown", 4, "msg", {"margin_ms": 1.5, "a-b x": None, "MESSAGE": "own", "two": "a\nb"})
+    lines = data.split(b"\n")
+    assert lines[:3] == [b"MESSAGE=shown", b"PRIORITY=4", b"SYSLOG_IDENTIFIER=outrace"]
+    assert b"OUTRACE_MARGIN_MS=1.5" in lines
+    assert b"OUTRACE_A_B_X=null" in lines
+    assert b"OUTRACE_MESSAGE=own" in lines  # nobody's field can pretend to be the journal's own
+    assert b"OUTRACE_TWO\n\x03\x00\x00\x00\x00\x00\x00\x00a\nb\n" in data
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
+    if not JOURNALD.exists() or shutil.which("journalctl") is None or os.geteuid() != 0:
+        pytest.skip("needs systemd-journald, journalctl and root: apt-get install systemd")
+    out = tmp_path / "entries"
+    subprocess.run(
+        ["unshare", "--mount", "bash", "-c", _SCRIPT, "test", JOURNALD, sys.executable, _WRITER, out],
+        env=environment(),
+        check=True,
+        timeout=240,
+    )
+    found = {made["OUTRACE_MSG"]: made for made in map(json.loads, out.read_text().splitlines())}
+    incident = found["incident"]
+    assert (incident["OUTRACE_VERDICT"], incident["PRIORITY"]) == ("own_limit", "4")
+    assert incident["OUTRACE_MARGIN_BYTES"] == "-5"
+    assert incident["MESSAGE"].startswith("incident verdict=own_limit")
+    assert found["two\nlines"]["OUTRACE_PROBLEM"] == "a\nb"
+    assert len(found["large"]["OUTRACE_STEPS"]) == 3_000_000
