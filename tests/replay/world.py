@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake, decide, early_kill, moved_pods, pass_timer
+from monitor.hot import act, brake_figures, decide, early_kill, moved_pods, pass_timer
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
@@ -220,7 +220,7 @@ def clocked(world: World) -> Iterator[None]:
     """Meanwhile the daemon's modules have the world's clock."""
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decide, act, brake, early_kill, moved_pods, pass_timer):
+        for module in (decide, act, brake_figures, early_kill, moved_pods, pass_timer):
             patch.setattr(module, "time", clock)
         yield
 

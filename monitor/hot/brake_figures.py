@@ -1,0 +1,251 @@
+"""What the brake on evictions is asked with: what grows and where, what is left, what the last evictions gained.
+
+At a crossing a few sums that are kept anyway are enough; only where they leave a doubt is every pod looked at (0.2 ms
+for 110).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from monitor.hot.gauge import Gauge
+from monitor.hot.registry import PodEntry, Registry
+from monitor.kernel.domains import Reading
+from monitor.policy.eviction_brake import (
+    DYING_NS,
+    GREW,
+    LEAST_SPAN_NS,
+    NOISE,
+    OBSERVE_NS,
+    Figures,
+    Growth,
+    grown,
+    lasts_ns,
+    was_in_vain,
+)
+from monitor.sources.watch import Watch
+
+#: Between two samples of growth: as long as it takes to differ from noise, and 50 us more for each pod, so that it
+#: costs 1 % of a CPU at most.
+SPACING_NS, POD_NS = LEAST_SPAN_NS, 50_000
+#: Where files have to be read for it (2 ms for 110 pods).
+COSTLY_NS = 250_000_000
+#: A node that stands still is sampled so often, and of one that moves one sample is kept that often: with `SAMPLES` of
+#: them growth is remembered for 12 s. (Not for the last `SAMPLES` alone, 0.12 s: 4 MiB a second are noise in that.)
+STILL_NS = 500_000_000
+SAMPLES = 24
+
+
+class Sample(NamedTuple):
+    """A domain at a moment: its working set, that of each pod, that of all candidates (bytes). ``ranked``: the last, by
+    what each had when it was ranked; ``joined``: what of it they had when they became known (`Registry.joined`).
+    """
+
+    ts_ns: int
+    working_set: int
+    usages: Mapping[str, int]
+    pods: int
+    ranked: int
+    joined: int
+
+
+class Measured(NamedTuple):
+    """By a few sums: when, what candidates have and what the first of them does (bytes), and what grew."""
+
+    now_ns: int
+    pods: int
+    first: int | None
+    growth: Growth | None
+
+
+class BrakeFigures:
+    """Samples of the domains, and the figures that follow from them."""
+
+    def __init__(self, gauge: Gauge, registry: Registry, *, active: bool) -> None:
+        self._gauge = gauge
+        self._registry = registry
+        self._active = active
+        self._samples: dict[str, deque[Sample]] = {}
+        self._kept: dict[str, deque[Sample]] = {}  # some of them, for longer
+        self._observe_ns: dict[str, int] = {}  # signal -> until then a shortage that nobody saw begin is observed
+        self._due_ns = self._recounted_ns = 0
+        self.in_vain = 0  # evictions of this shortage, the last ones in a row, that gained nothing
+        self._begun: tuple[str, int, Sample] | None = None  # the last eviction: uid, what the pod had, the node then
+        self._members = -1  # of the registry, when `_strays` was made
+        self._strays: dict[str, frozenset[str]] = {}  # signal -> pods that are not in its domain
+
+    def begin(self, now_ns: int) -> None:
+        """All pods are known and counted from now on: what was measured before knows nothing of them."""
+        self._samples.clear()
+        self._due_ns = 0
+        self.note(now_ns)
+
+    def note(self, now_ns: int) -> None:
+        """Take a sample, if that is due and something moved. Not for the moment of a crossing."""
+        if not self._active or now_ns < self._due_ns:
+            return
+        if not self._gauge.arming.armed:
+            self._samples.clear()  # the counters of pods stand still from now on
+            return
+        costly = not self._gauge.is_precise
+        self._due_ns = now_ns + (COSTLY_NS if costly else SPACING_NS + POD_NS * len(self._registry))
+        for watch in self._gauge.watches:
+            if not watch.thresholds or not self._gauge.known(watch):
+                continue
+            if watch.signal not in self._samples:
+                self._samples[watch.signal], self._kept[watch.signal] = deque(maxlen=SAMPLES), deque(maxlen=SAMPLES)
+                short = watch.capacity - self._gauge.reading(watch).working_set < max(watch.lines)
+                self._observe_ns[watch.signal] = now_ns + OBSERVE_NS if short else 0
+            taken = self._samples[watch.signal]
+            if taken and now_ns - taken[-1].ts_ns < STILL_NS:
+                moved = self._gauge.reading(watch).working_set - taken[-1].working_set
+                if max(abs(moved), abs(self._registry.held[0] - taken[-1].ranked)) < NOISE:
+                    continue
+            taken.append(self._sample(watch))
+            kept = self._kept[watch.signal]
+            if not kept or now_ns - kept[-1].ts_ns >= STILL_NS:
+                kept.append(taken[-1])
+
+    def _sample(self, watch: Watch, reading: Reading | None = None) -> Sample:
+        """The domain at this moment, or with its ``reading`` of just now; every pod is looked at."""
+        now = time.monotonic_ns()
+        if self._gauge.is_precise or now - self._recounted_ns >= COSTLY_NS // 10:
+            self._gauge.recount()
+            self._recounted_ns = now
+        usages, pods = self._registry.usages()
+        for uid in self._away(watch):
+            has = usages.pop(uid, 0)
+            if self._registry.is_candidate(uid):
+                pods -= has
+        reading = reading or self._gauge.reading(watch)
+        ranked, joined = self._registry.held[0], self._registry.joined
+        return Sample(time.monotonic_ns(), reading.working_set, usages, pods, ranked, joined)
+
+    def _away(self, watch: Watch) -> frozenset[str]:
+        """Pods that are not in the domain: a service of the VM is not in kubepods."""
+        if self._members != self._registry.members:
+            self._members = self._registry.members
+            self._strays = {
+                w.signal: frozenset(e.uid for e in self._registry if w.path not in e.cgroup.parents)
+                for w in self._gauge.watches
+                if w.path is not None
+            }
+        return self._strays.get(watch.signal, frozenset())
+
+    def _then(self, sample: Sample, now: Sample) -> Mapping[str, int]:
+        """What each pod had then. One that is known since then is taken for what it had when it was counted first: a
+        pod that stands still is no growth because its manifest comes late, and one that grows is seen from then on.
+        """
+        by_uid = self._registry.by_uid
+        return {**{uid: by_uid[uid].began for uid in now.usages if uid not in sample.usages}, **sample.usages}
+
+    def _before(self, watch: Watch, working_set: int, now_ns: int, grew: int = GREW) -> Sample | None:
+        """The sample that growth up to now is measured from: so long ago that it ``grew`` by that, or the oldest."""
+        found = None
+        recent, kept = self._samples.get(watch.signal, ()), self._kept.get(watch.signal, ())
+        for sample in chain(reversed(recent), reversed(kept)):
+            if now_ns - sample.ts_ns >= LEAST_SPAN_NS:
+                found = sample
+                if working_set - sample.working_set >= grew:
+                    break
+        return found
+
+    def measure(self, watch: Watch, reading: Reading, moved: Mapping[int, int]) -> Measured:
+        """What grew, by the sums of what was ranked: what every pod has may be off by a step."""
+        now, pods = time.monotonic_ns(), self._registry.held[0]
+        for index, working_set in moved.items():
+            entry = self._registry.by_index.get(index)
+            if entry is not None and entry.summed[0]:
+                pods += working_set - entry.summed[0]
+        sample = self._before(watch, reading.working_set, now)
+        first = self._registry.first()
+        has = None if first is None else moved.get(first.index, first.usage)
+        if sample is None:
+            return Measured(now, pods, has, None)
+        inside = pods - sample.ranked - (self._registry.joined - sample.joined)
+        had = None if first is None else sample.usages.get(first.uid)
+        grew = 0
+        if first is not None and has is not None and had is not None:  # the rank may be of before it gave memory back
+            grew = min(has, self._gauge.table.working_set(first.index)) - had
+        growth = Growth(now - sample.ts_ns, inside, reading.working_set - sample.working_set - inside, grew)
+        return Measured(now, pods, has, growth)
+
+    def of_sums(self, watch: Watch, reading: Reading, measured: Measured | None = None) -> Figures:
+        """By what was measured like that, or is now."""
+        now, pods, has, growth = measured or self.measure(watch, reading, {})
+        left = self._left(watch, reading)
+        lasts, unseen = self._lasts_ns(watch, reading, left, now), now < self._observe_ns.get(watch.signal, 0)
+        eases = self._eases(watch, reading.working_set - pods + self._registry.joined, now)
+        return Figures(left, lasts, has, pods, self._registry.held[1], self.in_vain, growth, unseen, eases)
+
+    def of_every_pod(self, watch: Watch, reading: Reading) -> Figures:
+        """By what every pod has at this moment."""
+        now = self._sample(watch, reading)
+        sample = self._before(watch, now.working_set, now.ts_ns)
+        growth = None
+        first = self._registry.first()
+        has = None if first is None or first.usage is None else now.usages.get(first.uid, first.usage)
+        if sample is not None:
+            inside, everywhere = grown(self._then(sample, now), now.usages, self._registry.candidate_uids)
+            outside = now.working_set - sample.working_set - everywhere
+            had = None if first is None else sample.usages.get(first.uid)
+            grew = 0 if has is None or had is None else has - had
+            growth = Growth(now.ts_ns - sample.ts_ns, inside, outside, grew)
+        return self.of_sums(watch, reading, Measured(now.ts_ns, now.pods, has, growth))
+
+    def _eases(self, watch: Watch, outside: int, now_ns: int) -> bool:
+        """Whether outside of candidates (and in what they had when they became known) less is in use than a moment ago:
+        at the last sample, or at most `DYING_NS` ago. What the dead give back late is outside of them too.
+        """
+        most = outside
+        for number, sample in enumerate(reversed(self._samples.get(watch.signal, ()))):
+            if number and now_ns - sample.ts_ns > DYING_NS:
+                break
+            most = max(most, sample.working_set - sample.pods + sample.joined)
+        return most - outside >= NOISE
+
+    def _lasts_ns(self, watch: Watch, reading: Reading, left: int, now_ns: int) -> int | None:
+        """How long what is left lasts, by growth over a quarter of it at least."""
+        sample = self._before(watch, reading.working_set, now_ns, max(GREW, left // 4))
+        if sample is None:
+            return None
+        return lasts_ns(left, Growth(now_ns - sample.ts_ns, 0, reading.working_set - sample.working_set))
+
+    def _left(self, watch: Watch, reading: Reading) -> int:
+        """Bytes until memory is used up: in a kubepods without a limit that is when the node's is."""
+        left = watch.capacity - reading.working_set
+        node = self._gauge.watches[0]
+        if watch is node:
+            return left
+        rest = node.capacity - self._gauge.reading(node).working_set
+        return min(left, rest) if watch.limited else rest
+
+    # what evictions gained
+
+    def forget_evictions(self) -> None:
+        """What follows is another shortage."""
+        self.in_vain, self._begun = 0, None
+
+    def began(self, entry: PodEntry) -> None:
+        """A pod was signalled; what becomes of it is looked at before the next one is."""
+        if self._active and self._gauge.known(self._gauge.watches[0]):
+            now = self._sample(self._gauge.watches[0])
+            self._begun = (entry.uid, now.usages.get(entry.uid, entry.usage or 0), now)
+
+    def settle(self) -> None:
+        """Look what the last eviction gained: nobody is being evicted now."""
+        if self._begun is None or not self._gauge.known(self._gauge.watches[0]):
+            return
+        uid, claimed, then = self._begun
+        self._begun = None
+        now = self._sample(self._gauge.watches[0])
+        everywhere = grown(self._then(then, now), now.usages, ())[1]
+        outside = now.working_set - then.working_set - everywhere
+        if was_in_vain(claimed - now.usages.get(uid, 0), claimed, outside):
+            self.in_vain += 1
+        elif claimed >= NOISE:
+            self.in_vain = 0
