@@ -83,7 +83,7 @@ def parse_percentage(text: str) -> float:
     ``10%`` is 0.10000000149011612. Raises PolicyError with Go's text. NaN and infinities are accepted here.
     """
     number = parse_float32(text.rstrip("%"))
-    return _float32(number / 100)
+    return float(struct.unpack("<f", struct.pack("<f", number / 100))[0])
 
 
 def parse_float32(text: str) -> float:
@@ -128,10 +128,6 @@ def _round32(numerator: int, denominator: int) -> float:
     if mantissa.bit_length() + exponent > 128:
         return math.inf
     return math.ldexp(mantissa, exponent)
-
-
-def _float32(x: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", x))[0])
 
 
 def _underscores_ok(text: str, hexadecimal: bool) -> bool:

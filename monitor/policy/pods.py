@@ -154,15 +154,6 @@ def _mapping(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any
     return value
 
 
-def _list(parent: Mapping[str, Any], key: str, path: str) -> Sequence[Any]:
-    value = parent.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise PolicyError(f"{path}: must be a list, not {_kind(value)}")
-    return value
-
-
 def _text(parent: Mapping[str, Any], key: str, path: str) -> str:
     value = parent.get(key)
     if value is None:
@@ -217,7 +208,10 @@ def _requests_limits(parent: Mapping[str, Any], path: str) -> tuple[Quantities, 
 
 def _maps(spec: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The items of a list of maps, each with its path."""
-    for i, item in enumerate(_list(spec, key, f"spec.{key}")):
+    found = spec.get(key)
+    if found is not None and not isinstance(found, list | tuple):
+        raise PolicyError(f"spec.{key}: must be a list, not {_kind(found)}")
+    for i, item in enumerate(found or ()):
         path = f"spec.{key}[{i}]"
         if not isinstance(item, Mapping):
             raise PolicyError(f"{path}: must be a map, not {_kind(item)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from monitor.policy.configuration import HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
@@ -22,19 +23,14 @@ BOOLEANS = {
 }
 
 
+_amounts = partial(parse_flag_map, operator="=")
+
+
 class Translation(NamedTuple):
     """A KubeletConfiguration, and one line for everything that could not simply be carried over."""
 
     configuration: dict[str, Any]
     notes: list[str]
-
-
-def _pairs(operator: str) -> Callable[[str], dict[str, str]]:
-    return lambda text: parse_flag_map(text, operator)
-
-
-def _text(text: str) -> str:
-    return text
 
 
 def _list(text: str) -> list[str]:
@@ -79,23 +75,23 @@ def _numa(text: str) -> list[dict[str, Any]]:
 
 #: Flag -> field of a KubeletConfiguration, and how its value is read.
 FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "eviction-hard": (HARD, _pairs("<")),
-    "eviction-soft": (SOFT, _pairs("<")),
-    "eviction-soft-grace-period": (SOFT_GRACE, _pairs("=")),
-    "eviction-minimum-reclaim": (MIN_RECLAIM, _pairs("=")),
+    "eviction-hard": (HARD, parse_flag_map),
+    "eviction-soft": (SOFT, parse_flag_map),
+    "eviction-soft-grace-period": (SOFT_GRACE, _amounts),
+    "eviction-minimum-reclaim": (MIN_RECLAIM, _amounts),
     "eviction-max-pod-grace-period": ("evictionMaxPodGracePeriod", _integer),
     "eviction-pressure-transition-period": ("evictionPressureTransitionPeriod", _duration),
     "kernel-memcg-notification": ("kernelMemcgNotification", _boolean),
     "experimental-kernel-memcg-notification": ("kernelMemcgNotification", _boolean),
     "local-storage-capacity-isolation": ("localStorageCapacityIsolation", _boolean),
-    "system-reserved": ("systemReserved", _pairs("=")),
-    "kube-reserved": ("kubeReserved", _pairs("=")),
-    "system-reserved-cgroup": ("systemReservedCgroup", _text),
-    "kube-reserved-cgroup": ("kubeReservedCgroup", _text),
+    "system-reserved": ("systemReserved", _amounts),
+    "kube-reserved": ("kubeReserved", _amounts),
+    "system-reserved-cgroup": ("systemReservedCgroup", str),
+    "kube-reserved-cgroup": ("kubeReservedCgroup", str),
     "enforce-node-allocatable": ("enforceNodeAllocatable", _list),
     "cgroups-per-qos": ("cgroupsPerQOS", _boolean),
-    "qos-reserved": ("qosReserved", _pairs("=")),
-    "reserved-cpus": ("reservedSystemCPUs", _text),
+    "qos-reserved": ("qosReserved", _amounts),
+    "reserved-cpus": ("reservedSystemCPUs", str),
     "reserved-memory": ("reservedMemory", _numa),
     "image-gc-high-threshold": ("imageGCHighThresholdPercent", _percent),
     "image-gc-low-threshold": ("imageGCLowThresholdPercent", _percent),

@@ -8,6 +8,7 @@ from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Sample
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, last_sample
 from monitor.race.flags import over_eviction, wrong_victim
+from monitor.race.margins import Ruling
 from monitor.race.units import quantity, rate, size, span
 
 #: Polling and the least grace: 10 s + 2 s from a crossing until a kubelet's victim is gone, at worst.
@@ -16,16 +17,9 @@ KUBELET_NS = 12_000_000_000
 OUTRACE_NS = 5_000_000
 
 
-def advice(
-    f: Facts,
-    verdict: str,
-    basis: RecordedEviction | None,
-    flags: tuple[str, ...],
-    margin_bytes: int | None,
-    margin_ms: float | None,
-) -> str:
+def advice(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin_bytes: int | None) -> str:
     """One to three sentences; empty if nothing needs to change."""
-    found = _VERDICTS[verdict](f, basis, margin_bytes)
+    found = _VERDICTS[ruling.verdict](f, ruling.basis, margin_bytes)
     wrong = wrong_victim(f)
     if wrong is not None:
         found.append(

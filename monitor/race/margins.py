@@ -5,18 +5,30 @@ Each function is one verdict; docs/verdicts.md says the same in words. None wher
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from monitor.race import incident as i
 from monitor.race.events import PODS, Sample
 from monitor.race.evictions import EXIT_NS, RecordedEviction
 from monitor.race.facts import GROUP_NS, Facts, one_kill
 
+#: Bytes, milliseconds.
 Margins = tuple[int | None, float | None]
 
 
-def margins(f: Facts, verdict: str, basis: RecordedEviction | None) -> Margins:
-    """(bytes, ms) for a verdict that turns on ``basis``."""
+class Ruling(NamedTuple):
+    """The verdict before its text is made. `basis`: the eviction it turns on; `missing`: what is not known."""
+
+    verdict: str
+    basis: RecordedEviction | None = None
+    missing: tuple[str, ...] = ()
+
+
+def margins(f: Facts, ruling: Ruling) -> Margins:
+    """By how much, for a verdict that turns on its basis."""
+    verdict, basis = ruling.verdict, ruling.basis
     if verdict == i.EVICTION_WON and basis is not None:
-        return _would_have_won(f, basis) if f.kills else _won(f, basis)
+        return _observed(f, basis, won=True) if f.kills else _won(f, basis)
     if verdict == i.OOM_UNSEEN:
         return _unseen(f)
     if verdict == i.OOM_BEFORE_DECISION:
@@ -24,10 +36,8 @@ def margins(f: Facts, verdict: str, basis: RecordedEviction | None) -> Margins:
     if verdict == i.OOM_DURING_GRACE and basis is not None:
         return _during_grace(f, basis)
     if verdict == i.OOM_AFTER_EVICTION and basis is not None:
-        return _not_enough(f, basis) if basis.decision.observed else _after_eviction(f, basis)
-    if verdict == i.RELIEVED:
-        return f.headroom, None
-    return None, None
+        return _observed(f, basis, won=False) if basis.decision.observed else _after_eviction(f, basis)
+    return (f.headroom, None) if verdict == i.RELIEVED else (None, None)
 
 
 def _ms(ns: float) -> float:
@@ -50,20 +60,14 @@ def _won(f: Facts, basis: RecordedEviction) -> Margins:
     return f.headroom, _ms(max(0.0, hit_ns - done))
 
 
-def _would_have_won(f: Facts, basis: RecordedEviction) -> Margins:
-    """Observed. Time: from the moment the pod would have been gone to the kill. Bytes: `balance`."""
+def _observed(f: Facts, basis: RecordedEviction, won: bool) -> Margins:
+    """Time: between the end of the pod, had it been, and the kill; negative where it was in time but too little.
+    Bytes: `balance`.
+    """
     done, kill = basis.done_ns, f.kill_ns
     if done is None or kill is None:
         return None, None
-    return balance(f), _ms(kill - done)
-
-
-def _not_enough(f: Facts, basis: RecordedEviction) -> Margins:
-    """Observed, in time but too little. Time: from the end of the pod, had it been, to the kill. Bytes: `balance`."""
-    done, kill = basis.done_ns, f.kill_ns
-    if done is None or kill is None:
-        return None, None
-    return min(0, balance(f) or 0), _ms(done - kill)
+    return (balance(f), _ms(kill - done)) if won else (min(0, balance(f) or 0), _ms(done - kill))
 
 
 def observed_in_time(f: Facts) -> list[RecordedEviction]:

@@ -7,25 +7,16 @@ from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Ma
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
 from monitor.race.flags import braked_at, collateral, wrong_victim
-from monitor.race.margins import held, observed_in_time
+from monitor.race.margins import Margins, Ruling, held, observed_in_time
 from monitor.race.units import listed, size, span
 
 
-def summary(
-    f: Facts,
-    verdict: str,
-    basis: RecordedEviction | None,
-    flags: tuple[str, ...],
-    margin_bytes: int | None,
-    margin_ms: float | None,
-    missing: tuple[str, ...] = (),
-) -> str:
+def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins) -> str:
     """One sentence; after a semicolon, at most two more things that matter."""
-    text = _VERDICTS[verdict](f, basis, margin_bytes, margin_ms)
-    if missing:
-        text += ": " + "; ".join(missing)
-    extra = _extras(f, flags)
-    return "; ".join([text, *extra[:2]]) + "."
+    text = _VERDICTS[ruling.verdict](f, ruling.basis, *margin)
+    if ruling.missing:
+        text += ": " + "; ".join(ruling.missing)
+    return "; ".join([text, *_extras(f, flags)[:2]]) + "."
 
 
 def killed(f: Facts) -> str:

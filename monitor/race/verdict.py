@@ -6,7 +6,6 @@ A pure function of the episode and the policy's order. docs/verdicts.md explains
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from monitor.policy.ranking import Candidate
 from monitor.race import incident as i
@@ -19,22 +18,13 @@ from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, domain_of, facts
 from monitor.race.flags import flags
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
-from monitor.race.margins import balance, margins, observed_in_time
+from monitor.race.margins import Ruling, balance, margins, observed_in_time
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
 
 #: Of a path in an incident's id; a longer name of a single directory is kept.
 _ID_CHARS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """The verdict before its text is made. `basis`: the eviction it turns on."""
-
-    verdict: str
-    basis: RecordedEviction | None = None
-    missing: tuple[str, ...] = ()
 
 
 def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int = 0) -> Incident:
@@ -49,7 +39,7 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
     ruling = rule(f)
     basis = ruling.basis
     marks = flags(f)
-    margin_bytes, margin_ms = margins(f, ruling.verdict, basis)
+    margin = margins(f, ruling)
     start = timestamp(episode.start_ns + realtime_ns)
     return Incident(
         id=_id(start, episode.domain),
@@ -61,11 +51,11 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
         oom_victims=tuple([_victim(f, m) for m in f.kills]),
         invoker=_invoker(f),
         evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in (e.decision for e in _relevant(f))]),
-        margin_bytes=margin_bytes,
-        margin_ms=margin_ms,
+        margin_bytes=margin[0],
+        margin_ms=margin[1],
         steps=steps(episode),
-        advice=advice(f, ruling.verdict, basis, marks, margin_bytes, margin_ms),
-        summary=summary(f, ruling.verdict, basis, marks, margin_bytes, margin_ms, ruling.missing),
+        advice=advice(f, ruling, marks, margin[0]),
+        summary=summary(f, ruling, marks, margin),
         observed=basis is not None and basis.decision.observed,
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
