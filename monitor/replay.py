@@ -66,17 +66,8 @@ class Replayed:
         return ts_ns + next((offset for since, offset in reversed(self.clocks) if since <= ts_ns), self.clocks[0][1])
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "decisions": self.decisions,
-            "incidents": self.incidents,
-            "passes": self.passes,
-            "events": self.events,
-            "skipped": self.skipped,
-            "gaps": self.gaps,
-            "different": self.different,
-            "differences": self.differences,
-            "damage": None if self.damage is None else self.damage.to_json(),
-        }
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "clocks"}
+        return found | {"damage": None if self.damage is None else self.damage._asdict()}
 
 
 class Passes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class CgroupNames:
         self._kubepods: Path | None = None
         self._pods: Mapping[str, FoundPod] = {}
         self._names: dict[int, NamedCgroup] = {}
-        self._strangers: set[int] = set()  # ids of cgroups that are not below the node
+        self._outside: set[int] = set()  # ids of cgroups that are not below the node
 
     def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> list[int]:
         """Take in the pods; cheap when they are those of the last time. The ids of cgroups in pods seen first."""
@@ -89,19 +89,15 @@ class CgroupNames:
         known = self._names.get(cgroup_id)
         if known is not None:
             return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
-        if cgroup_id in self._strangers:
+        if cgroup_id in self._outside:
             return False  # looked for before: ids are not used again
         for path in (self._node, *cgroupfs.descendants(self._node)):
-            try:
-                found = cgroupfs.cgroup_id(path) == cgroup_id
-            except cgroupfs.CgroupGone:
-                continue
-            if found:
+            if _id(path) == cgroup_id:
                 self._put(cgroup_id, self._within(path))
                 return True
-        if len(self._strangers) >= self.KEPT:
-            self._strangers.clear()
-        self._strangers.add(cgroup_id)
+        if len(self._outside) >= self.KEPT:
+            self._outside.clear()
+        self._outside.add(cgroup_id)
         return False
 
     def is_of_a_pod(self, cgroup_id: int) -> bool:
@@ -110,14 +106,17 @@ class CgroupNames:
 
     def _within(self, path: Path) -> NamedCgroup:
         """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside"."""
-        for above in path.parents:
-            try:
-                known = self._names.get(cgroupfs.cgroup_id(above))
-            except cgroupfs.CgroupGone:
-                continue
-            if known is not None and known.pod is not None:
-                return NamedCgroup(self._name(path), "container", known.pod, known.name)
+        known = next((one for one in self._above(path) if one.pod is not None), None)
+        if known is not None:
+            return NamedCgroup(self._name(path), "container", known.pod, known.name)
         return NamedCgroup(self._name(path), "outside")
+
+    def _above(self, path: Path) -> Iterator[NamedCgroup]:
+        """The known cgroups above ``path``, the nearest first."""
+        for above in path.parents:
+            at = _id(above)
+            if at is not None and at in self._names:
+                yield self._names[at]
 
     def _is_below(self, named: NamedCgroup) -> bool:
         return named.path == self._name(self._node) or named.path.startswith(f"{self._name(self._node)}/")
@@ -127,21 +126,14 @@ class CgroupNames:
         if cgroup_id not in self._names:
             with Process(pid) as process:
                 path = process.memory_cgroup(self._hierarchy)
-            for above in path.parents if path is not None else ():
-                try:
-                    found = self._names.get(cgroupfs.cgroup_id(above))
-                except cgroupfs.CgroupGone:
-                    continue
-                if found is not None:
-                    return found
+            found = None if path is None else next(self._above(path), None)
+            if found is not None:
+                return found
         return self.of_cgroup(cgroup_id)
 
     def _learn(self, path: Path, named: NamedCgroup, only_new: bool = False) -> None:
-        try:
-            at = cgroupfs.cgroup_id(path)
-        except cgroupfs.CgroupGone:
-            return
-        if not only_new or at not in self._names:
+        at = _id(path)
+        if at is not None and not (only_new and at in self._names):
             self._put(at, named)
 
     def _put(self, at: int, named: NamedCgroup) -> None:
@@ -152,3 +144,11 @@ class CgroupNames:
 
     def _name(self, path: Path) -> str:
         return f"/{path.relative_to(self._hierarchy.root)}" if path != self._hierarchy.root else "/"
+
+
+def _id(path: Path) -> int | None:
+    """A cgroup's id; None if it is gone."""
+    try:
+        return cgroupfs.cgroup_id(path)
+    except cgroupfs.CgroupGone:
+        return None

@@ -95,10 +95,10 @@ class EventBuilder:
             self._clock.look(now)
             if _time_of(message, now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
-            self.look_at_pods()
+            self.update_pods()
             handler(message)
 
-    def look_at_pods(self) -> None:
+    def update_pods(self) -> None:
         """Take in which pods there are; cheap when they are those of the last time."""
         for at in self._names.update(self._view.pods, self._view.kubepods):
             self.confirmation.known(at, self._names.of_cgroup(at).path)
@@ -138,9 +138,9 @@ class EventBuilder:
         sampled = now >= self._sampled_ns + (SAMPLE_NEAR_NS if self._near else SAMPLE_FAR_NS)
         if sampled:
             self._sampled_ns = now
-            self.look_at_pods()
-            self._sampler.look(now)
-        for lost in self._losses.look(now):
+            self.update_pods()
+            self._sampler.sample(now)
+        for lost in self._losses.poll(now):
             self._feed(lost)
         self.confirmation.turn(now)
         self._oom_events.stopping_pods.turn(now)

@@ -29,7 +29,7 @@ _WINDOW_NS = 30_000_000_000
 #: An alert waits until growth, by its slowest window, would have ended in an OOM kill within a minute for so long: what
 #: breathes (a build, a service at its start) does not.
 _GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
-#: As long as in the alerting rules: pods change places in both orders while they work.
+#: As long as in the alerting rules: pods change their rank in both orders while they work.
 _DISAGREES_NS = 60_000_000_000
 #: A last sample older than this is of a cgroup that does not change.
 _STILL_NS = 1_500_000_000
@@ -51,7 +51,7 @@ class Forecaster:
     ) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
-        self.problem = ""  # why the last look failed; "" when it did not
+        self.problem = ""  # why the last update failed; "" when it did not
         self.view = view
         self._tally = tally
         self._facts = facts
@@ -61,15 +61,15 @@ class Forecaster:
         self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
         self._grows_ns: dict[str, int] = {}  # domain -> since when an OOM kill has been near
         self._disagrees_ns: int | None = None  # since when kernel and policy would take different pods
-        self._wake = threading.Event()
+        self._samples_came = threading.Event()
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
         threading.Thread(target=self._run, name="forecaster", daemon=True).start()
 
-    def look(self) -> None:
-        """Wake the thread: there are new samples."""
-        self._wake.set()
+    def wake(self) -> None:
+        """There are new samples."""
+        self._samples_came.set()
 
     def crossed(self, domain: str, ts_ns: int) -> None:
         """A threshold was crossed: count how far off its forecast was."""
@@ -81,20 +81,17 @@ class Forecaster:
         """Domain -> seconds until its nearest threshold (``threshold``) or its limit (``oom``); None: not growing."""
         found: dict[str, float | None] = {}
         for w in self._facts()[1]:
-            forecast = self.forecasts.get(w.domain)
-            made: Forecast | None = getattr(forecast, what) if forecast is not None else None
             if what == "threshold" or w.limit is not None:
-                found[w.domain] = None if made is None or made.in_ns is None else made.in_ns / 1e9
+                found[w.domain] = _seconds(self.forecasts.get(w.domain), what)
         return found
 
     def alarms(self, now_ns: int) -> tuple[dict[str, float | None], Mapping[str, Any] | None]:
         """What is worth an alert, because it has held for a while: seconds to an OOM kill by domain; the mismatch."""
         soon: dict[str, float | None] = {}
         for name, since in list(self._grows_ns.items()):
-            forecast = self.forecasts.get(name)
-            made = forecast.oom if forecast is not None else None
-            if made is not None and made.in_ns is not None and now_ns - since >= _GROWS_NS:
-                soon[name] = made.in_ns / 1e9
+            seconds = _seconds(self.forecasts.get(name), "oom")
+            if seconds is not None and now_ns - since >= _GROWS_NS:
+                soon[name] = seconds
         since_ns = self._disagrees_ns
         lasting = since_ns is not None and now_ns - since_ns >= _DISAGREES_NS
         return soon, self.mismatch if lasting else None
@@ -114,16 +111,16 @@ class Forecaster:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            self._samples_came.wait()
+            self._samples_came.clear()
             try:
-                self._look(time.monotonic_ns())
+                self._update(time.monotonic_ns())
                 self.problem = ""
             except Exception as error:  # noqa: BLE001 - one odd look at /proc must not end all forecasts
                 self.problem = f"{type(error).__name__}: {error}"
             self._changed()
 
-    def _look(self, now: int) -> None:
+    def _update(self, now: int) -> None:
         samples, watched = self._facts()
         self.forecasts = {o.name: o for o in domain_forecasts(self._growing(samples, watched, now), watched, now)}
         for name in ("node", "kubepods"):
@@ -178,11 +175,8 @@ class Forecaster:
 
     def pods(self) -> dict[str, float]:
         """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""
-        found = {}
-        for forecast in self.forecasts.values():
-            if forecast.pod is not None and forecast.oom is not None and forecast.oom.in_ns is not None:
-                found[forecast.pod] = forecast.oom.in_ns / 1e9
-        return found
+        found = {forecast.pod: _seconds(forecast, "oom") for forecast in self.forecasts.values()}
+        return {pod: seconds for pod, seconds in found.items() if pod is not None and seconds is not None}
 
     def _compare(self) -> Mapping[str, Any] | None:
         """The kernel's likely victim where it is another pod than the policy's first."""
@@ -206,3 +200,9 @@ class Forecaster:
         ranker = era(self.view.config.policy).ranker
         pods = [found.pod for found in self.view.pods.values()]
         return [one.candidate for one in rank_pods(MEMORY, pods, stats, ranker=ranker)]
+
+
+def _seconds(forecast: DomainForecast | None, what: str) -> float | None:
+    """Until the ``threshold`` or the limit (``oom``); None where nothing grows."""
+    made: Forecast | None = getattr(forecast, what, None)
+    return None if made is None or made.in_ns is None else made.in_ns / 1e9

@@ -59,9 +59,9 @@ class OverBudget:
         if lines_ns is not None and now >= lines_ns:
             self._view.log_budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
-            self._look(now)
+            self._check_pods(now)
 
-    def _look(self, now: int) -> None:
+    def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
         for uid, found in self._view.pods.items():
             counted = over(self._view, found)

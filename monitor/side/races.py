@@ -114,7 +114,7 @@ class Races:
         if self.recorder is not None:
             self.recorder.turn()
         if self.event_builder.turn():
-            self.forecaster.look()
+            self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
             if self._view.send(Stored(received)):

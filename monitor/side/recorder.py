@@ -33,25 +33,11 @@ _QUEUE = 8192
 FLUSH_NS = 1_000_000_000
 #: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
 CONFIG_FIELDS = (
-    "node_cgroup",
-    "pods",
-    "enforce",
-    "trigger",
-    "policy",
-    "compat",
-    "eviction_hard",
-    "eviction_soft",
-    "eviction_soft_grace_period",
-    "eviction_minimum_reclaim",
-    "eviction_max_pod_grace_period_s",
-    "eviction_pressure_transition_period_ns",
-    "enforce_node_allocatable",
-    "system_reserved",
-    "kube_reserved",
-    "local_storage",
-    "layout_image_fs",
-    "layout_container_fs",
-)
+    "node_cgroup", "pods", "enforce", "trigger", "policy", "compat", "eviction_hard", "eviction_soft",
+    "eviction_soft_grace_period", "eviction_minimum_reclaim", "eviction_max_pod_grace_period_s",
+    "eviction_pressure_transition_period_ns", "enforce_node_allocatable", "system_reserved", "kube_reserved",
+    "local_storage", "layout_image_fs", "layout_container_fs",
+)  # fmt: skip
 
 
 def header(config: RunConfig, cgroup_version: int, realtime_ns: int) -> dict[str, Any]:

@@ -21,9 +21,8 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from monitor.errors import MonitorError
 
@@ -175,8 +174,7 @@ def _block(first: int, lines: list[bytes]) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(NamedTuple):
     """Where a recording cannot be read any more: the byte in the file, and the number of the first record lost."""
 
     file: str
@@ -186,9 +184,6 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.file}: damaged at byte {self.offset}, record {self.record}: {self.problem}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"file": self.file, "offset": self.offset, "record": self.record, "problem": self.problem}
 
 
 class Reader:

@@ -43,7 +43,7 @@ class Sampler:
         self._feed = feed
         self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
 
-    def look(self, now_ns: int) -> None:
+    def sample(self, now_ns: int) -> None:
         """Read the node, kubepods and every pod."""
         table = self._view.table
         before, self._still = self._still, {}
@@ -89,8 +89,8 @@ class Losses:
         self._lost: Counter[str] | None = None
         self._lost_ns = now_ns
 
-    def look(self, now_ns: int) -> list[Lost]:
-        """What was dropped since the last look; the first one finds nothing new."""
+    def poll(self, now_ns: int) -> list[Lost]:
+        """What was dropped since the last poll; the first one finds nothing new."""
         lost: Counter[str] = Counter()
         for message, name in _DROPPED.items():
             lost[name] += self._view.stats.get(f"dropped_{message}")

@@ -67,11 +67,11 @@ def test_only_what_a_verdict_goes_by_is_lost_to_it(name: str, what: str | None) 
     stats.dropped(message(name))  # before the first look
     view: Any = SimpleNamespace(stats=stats, counted=dict)
     losses = Losses(view, 5)
-    assert losses.look(10) == []
+    assert losses.poll(10) == []
     stats.dropped(message(name))
     stats.dropped(message(name))
-    assert losses.look(20) == ([Lost(20, 10, what, 2)] if what else [])
-    assert losses.look(30) == []
+    assert losses.poll(20) == ([Lost(20, 10, what, 2)] if what else [])
+    assert losses.poll(30) == []
 
 
 @pytest.mark.parametrize(

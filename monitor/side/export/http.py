@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -47,19 +48,17 @@ _TIMEOUTS = {"head": HEAD_S, "idle": IDLE_S, "write": WRITE_S, "drain": _DRAIN_S
 _EXPENDABLE = ("drain", "idle", "head", "write")
 
 
+@dataclass(eq=False, slots=True)
 class _Connection:
     """A client. ``state``: "head" (a request is coming), "idle", "wait" (for its route), "write", "drain"."""
 
-    __slots__ = ("closed", "inbox", "outbox", "request", "since", "sock", "state")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.state = ""
-        self.since = 0.0  # monotonic seconds
-        self.inbox = bytearray()
-        self.outbox: list[memoryview] = []
-        self.request: Request | None = None  # that is being answered
-        self.closed = False
+    sock: socket.socket
+    state: str = ""
+    since: float = 0.0  # monotonic seconds
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: list[memoryview] = field(default_factory=list)
+    request: Request | None = None  # that is being answered
+    closed: bool = False
 
 
 class Server:

@@ -10,19 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 #: Lines of one kind about one pod in so many seconds.
 BURST, INTERVAL_NS = 30, 10_000_000_000
 #: Pods and kinds that are kept apart; beyond that all others are one.
 _MOST = 4096
 _OTHERS = "(others)"
-
-
-class Logger(Protocol):
-    """What `monitor.side.export.log.Log` is called like."""
-
-    def __call__(self, level: str, message: str, /, **fields: Any) -> None: ...
 
 
 @dataclass(slots=True)
@@ -38,7 +32,7 @@ class _Kind:
 class LogBudget:
     """Logs what it is called with, or counts it; `flush` logs from time to time how many were not written."""
 
-    def __init__(self, log: Logger, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, log: Callable[..., object], clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.left_out: Counter[str] = Counter()  # lines by pod, since the start
         self._log = log
         self._clock = clock

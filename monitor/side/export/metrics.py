@@ -66,32 +66,25 @@ _COUNTERS = {
     "sweeps_given_up": "Sweeps begun again because memory cgroups vanished faster than they could be counted.",
     "loops": "Turns of the hot event loop.",
 }
-#: Gauges of one shared counter each: name -> help, counter, what it is divided by.
+#: Gauges of one shared counter each: name -> counter, help. Nanoseconds become seconds.
 _GAUGES = {
-    "sweep_partial": ("1 while a sweep has begun and is not complete.", "sweep_partial", 1),
-    "sweep_took_seconds": ("CPU time of the last complete sweep of all memory cgroups.", "sweep_took_ns", 1e9),
-    "sweep_max_seconds": ("CPU time of the longest one.", "sweep_max_ns", 1e9),
-    "sweep_turn_max_seconds": (
-        "The most that a sweep took in one turn of the hot event loop.",
-        "sweep_turn_max_ns",
-        1e9,
-    ),
+    "sweep_partial": ("sweep_partial", "1 while a sweep has begun and is not complete."),
+    "sweep_took_seconds": ("sweep_took_ns", "CPU time of the last complete sweep of all memory cgroups."),
+    "sweep_max_seconds": ("sweep_max_ns", "CPU time of the longest one."),
+    "sweep_turn_max_seconds": ("sweep_turn_max_ns", "The most that a sweep took in one turn of the hot event loop."),
     "pods_uncounted": (
-        "Pods that are not watched because the programs in the kernel do not look that deep.",
         "pods_uncounted",
-        1,
+        "Pods that are not watched because the programs in the kernel do not look that deep.",
     ),
-    "armed": ("1 while the fine-grained program is attached.", "armed", 1),
+    "armed": ("armed", "1 while the fine-grained program is attached."),
     "memory_return_bound_seconds": (
-        "How long memory of a pod that went is waited for before the next pod is evicted.",
         "return_bound_ns",
-        1e9,
+        "How long memory of a pod that went is waited for before the next pod is evicted.",
     ),
-    "unseen_bytes_bound": ("Bytes that can move unseen right now.", "bound_bytes", 1),
+    "unseen_bytes_bound": ("bound_bytes", "Bytes that can move unseen right now."),
     "unseen_seconds_bound": (
-        "How long until the next look where nothing tells of memory that moves; 0 where the kernel does.",
         "bound_ns",
-        1e9,
+        "How long until the next look where nothing tells of memory that moves; 0 where the kernel does.",
     ),
 }
 #: Figures of a domain: name -> help. (`MemoryReading` has them by these names.)
@@ -151,8 +144,8 @@ class Metrics(Collector):
         build |= {"mode": view.config.mode, "trigger": view.config.trigger}
         yield InfoMetricFamily("outrace_build", "Version and mode.", build)
         yield gauge("ready", "1 when decisions can be made.", not view.not_ready())
-        for name, (text, slot, unit) in _GAUGES.items():
-            yield gauge(name, text, stats.get(slot) / unit)
+        for name, (slot, text) in _GAUGES.items():
+            yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
         text = (
             "Times there was no room to note the page cache of a memory cgroup, which counts as working set meanwhile."
         )
