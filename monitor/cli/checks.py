@@ -7,11 +7,11 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kernel import charging, headers, instances, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.offsets import defines
@@ -35,11 +35,7 @@ _CAP_SYS_ADMIN = 21
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
-
-    Without a ``required`` one the monitor cannot run, without a ``bpf`` one its BPF rungs cannot; the others say what
-    is lost.
-    """
+    """One finding. Without a ``required`` one the monitor cannot run, without a ``bpf`` one its BPF rungs cannot."""
 
     name: str
     ok: bool
@@ -51,10 +47,8 @@ class Check:
 
 def effective_capabilities(status: Path = Path("/proc/self/status")) -> int:
     """The process's effective capability set as a bit mask."""
-    for line in status.read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    found = re.search(r"^CapEff:\s*(\S+)", status.read_text(), re.MULTILINE)
+    return int(found[1], 16) if found else 0
 
 
 def bcc_version() -> str | None:
@@ -79,69 +73,70 @@ def _is_real_bcc(folder: Path) -> bool:
     return (folder / "libbcc.py").exists()
 
 
-def _root() -> list[Check]:
+def _tried(name: str, attempt: Callable[[], str], **kind: bool) -> Check:
+    """A check that is made by trying: ``attempt`` returns the detail, or raises MonitorError with the remedy."""
+    try:
+        return Check(name, True, attempt())
+    except MonitorError as error:
+        return Check(name, False, error.message, error.remedy, **kind)
+
+
+def _root() -> Iterator[Check]:
     uid = os.geteuid()
-    return [Check("root", uid == 0, f"uid {uid}", "" if uid == 0 else "run with sudo", required=True)]
+    yield Check("root", uid == 0, f"uid {uid}", "" if uid == 0 else "run with sudo", required=True)
 
 
-def _capabilities() -> list[Check]:
+def _capabilities() -> Iterator[Check]:
     have = effective_capabilities()
-    checks = []
     for name, (bit, purpose) in CAPABILITIES.items():
         # Before Linux 5.8 CAP_SYS_ADMIN was what CAP_BPF and CAP_PERFMON are now, and it still implies them.
         bpf = name in ("CAP_BPF", "CAP_PERFMON")
         ok = bool(have >> bit & 1) or (bpf and bool(have >> _CAP_SYS_ADMIN & 1))
         remedy = "" if ok else f"add {name} (systemd: CapabilityBoundingSet=, containers: capabilities.add)"
-        checks.append(Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf))
-    return checks
+        yield Check(name, ok, purpose if ok else f"missing: needed to {purpose}", remedy, bpf=bpf)
 
 
-def _kernel() -> list[Check]:
-    return [Check("kernel", True, f"{platform.release()} {platform.machine()}")]
+def _kernel() -> Iterator[Check]:
+    yield Check("kernel", True, f"{platform.release()} {platform.machine()}")
 
 
-def _btf() -> list[Check]:
+def _btf() -> Iterator[Check]:
     try:
         btf = Btf()
     except BtfError as error:
-        return [Check("btf", False, error.message, error.remedy, bpf=True)]
-    checks = [Check("btf", True, str(VMLINUX))]
+        yield Check("btf", False, error.message, error.remedy, bpf=True)
+        return
+    yield Check("btf", True, str(VMLINUX))
     try:
         arguments = btf.tracepoint_args("mark_victim")
-        known = arguments[:1] in (
-            ["struct task_struct *"],
-            ["int"],
-        )  # until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid
+        # Until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid.
+        known = arguments[:1] in (["struct task_struct *"], ["int"])
         remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
-        checks.append(Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True))
+        yield Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True)
     except BtfError as error:
-        checks.append(Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True))
-    try:  # with either cgroup version the same has to be there
-        detail = f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
-        checks.append(Check("struct-offsets", True, detail))
-    except CannotError as error:
-        checks.append(Check("struct-offsets", False, error.message, error.remedy, bpf=True))
-    return checks
+        yield Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True)
+
+    def offsets() -> str:  # with either cgroup version the same has to be there
+        return f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
+
+    yield _tried("struct-offsets", offsets, bpf=True)
 
 
-def _page_cache_lists() -> list[Check]:
+def _page_cache_lists() -> Iterator[Check]:
     """Where inactive page cache is counted; outrace reads both (bpf/pressure.c)."""
     detail = "multi-gen LRU: generations" if meminfo.multi_gen_lru() else "active and inactive lists"
-    return [Check("page-cache-lists", True, detail)]
+    yield Check("page-cache-lists", True, detail)
 
 
-def _mounts() -> list[Check]:
-    checks = []
-    for mount in (mounts.BPFFS, mounts.TRACEFS):
+def _mounts() -> Iterator[Check]:
+    for name, mount in (("bpffs", mounts.BPFFS), ("tracefs", mounts.TRACEFS)):
         mounted = mounts.is_mounted(mount)
-        name = "bpffs" if mount is mounts.BPFFS else "tracefs"
         # Not required: `outrace run` mounts them itself.
         detail = f"{mount.path}" if mounted else f"not mounted at {mount.path} (`outrace run` will try)"
-        checks.append(Check(name, mounted, detail, "" if mounted else mount.command))
-    return checks
+        yield Check(name, mounted, detail, "" if mounted else mount.command)
 
 
-def _pins() -> list[Check]:
+def _pins() -> Iterator[Check]:
     """Pins of state dirs that are gone stay attached until somebody removes them; a daemon that starts does."""
     kept, strays = [], []
     for one in instances.survey():
@@ -151,101 +146,101 @@ def _pins() -> list[Check]:
             strays.append((f"{what}, which is gone", one.owner.state_dir if one.owner is not None else ""))
         else:
             kept.append(f"{what}, {'in use' if one.in_use else 'for the next start (`outrace unload` removes them)'}")
-    checks = [Check("pins", True, "; ".join(kept) or "none")]
+    yield Check("pins", True, "; ".join(kept) or "none")
     if strays:
         only = f"--state-dir {shlex.quote(strays[0][1])}" if len(strays) == 1 else "--strays"
-        checks.append(Check("stray-pins", False, "; ".join(said for said, _ in strays), f"outrace unload {only}"))
-    return checks
+        yield Check("stray-pins", False, "; ".join(said for said, _ in strays), f"outrace unload {only}")
 
 
-def _bcc() -> list[Check]:
+def _bcc() -> Iterator[Check]:
     apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     folder = _bcc_folder()
     if folder is None:
-        return [Check("bcc", False, "the Python module bcc is not importable", apt, bpf=True)]
-    if not _is_real_bcc(folder):
+        yield Check("bcc", False, "the Python module bcc is not importable", apt, bpf=True)
+    elif not _is_real_bcc(folder):
         detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
-        return [Check("bcc", False, detail, f"pip uninstall bcc; {apt}", bpf=True)]
-    return [Check("bcc", True, f"{bcc_version()} in {folder}")]
+        yield Check("bcc", False, detail, f"pip uninstall bcc; {apt}", bpf=True)
+    else:
+        yield Check("bcc", True, f"{bcc_version()} in {folder}")
 
 
-def _libbpf() -> list[Check]:
+def _libbpf() -> Iterator[Check]:
     import ctypes
 
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
-            library = ctypes.CDLL(name)
+            version = ctypes.CDLL(name).libbpf_version_string
         except OSError:
             continue
-        version = library.libbpf_version_string
         version.restype = ctypes.c_char_p
-        return [Check("libbpf", True, f"{version().decode()} ({name})")]
-    return [Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)]
+        yield Check("libbpf", True, f"{version().decode()} ({name})")
+        return
+    yield Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)
 
 
-def _headers() -> list[Check]:
+def _headers() -> Iterator[Check]:
     own = headers.own_tree()
+    chosen = None if own is not None else headers.choose(list(headers.sources()), platform.release())
     if own is not None:
-        return [Check("headers", True, f"{own} (of the running kernel)")]
-    chosen = headers.choose(list(headers.sources()), platform.release())
-    if chosen is not None:
-        return [Check("headers", True, f"{chosen.arch_tree} (of {chosen.release}, which is good enough)")]
-    remedy = f"apt-get install linux-headers-{platform.release()} (or any other linux-headers package)"
-    return [Check("headers", False, "no kernel headers installed: BCC cannot compile", remedy, bpf=True)]
+        yield Check("headers", True, f"{own} (of the running kernel)")
+    elif chosen is not None:
+        yield Check("headers", True, f"{chosen.arch_tree} (of {chosen.release}, which is good enough)")
+    else:
+        remedy = f"apt-get install linux-headers-{platform.release()} (or any other linux-headers package)"
+        yield Check("headers", False, "no kernel headers installed: BCC cannot compile", remedy, bpf=True)
 
 
-def _cgroups() -> list[Check]:
+def _cgroups() -> Iterator[Check]:
     from monitor.kernel import cgroupfs
 
-    try:
+    def attempt() -> str:
         hierarchy = cgroupfs.detect()
-    except MonitorError as error:
-        return [Check("memory-cgroups", False, error.message, error.remedy, required=True)]
-    return [Check("memory-cgroups", True, f"v{hierarchy.version} at {hierarchy.root}")]
+        return f"v{hierarchy.version} at {hierarchy.root}"
+
+    yield _tried("memory-cgroups", attempt, required=True)
 
 
-def _psi() -> list[Check]:
+def _psi() -> Iterator[Check]:
     path = Path("/proc/pressure/memory")
     try:
-        first = path.read_text().splitlines()[0]
+        yield Check("psi", True, path.read_text().splitlines()[0])
     except OSError as error:  # EOPNOTSUPP when it is compiled in and switched off
-        return [Check("psi", False, f"{path}: {error.strerror}", "boot with psi=1 (for the psi rung only)")]
-    return [Check("psi", True, first)]
+        yield Check("psi", False, f"{path}: {error.strerror}", "boot with psi=1 (for the psi rung only)")
 
 
-def _kernel_log() -> list[Check]:
+def _kernel_log() -> Iterator[Check]:
     from monitor.kernel.kmsg import Kmsg
 
-    try:
+    def attempt() -> str:
         Kmsg().close()
-    except MonitorError as error:
-        return [Check("kernel-log", False, error.message, error.remedy)]
-    return [Check("kernel-log", True, "/dev/kmsg: reports OOM kills where BPF does not")]
+        return "/dev/kmsg: reports OOM kills where BPF does not"
+
+    yield _tried("kernel-log", attempt)
 
 
-def _process_connector() -> list[Check]:
+def _process_connector() -> Iterator[Check]:
     """How new processes of pods are learnt of without BPF."""
     from monitor.actions.procfeed import ConnectorFeed
 
-    try:
+    def attempt() -> str:
         ConnectorFeed(lambda pid: None, lambda: None).close()
-    except MonitorError as error:
-        return [Check("process-connector", False, error.message, error.remedy)]
-    return [Check("process-connector", True, "cn_proc: reports new processes where BPF does not")]
+        return "cn_proc: reports new processes where BPF does not"
+
+    yield _tried("process-connector", attempt)
 
 
-def _lockdown() -> list[Check]:
+def _lockdown() -> Iterator[Check]:
     try:
         mode = charging.lockdown()
     except OSError as error:
-        return [Check("lockdown", True, f"unknown: {error.filename}: {error.strerror}")]
-    if mode is None:
-        return [Check("lockdown", True, "not built in, or securityfs is not mounted")]
-    remedy = charging.NOT_CONFIDENTIAL if charging.CONFIDENTIAL in mode else ""
-    return [Check("lockdown", not remedy, mode, remedy, bpf=True)]
+        yield Check("lockdown", True, f"unknown: {error.filename}: {error.strerror}")
+        return
+    remedy = charging.NOT_CONFIDENTIAL if mode is not None and charging.CONFIDENTIAL in mode else ""
+    detail = "not built in, or securityfs is not mounted" if mode is None else mode
+    yield Check("lockdown", not remedy, detail, remedy, bpf=mode is not None)
 
 
-def _scheduler() -> list[Check]:
+def _scheduler() -> Iterator[Check]:
     """Tried for real, in a child: SCHED_FIFO can be refused with every capability (CONFIG_RT_GROUP_SCHED)."""
     pid = os.fork()
     if pid == 0:
@@ -254,35 +249,32 @@ def _scheduler() -> list[Check]:
         except OSError as error:
             os._exit(error.errno or 1)
         os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    number = os.waitstatus_to_exitcode(status)
+    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if number == 0:
-        return [Check("sched_fifo", True, "SCHED_FIFO with RESET_ON_FORK allowed")]
-    remedy = "add CAP_SYS_NICE; in a cpu cgroup with CONFIG_RT_GROUP_SCHED also give it cpu.rt_runtime_us"
-    return [Check("sched_fifo", False, f"SCHED_FIFO refused: {os.strerror(number)}", remedy)]
+        yield Check("sched_fifo", True, "SCHED_FIFO with RESET_ON_FORK allowed")
+    else:
+        remedy = "add CAP_SYS_NICE; in a cpu cgroup with CONFIG_RT_GROUP_SCHED also give it cpu.rt_runtime_us"
+        yield Check("sched_fifo", False, f"SCHED_FIFO refused: {os.strerror(number)}", remedy)
 
 
-def _thp() -> list[Check]:
+def _thp() -> Iterator[Check]:
     try:
         text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
+        big = "2 MiB" if "[always]" in text else "64 pages, 2 MiB where a program asks for it"
+        yield Check("thp", True, f"{text}: usage moves in steps of {big}")
     except OSError:
-        return [Check("thp", True, "no transparent huge pages: usage moves in steps of 64 pages")]
-    big = "[always]" in text
-    detail = f"{text}: usage moves in steps of {'2 MiB' if big else '64 pages, 2 MiB where a program asks for it'}"
-    return [Check("thp", True, detail)]
+        yield Check("thp", True, "no transparent huge pages: usage moves in steps of 64 pages")
 
 
-def _swap() -> list[Check]:
+def _swap() -> Iterator[Check]:
     import psutil
 
     total = psutil.swap_memory().total // 1024
-    if not total:
-        return [Check("swap", True, "none")]
-    detail = f"{total} KiB: memory.available does not count what could be swapped out (neither does the kubelet's)"
-    return [Check("swap", True, detail)]
+    uncounted = "memory.available does not count what could be swapped out (neither does the kubelet's)"
+    yield Check("swap", True, f"{total} KiB: {uncounted}" if total else "none")
 
 
-CHECKS: tuple[Callable[[], list[Check]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _bcc, _libbpf, _headers, _cgroups, _psi,
     _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from monitor.cli.options import configuration_options, resolve
-from monitor.cli.output import format_bytes, output_option, print_json, print_table
+from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
 from monitor.policy.errors import PolicyError
@@ -74,11 +74,7 @@ def show(output: str, **options: Any) -> None:
 def check(output: str, **options: Any) -> int:
     """Say what is wrong with a configuration and what bites in it. Exit 0 if nothing, 4 for warnings, 2 for errors."""
     warnings = _warnings(*_read(options))
-    if output == "json":
-        print_json({"warnings": warnings})
-    else:
-        for warning in warnings:
-            click.echo(f"warning: {warning}")
+    emit(output, {"warnings": warnings}, lambda: [f"warning: {warning}" for warning in warnings])
     return EXIT_FINDINGS if warnings else EXIT_OK
 
 

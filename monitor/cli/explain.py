@@ -13,7 +13,7 @@ from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
 from monitor.cli.options import configuration_options, resolve
-from monitor.cli.output import output_option, print_json
+from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.pods.source import open_source
@@ -27,15 +27,8 @@ from monitor.settings.read import Resolved
 
 #: Options of `run` that change nothing about what is explained; `--policy` takes several here.
 _OF_RUN_ALONE = {
-    "enforce",
-    "enforce_unknown_specs",
-    "trigger",
-    "hooks",
-    "max_fill_rate",
-    "step",
-    "record",
-    "log_format",
-    "policy",
+    *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
+    *("step", "record", "log_format", "policy"),
 }
 
 
@@ -89,12 +82,8 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
     if len(eras) > 1:
         answer |= _side_by_side(seen, eras)
     answer["problems"] = list(seen.problems)
-    if output == "json":
-        print_json(answer)
-        return
-    for line in lines(answer):
-        click.echo(line)
-    for problem in seen.problems:
+    emit(output, answer, lambda: lines(answer))
+    for problem in seen.problems if output == "table" else ():
         click.echo(f"outrace: {problem}", err=True)
 
 
@@ -118,19 +107,21 @@ def _names(policy: str | None) -> list[str]:
 
 def _find(order: Sequence[Ranked], text: str) -> Ranked:
     """The pod meant by ``text``: namespace/name, uid or a name of its own. Raises MonitorError."""
-    found = [one for one in order if text in (label(one), one.pod.uid)] or [
+    found = [one for one in order if text in (label(one.pod), one.pod.uid)] or [
         one for one in order if one.pod.name == text
     ]
     if len(found) == 1:
         return found[0]
     if found:
-        raise MonitorError(f"{len(found)} pods are called {text}", f"say which: {', '.join(map(label, found))}")
-    names = list(dict.fromkeys(name for one in order for name in (label(one), one.pod.name, one.pod.uid)))
+        raise MonitorError(
+            f"{len(found)} pods are called {text}", f"say which: {', '.join(label(one.pod) for one in found)}"
+        )
+    names = list(dict.fromkeys(name for one in order for name in (label(one.pod), one.pod.name, one.pod.uid)))
     close = difflib.get_close_matches(text, names, 3, 0.5)
     if close:
         remedy = f"did you mean {' or '.join(close)}?"
     elif order:
-        remedy = f"pods are {', '.join(label(one) for one in order[:10])}{', ...' if len(order) > 10 else ''}"
+        remedy = f"pods are {', '.join(label(one.pod) for one in order[:10])}{', ...' if len(order) > 10 else ''}"
     else:
         remedy = "there are no pods here: say where they are with --pods manifests:DIR or --node-cgroup PATH"
     raise MonitorError(f"no pod {text!r}", remedy)
@@ -140,8 +131,7 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
     """The thresholds, and what a pass does about them now."""
     outcome = seen.result.outcome
     evictions = [
-        {"pod": f"{e.pod.namespace}/{e.pod.name}".lstrip("/"), "uid": e.pod.uid, "grace_s": e.grace_s}
-        | {"message": e.message}
+        {"pod": label(e.pod), "uid": e.pod.uid, "grace_s": e.grace_s, "message": e.message}
         for e in seen.result.evictions
     ]
     starved = outcome.starved if outcome is not None else None
@@ -160,7 +150,7 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
 
 
 def _verdict(seen: Situation, outcome: Outcome | None) -> str:
-    evicted = [f"{e.pod.namespace}/{e.pod.name}".lstrip("/") for e in seen.result.evictions]
+    evicted = [label(e.pod) for e in seen.result.evictions]
     if outcome is None or outcome.starved is None:
         text = "nothing is starved" if seen.config.thresholds() else "no threshold is configured"
         if evicted:
@@ -180,21 +170,22 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
     rows: list[tuple[float, dict[str, Any]]] = []
     acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
     for t in seen.config.thresholds():
+        o = seen.summary.observations.get(t.signal)
+        quantity = None if o is None else t.quantity(o.capacity)
         row: dict[str, Any] = {
             "signal": t.signal,
             "kind": "hard" if t.hard else "soft",
             "value": as_written.get(t, str(t.value)),
+            "grace_s": t.grace_ns / 1e9,
+            "min_reclaim": None if t.min_reclaim is None else str(t.min_reclaim),
+            "quantity": quantity,
+            "available": None if o is None else o.available,
+            "capacity": None if o is None else o.capacity,
+            "distance": None if o is None or quantity is None else o.available - quantity,
+            "met": o is not None and t.met(o.available, o.capacity),
+            "in_bytes": RESOURCE[t.signal] in IN_BYTES,
+            "first": t == acting,
         }
-        row |= {"grace_s": t.grace_ns / 1e9, "min_reclaim": None if t.min_reclaim is None else str(t.min_reclaim)}
-        o = seen.summary.observations.get(t.signal)
-        figures = ("quantity", "available", "capacity", "distance")
-        if o is None:
-            row |= {**dict.fromkeys(figures), "met": False}
-        else:
-            quantity = t.quantity(o.capacity)
-            values = (quantity, o.available, o.capacity, o.available - quantity)
-            row |= {**dict(zip(figures, values, strict=True)), "met": t.met(o.available, o.capacity)}
-        row |= {"in_bytes": RESOURCE[t.signal] in IN_BYTES, "first": t == acting}
         rows.append((row["distance"] / o.capacity if o is not None and o.capacity else float("inf"), row))
     if acting is None and rows:
         share, nearest = min(rows, key=lambda one: one[0])
@@ -204,24 +195,21 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
 
 
 def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[str, Any]]:
-    rows = []
-    for rank, one in enumerate(order, 1):
-        c = one.candidate
-        rows.append(
-            {
-                "rank": rank,
-                "pod": label(one),
-                "uid": c.uid,
-                "qos": rules.qos_class(one.pod),
-                "priority": c.priority,
-                "spec_known": one.pod.spec_known,
-                "critical": c.critical,
-                "usage": c.usage,
-                "request": c.request,
-                "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, rules)],
-            }
-        )
-    return rows
+    return [
+        {
+            "rank": rank,
+            "pod": label(one.pod),
+            "uid": one.candidate.uid,
+            "qos": rules.qos_class(one.pod),
+            "priority": one.candidate.priority,
+            "spec_known": one.pod.spec_known,
+            "critical": one.candidate.critical,
+            "usage": one.candidate.usage,
+            "request": one.candidate.request,
+            "comparisons": [p._asdict() for p in comparisons(one, seen.signal, seen.layout, rules)],
+        }
+        for rank, one in enumerate(order, 1)
+    ]
 
 
 def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
@@ -232,7 +220,7 @@ def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
         known = seen.signal in rules.signals
         orders[rules.name] = order = seen.order(rules) if known else []
         scores = {
-            f"{found.pod.namespace}/{found.pod.name}".lstrip("/"): {
+            label(found.pod): {
                 c.name: rules.oom_score_adj(found.pod, c.name, capacity)
                 for c in (*found.pod.containers, *found.pod.init_containers)
             }
@@ -263,5 +251,10 @@ def _parting(seen: Situation, one: Era, other: Era, orders: Mapping[str, Sequenc
         ranked = {r.pod.uid: r for r in orders[rules.name]}
         pair = (ranked[before.pod.uid], ranked[after.pod.uid])
         decisive = next(c for c in contrast(*pair, seen.signal, seen.layout, rules) if c.decides)
-        why.append({"policy": rules.name, "first": label(before), "then": label(after), **decisive._asdict()})
-    return {"between": [one.name, other.name], "rank": place + 1, "pods": [label(first), label(second)], "why": why}
+        why.append({"policy": rules.name, "first": label(before.pod), "then": label(after.pod), **decisive._asdict()})
+    return {
+        "between": [one.name, other.name],
+        "rank": place + 1,
+        "pods": [label(first.pod), label(second.pod)],
+        "why": why,
+    }

@@ -5,13 +5,12 @@ policy over it. Figures come from where `outrace top` has them.
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.cli.top_frame import Node
+from monitor.cli.top_frame import Node, get
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
@@ -26,8 +25,6 @@ from monitor.policy.stats import Summary
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
 
-#: The daemon is on this machine; one that does not answer by then is not waited for.
-_TIMEOUT_S = 2.0
 _DISK_SIGNALS = frozenset(SIGNALS) - MEMORY_SIGNALS - {PID}
 
 
@@ -119,14 +116,10 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
 
 def _held(config: RunConfig) -> tuple[str, ...] | None:
     """The conditions in force at the daemon; None if it does not say."""
-    connection = http.client.HTTPConnection(config.listen_host, config.listen_port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    except (OSError, http.client.HTTPException):
+        text = get(config, "/metrics") or ""
+    except (OSError, ValueError):
         return None  # it answered a moment ago and is ending: what a pass says is all there is
-    finally:
-        connection.close()
     found = re.findall(r'^outrace_node_condition\{condition="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return tuple(sorted(name for name, value in found if float(value))) if found else None
 

@@ -20,6 +20,7 @@ from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import eviction_message
+from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation
 from monitor.policy.thresholds import Threshold
@@ -29,9 +30,9 @@ from monitor.race.badness import Victim, likely_victim, mismatch
 STORAGE = "ephemeral-storage"
 
 
-def label(one: Ranked) -> str:
+def label(pod: Pod) -> str:
     """namespace/name; for a pod known by its cgroup alone its uid."""
-    return f"{one.pod.namespace}/{one.pod.name}".lstrip("/")
+    return f"{pod.namespace}/{pod.name}".lstrip("/")
 
 
 def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         why = why_request(pod, resource, seen.era)
         request = {"resource": resource, "value": seen.era.request(pod, resource).value, "why": why}
     return {
-        "pod": label(one),
+        "pod": label(one.pod),
         "uid": pod.uid,
         "cgroup": str(found.cgroup),
         "rank": place + 1,
@@ -75,17 +76,16 @@ def _against(seen: Situation, order: Sequence[Ranked], place: int, victim: Ranke
     at = evictable.index(one)
     before = evictable[at - 1] if at else None
     behind = evictable[at + 1] if at + 1 < len(evictable) else None
-    found = []
-    told: list[Ranked] = []
-    for role, other in (("first victim", victim), ("before it", before), ("behind it", behind)):
-        if other is None or other is one or other in told:
+    roles = {"first victim": victim, "before it": before, "behind it": behind}
+    found: list[dict[str, Any]] = []
+    for role, other in roles.items():
+        if other is None or other is one or any(row["uid"] == other.pod.uid for row in found):
             continue
-        told.append(other)
         swaps = [] if one.candidate.critical else changes(one, other, seen.signal, seen.layout, seen.era)
         found.append(
             {
                 "role": role,
-                "pod": label(other),
+                "pod": label(other.pod),
                 "uid": other.pod.uid,
                 "rank": order.index(other) + 1,
                 "goes_first": other.key < one.key,
@@ -120,7 +120,7 @@ def _badness(seen: Situation, uid: str) -> dict[str, Any]:
     """The pod's worst process, and whom the OOM killer would take on this node if eviction came too late."""
     hierarchy, node = seen.node.hierarchy, seen.node.path
     order = seen.order(signal=MEMORY)
-    owners = {seen.found[one.pod.uid].cgroup: Owner(one.pod.uid, label(one)) for one in order}
+    owners = {seen.found[one.pod.uid].cgroup: Owner(one.pod.uid, label(one.pod)) for one in order}
 
     def owner(cgroup: Path) -> Owner | None:
         return next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)

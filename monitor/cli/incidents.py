@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from monitor.cli.output import output_option, print_json
+from monitor.cli.output import emit, output_option, print_json
 from monitor.errors import MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
@@ -49,10 +49,13 @@ def moment(_ctx: click.Context, param: click.Parameter, text: str | None) -> flo
         ) from None
 
 
-def _state_dir_option(command: F) -> F:
-    return click.option(
-        "--state-dir", metavar="DIR", default=_STATE_DIR, help=f"The monitor's state directory. [{_STATE_DIR}]"
-    )(command)
+def _moment_option(name: str, text: str) -> Callable[[F], F]:
+    return click.option(name, metavar="AGO|TIME", callback=moment, help=text)
+
+
+_state_dir_option = click.option(
+    "--state-dir", metavar="DIR", default=_STATE_DIR, help=f"The monitor's state directory. [{_STATE_DIR}]"
+)
 
 
 @click.group()
@@ -61,8 +64,8 @@ def incidents() -> None:
 
 
 @incidents.command("list")
-@click.option("--since", metavar="AGO|TIME", callback=moment, help="Begun since then: 1h, 7d, 2026-01-31T12:00.")
-@click.option("--until", metavar="AGO|TIME", callback=moment, help="Begun until then.")
+@_moment_option("--since", "Begun since then: 1h, 7d, 2026-01-31T12:00.")
+@_moment_option("--until", "Begun until then.")
 @click.option("--verdict", metavar="NAME", type=click.Choice(VERDICTS), help=f"Only {', '.join(VERDICTS)}.")
 @click.option("--flag", metavar="NAME", type=click.Choice(FLAGS), help=f"Only with {', '.join(FLAGS)}.")
 @click.option("--pod", metavar="NS/POD", help="Only with this pod: evicted, killed, or out of memory.")
@@ -74,20 +77,14 @@ def list_(state_dir: str, output: str, **filters: Any) -> None:
     reader = _reader(state_dir)
     with _errors(state_dir):
         found = reader.list(**filters)
-    if output == "json":
-        print_json({"incidents": found})
-        _complain(reader)
-        return
-    if not found and not reader.unreadable:
+    if output == "table" and not found and not reader.unreadable:
         given = any(value is not None for value in filters.values())
         click.echo(f"no such incidents stored in {state_dir}" if given else _none_yet(state_dir), err=True)
-        _complain(reader)
-        return
-    from monitor.cli.incident_text import list_lines
+    else:
+        from monitor.cli.incident_text import list_lines
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in list_lines(found, width):
-        click.echo(line)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        emit(output, {"incidents": found}, lambda: list_lines(found, width))
     _complain(reader)
 
 
@@ -131,17 +128,9 @@ def export(file: str, state_dir: str) -> None:
 
 
 @incidents.command()
-@click.option(
-    "--since", metavar="AGO|TIME", callback=moment, help="Only from those begun since then: 7d, 2026-01-31T12:00."
-)
-@click.option(
-    "--quantile",
-    metavar="PART",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    default=0.99,
-    show_default=True,
-    help="The part of the races that is to be won.",
-)
+@_moment_option("--since", "Only from those begun since then: 7d, 2026-01-31T12:00.")
+@click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="The part of the races to be won.",
+              type=click.FloatRange(0.0, 1.0, min_open=True))  # fmt: skip
 @_state_dir_option
 @output_option
 def advise(state_dir: str, output: str, since: float | None, quantile: float) -> None:
@@ -165,13 +154,11 @@ def advise(state_dir: str, output: str, since: float | None, quantile: float) ->
             except RecordError:
                 reader.unreadable += 1
     answers = advised(bursts, quantile)
-    if output == "json":
-        print_json({"incidents": len(found), "advice": [each.to_json() for each in answers]})
-    elif answers:
+    if answers or output == "json":
         from monitor.cli.incident_text import advice_lines
 
-        for line in advice_lines(answers):
-            click.echo(line)
+        advice = {"incidents": len(found), "advice": [each.to_json() for each in answers]}
+        emit(output, advice, lambda: advice_lines(answers))
     else:
         click.echo(f"no race for memory among the {len(found)} incidents stored in {state_dir}", err=True)
     _complain(reader)

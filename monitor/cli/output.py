@@ -6,7 +6,7 @@ Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -31,10 +31,22 @@ def print_json(data: object) -> None:
     click.echo(json.dumps(data, ensure_ascii=False))
 
 
+def emit(output: str, data: object, text: Callable[[], Iterable[str]]) -> None:
+    """Print ``data`` as JSON or the lines of ``text``, as `-o` has it."""
+    if output == "json":
+        print_json(data)
+    else:
+        print_lines(text())
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Aligned columns; one whose cells are all numbers (or byte counts as `format_bytes` writes them) to the right."""
-    for line in table_lines(headers, rows):
-        click.echo(line)
+    print_lines(table_lines(headers, rows))
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

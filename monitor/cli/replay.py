@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from monitor.cli.output import format_bytes, output_option, print_json, table_lines
+from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 from monitor.policy.releases import ERAS
 from monitor.policy.signals import IN_BYTES, RESOURCE
@@ -104,12 +104,10 @@ def _print(found: Replayed) -> None:
         )
         for one in found.decisions
     ]
-    for line in table_lines(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows):
-        click.echo(line)
+    print_table(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows)
     click.echo()
     incidents = [(one["start"], one["verdict"], one["id"], one["summary"]) for one in found.incidents]
-    for line in table_lines(("time", "verdict", "id", "summary"), incidents):
-        click.echo(line)
+    print_table(("time", "verdict", "id", "summary"), incidents)
     skipped = f", {found.skipped} records before a state they could follow on" if found.skipped else ""
     click.echo(
         f"\n{found.passes} passes, {len(found.decisions)} decisions, {found.events} events, "

@@ -5,21 +5,22 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from monitor.cli.brake_text import brake_lines
-from monitor.cli.output import format_bytes, output_option, print_json, table_lines
+from monitor.cli.output import emit, format_bytes, output_option, print_json, print_lines, table_lines
 from monitor.cli.top_frame import Node
-from monitor.cli.top_limits import cells, columns, container_lines
 from monitor.pods.source import open_source
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 
 _REFRESH_S = 1.0
+#: Limits in the tables only where somebody has one. `max` is what they call capacity.
+_OPTIONAL = ("min", "low", "high", "soft")
 _MEMORY = ("usage", "active_file", "inactive_file", "working_set")
 
 
@@ -46,7 +47,7 @@ def top(once: bool, output: str, **flags: Any) -> None:
     try:
         if once:
             frame = node.frame(source)
-            show(frame, output)
+            emit(output, frame, lambda: lines(frame))
             if output == "table":
                 for problem in frame["problems"]:
                     click.echo(f"outrace: {problem}", err=True)
@@ -79,15 +80,6 @@ def _config(flags: Mapping[str, str | None]) -> RunConfig:
     return build(given)
 
 
-def show(frame: Mapping[str, Any], output: str) -> None:
-    """Print one frame on stdout."""
-    if output == "json":
-        print_json(frame)
-    else:
-        for line in lines(frame):
-            click.echo(line)
-
-
 def lines(frame: Mapping[str, Any]) -> Iterator[str]:
     """A frame as text."""
     hierarchy = frame["hierarchy"]
@@ -106,9 +98,7 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
             ["signal", "kind", "value", "quantity", "available", "distance", "met"],
             [
                 (
-                    t["signal"],
-                    t["kind"],
-                    t["value"],
+                    *(t[c] for c in ("signal", "kind", "value")),
                     *(format_bytes(t[c]) for c in ("quantity", "available", "distance")),
                     "yes" if t["met"] else "no",
                 )
@@ -150,6 +140,42 @@ def _pod_lines(pods: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns in which at least one row has something to show.
+
+    A limit of no swap at all is nothing to show, unless somebody has swapped: the kubelet gives it to every container
+    of a node on which pods do not swap.
+    """
+    found = [name for name in _OPTIONAL if any(row["limits"][name] is not None for row in rows)]
+    swapping = any(row["swap"] for row in rows)
+    if swapping:
+        found.append("swap")
+    if any(row["limits"]["swap_max"] or (swapping and row["limits"]["swap_max"] is not None) for row in rows):
+        found.append("swap_max")
+    return found
+
+
+def cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """One row of these columns."""
+    return [format_bytes(row["swap"] if name == "swap" else row["limits"][name]) for name in names]
+
+
+def container_lines(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table of the containers that have one of the optional limits of their own; nothing if none has."""
+    found = [
+        (f"{pod['namespace']}/{pod['name']}/{name}".lstrip("/"), container)
+        for pod in pods
+        for name, container in pod["containers"].items()
+        if any(container["limits"][limit] is not None for limit in _OPTIONAL)
+    ]
+    if not found:
+        return
+    names = columns([container for _, container in found])
+    rows = [[label, *cells(c, names), format_bytes(c["limits"]["max"])] for label, c in found]
+    yield ""
+    yield from table_lines(["container", *names, "max"], rows)
+
+
 def _refresh(frame: Mapping[str, Any], output: str) -> None:
     """Show a frame in place of the last one on a terminal, and after it anywhere else."""
     if output == "json":
@@ -159,8 +185,7 @@ def _refresh(frame: Mapping[str, Any], output: str) -> None:
         text = [*lines(frame), "", *frame["problems"], "q ends"]
         click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in text) + "\x1b[J", nl=False)
     else:
-        show(frame, output)
-        click.echo()
+        print_lines([*lines(frame), ""])
     sys.stdout.flush()
 
 

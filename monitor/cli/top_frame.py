@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from monitor.cli.top_limits import limit_fields, pod_fields
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import MemoryReading
+from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
+from monitor.kernel.limits import Limits, read
 from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.ranking import Candidate, memory_order
@@ -26,6 +26,8 @@ _TIMEOUT_S = 2.0
 _FILES = "cgroup files"
 #: What is said of a pod besides its figures.
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
+_UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
+_NAMES = ("namespace", "name", "uid")
 Readings = dict[str, MemoryReading]
 
 
@@ -55,6 +57,10 @@ class Node:
         self._braked = None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
+        kubepods = None
+        if "kubepods" in domains:
+            limits = limit_fields(self.hierarchy, self._kubepods(source.pods))
+            kubepods = {**asdict(domains["kubepods"]), **limits}
         order = _ordered(pods, self._era)
         for pod in order:
             known = source.pods.get(pod["uid"])
@@ -64,7 +70,7 @@ class Node:
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
-            "kubepods": self._kubepods_fields(domains.get("kubepods"), source.pods),
+            "kubepods": kubepods,
             "thresholds": _distances(self.thresholds, domains),
             "braked": self._braked,
             "pods": order,
@@ -72,11 +78,6 @@ class Node:
             **script_figures(node),
             "problems": list(source.problems),
         }
-
-    def _kubepods_fields(self, reading: MemoryReading | None, found: Mapping[str, FoundPod]) -> dict[str, Any] | None:
-        if reading is None:
-            return None
-        return {**asdict(reading), **limit_fields(self.hierarchy, self._kubepods(found))}
 
     def _kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
         return of_pods(self.hierarchy, self.path, found.values(), self.config.cgroup_root)
@@ -86,8 +87,8 @@ class Node:
         at = f"{self.config.listen_host}:{self.config.listen_port}"
         origin = _FILES
         try:
-            summary = fetch_summary(self.config.listen_host, self.config.listen_port)
-            if summary is not None:
+            if (text := get(self.config, "/stats/summary")) is not None:
+                summary = json.loads(text)
                 domains, pods = from_summary(summary, found, self._era)
                 if domains["node"].capacity == self.capacity:
                     self._braked = summary.get("outrace", {}).get("braked")
@@ -118,15 +119,17 @@ class Node:
         return domains, pods
 
 
-def fetch_summary(host: str, port: int) -> dict[str, Any] | None:
-    """GET /stats/summary; None if nobody listens. OSError if it hangs or breaks off, ValueError if it is no JSON."""
+def get(config: RunConfig, path: str) -> str | None:
+    """What the daemon answers there; None if nobody listens. OSError if it hangs or breaks off, ValueError if it is not
+    HTTP, or not 200.
+    """
     import http.client
 
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(config.listen_host, config.listen_port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", "/stats/summary")
+        connection.request("GET", path)
         answer = connection.getresponse()
-        body = answer.read()
+        body = answer.read().decode()
     except ConnectionRefusedError:
         return None
     except http.client.HTTPException as e:
@@ -135,8 +138,7 @@ def fetch_summary(host: str, port: int) -> dict[str, Any] | None:
         connection.close()
     if answer.status != 200:
         raise ValueError(f"HTTP status {answer.status}")
-    summary: dict[str, Any] = json.loads(body)
-    return summary
+    return body
 
 
 def from_summary(
@@ -151,9 +153,8 @@ def from_summary(
     for entry in summary["pods"]:
         if "memory" not in entry:
             continue
-        ref = entry["podRef"]
-        who = {"namespace": ref["namespace"], "name": ref["name"], "uid": ref["uid"]}
-        known = _identity(found[ref["uid"]], rules) if ref["uid"] in found else _unknown()
+        who = {key: entry["podRef"][key] for key in _NAMES}
+        known = _identity(found[who["uid"]], rules) if who["uid"] in found else _UNKNOWN
         pods.append({**who, **known, **asdict(_reading(entry["memory"]))})
     return domains, pods
 
@@ -173,11 +174,7 @@ def _reading(memory: Mapping[str, Any]) -> MemoryReading:
 
 def _identity(found: FoundPod, rules: Era) -> dict[str, Any]:
     message = pod_message(found, rules)
-    return {k: getattr(message, k) for k in ("namespace", "name", "uid", *_OF_SPEC)}
-
-
-def _unknown() -> dict[str, Any]:
-    return {**dict.fromkeys(_OF_SPEC), "spec_known": False}
+    return {k: getattr(message, k) for k in (*_NAMES, *_OF_SPEC)}
 
 
 def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
@@ -251,14 +248,27 @@ def evicted(state_dir: Path) -> list[dict[str, Any]]:
     try:
         for path in sorted((state_dir / "pods").glob("*.json")):
             pod = json.loads(path.read_bytes())
-            rows.append(
-                {
-                    **{key: pod["metadata"][key] for key in ("namespace", "name", "uid")},
-                    "message": pod["status"]["message"],
-                }
-            )
+            names = {key: pod["metadata"][key] for key in _NAMES}
+            rows.append({**names, "message": pod["status"]["message"]})
     except OSError as e:
         raise MonitorError(f"{e.filename}: {e.strerror}", "run as root, or name another --state-dir") from e
     except (ValueError, KeyError, TypeError) as e:
         raise MonitorError(f"{path}: not the status of an evicted pod", "remove the file") from e
     return rows
+
+
+def limit_fields(hierarchy: Hierarchy, path: Path | None) -> dict[str, Any]:
+    """Limits and swap of one cgroup, in bytes; all None where it is not known or gone. From the files, which are exact
+    about them; a Summary has neither.
+    """
+    found = None if path is None else read(hierarchy, path)
+    found = found or Limits()
+    return {"swap": found.swap, "limits": found.named(), "oom_group": found.oom_group}
+
+
+def pod_fields(hierarchy: Hierarchy, cgroup: str | None, containers: Mapping[str, Path]) -> dict[str, Any]:
+    """The same of a pod and of each of its containers: on these the kubelet sets memory.high (KEP-2570)."""
+    return {
+        **limit_fields(hierarchy, None if cgroup is None else Path(cgroup)),
+        "containers": {name: limit_fields(hierarchy, path) for name, path in containers.items()},
+    }

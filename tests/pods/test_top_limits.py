@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.cli.top import lines
-from monitor.cli.top_limits import limit_fields, pod_fields
+from monitor.cli.top_frame import limit_fields, pod_fields
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import Limits
