@@ -98,8 +98,7 @@ class ConnectorFeed:
     """
 
     def __init__(self, on_process: Callable[[int], None], on_overflow: Callable[[], None]) -> None:
-        self._on_process = on_process
-        self._on_overflow = on_overflow
+        self._on_process, self._on_overflow = on_process, on_overflow
         opened = ExitStack()
         try:
             # Where this is refused, pyroute2's constructor leaves an event loop behind.

@@ -1,8 +1,8 @@
-"""What an eviction leaves behind: the pod's status and the event, as the kubelet writes them, in the state directory.
+"""The status and the events of an eviction, as the kubelet writes them, in the state directory.
 
 ``STATE/pods/NAMESPACE_NAME_UID.json`` is a v1.Pod with its final status, ``STATE/events/`` has the v1.Event of the
-same name and ``STATE/node-events/`` the one on the node that announced it. Files appear whole or not at all, and one
-that is there is never overwritten by another eviction. The newest 1000 of each are kept.
+same name and ``STATE/node-events/`` the one on the node that announced it. Files appear whole or not at all, and none
+is overwritten by another eviction. The newest 1000 of each are kept.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def pod_object(eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -
     def condition(kind: str, status: str, **more: str) -> dict[str, str | None]:
         return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": when, **more}
 
-    disrupted = []
+    conditions = [condition(kind, "False", reason="PodFailed") for kind in ("Ready", "ContainersReady")]
     if eviction.resource is not None:
-        disrupted = [condition("DisruptionTarget", "True", reason="TerminationByKubelet", message=eviction.message)]
+        why = {"reason": "TerminationByKubelet", "message": eviction.message}
+        conditions.insert(0, condition("DisruptionTarget", "True", **why))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -72,11 +73,7 @@ def pod_object(eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -
             "message": eviction.message,
             "startTime": timestamp(eviction.started),
             "qosClass": eviction.qos,
-            "conditions": [
-                *disrupted,
-                condition("Ready", "False", reason="PodFailed"),
-                condition("ContainersReady", "False", reason="PodFailed"),
-            ],
+            "conditions": conditions,
         },
     }
 
@@ -144,8 +141,7 @@ class StatusStore:
         """Record an eviction; returns the pod's file. Trying again after an error never makes a second file."""
         path = self._paths.get(eviction.id)
         if path is None:
-            path = self.pods.write_new(stem(eviction.pod), pod_object(eviction))
-            self._paths[eviction.id] = path
+            path = self._paths[eviction.id] = self.pods.write_new(stem(eviction.pod), pod_object(eviction))
         if eviction.resource is not None:
             self.node_events.replace(path.name, node_event_object(eviction))
         self.events.replace(path.name, event_object(eviction))
@@ -188,9 +184,8 @@ class _Folder:
         temporary = self._temporary(file_name.removesuffix(".json"), content)
         try:
             temporary.replace(self.path / file_name)
-        except OSError:
-            temporary.unlink()
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
         self._added(file_name)
 
     def _free(self, name: str) -> str:

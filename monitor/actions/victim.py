@@ -1,9 +1,8 @@
 """A pod that can be killed at once: its processes' pidfds are open, and its cgroup.kill.
 
 cgroup v2: one write of ``1`` to ``cgroup.kill`` (Linux 5.14), which also catches processes forked meanwhile. cgroup
-v1: a pidfd for every process, opened ahead; ``pidfd_send_signal`` to each (45 us a call under load, measured), then
-the cgroups are read again until nobody is left. A pidfd never signals a stranger: if its process is gone the call
-fails with ESRCH, also when the pid was used again.
+v1: ``pidfd_send_signal`` to every process (45 us a call under load, measured), then the cgroups are read again until
+nobody is left. A pidfd never signals a stranger, also when the pid was used again: the call fails with ESRCH.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from monitor.kernel.troubles import TROUBLES
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
 #: goes. A pod may have more: descriptors of processes that got their SIGKILL are closed for those that did not.
 MAX_PIDFDS = 4096
-#: A look at a pod of thousands of cgroups is made in parts.
-_PART_NS = 5_000_000
-#: But no part is smaller than this, however long it takes: a look at a pod of ordinary size is whole, and none ends
-#: before it found a process. (One cgroup takes 15 us, and 5 ms where the CPU is emulated or busy.)
-_PART_CGROUPS = 8
+#: A look at a pod of thousands of cgroups is made in parts of so long, but of no fewer cgroups: a look at a pod of
+#: ordinary size is whole. (One cgroup takes 15 us, and 5 ms where the CPU is emulated or busy.)
+_PART_NS, _PART_CGROUPS = 5_000_000, 8
 #: Descriptors opened in one look (6 ms, and as much for their signals); the next goes on where more are needed.
 _OPEN = 512
 #: Descriptors given back when the process has no more (EMFILE): as many as reading cgroups and serving the rest takes.
@@ -50,8 +47,7 @@ class Victim:
         self.prepared_ns = 0
         self.pidfds: dict[int, int] = {}
         self.refused = 0  # signals that CAP_KILL would have been needed for
-        #: Whether there is more to do at once: processes without a descriptor, or without their signal.
-        self.unfinished = False
+        self.unfinished = False  # more to do at once: processes without a descriptor, or without their signal
         self.found = 0  # processes that the last look had not known
         self.nobody = False  # whether the last look, when it was complete, found no process at all
         self.rest_ns = 0  # the pause before the next part of a look that is not urgent

@@ -1,14 +1,8 @@
 """The hooks that report charges of memory: what this kernel offers, best first, and what it then refused.
 
-| hook | since | sees |
-|---|---|---|
-| ``memcg-tracepoint`` | Linux 6.13 | charges, page cache that turns active, the root cgroup's own processes |
-| ``fentry`` | 5.13 | charges and uncharges, when the page_counter's functions return |
-| ``kprobe`` | 5.8 (ring buffers), with CONFIG_KPROBES | the same, when they are entered |
-
-Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number: distributions
-carry things back, and configurations differ. An offer may still be refused by the verifier or by a lockdown: the
-loader (monitor/kernel/loader.py) tries, and goes on to the next.
+`memcg-tracepoint` is in Linux 6.13 and later, `fentry` in 5.13, `kprobe` in 5.8 (ring buffers); what each sees is in
+docs/hooks.md. Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number:
+distributions carry things back. The verifier or a lockdown may still refuse an offer: the loader then tries the next.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@
 | - | memory.soft_limit_in_bytes | `soft` |
 | memory.swap.current | memory.memsw.usage_in_bytes - usage | `swap`: in use |
 
-The soft limit is not `low`: it protects nothing. When the machine is short, the kernel first reclaims the cgroup that
-is furthest above its own, as far as that works (Documentation/admin-guide/cgroup-v1/memory.rst, 7); below `low` it
-reclaims nothing as long as anything else can be reclaimed (cgroup-v2.rst, memory.low).
+The soft limit protects nothing: the kernel first reclaims the cgroup that is furthest above its own (memory.rst of
+cgroup-v1, 7); below `low` it reclaims nothing as long as anything else can be reclaimed (cgroup-v2.rst).
 """
 
 from __future__ import annotations

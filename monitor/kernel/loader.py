@@ -1,10 +1,9 @@
 """Compile, load, attach and pin the BPF programs, in a process of its own that ends when it is done.
 
-This is the only file that imports bcc: with LLVM in it a process holds 130-150 MB. The daemon opens what is pinned
-here (monitor/kernel/pins.py) and stays at a tenth of that. Pins live in ``BPFFS/outrace/INSTANCE/STAMP``: the
-instance stands for the state dir (monitor/kernel/instances.py), the stamp is a hash of the programs, of the offsets
-they were compiled with and of the kernel. A matching stamp is re-used as it is, so what happened while no daemon ran is
-still in its rings; another stamp is loaded beside the old pins, which are removed only when the new ones are complete.
+This is the only file that imports bcc: with LLVM in it a process holds 130-150 MB; the daemon, a tenth of that, opens
+what is pinned here. Pins live in ``BPFFS/outrace/INSTANCE/STAMP``: the instance stands for the state dir, the stamp for
+programs, offsets and kernel. A matching stamp is re-used as it is, so what happened while no daemon ran
+is still in its rings; another is loaded beside the old pins, which are removed only when the new ones are complete.
 """
 
 from __future__ import annotations

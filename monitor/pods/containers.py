@@ -1,4 +1,4 @@
-"""What the processes of a container show of a pod whose spec is not known, and which container is the pod's sandbox.
+"""What the processes of a container show: a spec that is not known, the pod's sandbox, the writable layer.
 
 A pod names its processes as it likes, so a name alone is no evidence. Evidence is what a pod cannot give itself: a low
 oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the pod.
@@ -6,12 +6,15 @@ oom_score_adj (CAP_SYS_RESOURCE), a cgroup of its own, and a parent outside the 
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
-from monitor.kernel import cgroup_procs
+from monitor.errors import CannotError
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 
@@ -102,3 +105,74 @@ def request_from_adj(adj: int, capacity: int) -> int:
     1000 - 1000*request/capacity. Up to capacity/1000 too low; 999 stands for none too, 3 for almost everything.
     """
     return -(-(1000 - adj) * capacity // 1000)
+
+
+#: Processes of a container that may end one after the other while its root is looked for.
+_TRIES = 8
+
+
+def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
+    """The upper directory of the overlay that the processes of a container have as their root; None without one.
+
+    The path is the container runtime's, valid where outrace sees the same files: on the node itself. In a user
+    namespace of his own anybody mounts an overlay and names any path: that one counts only if it is mounted here too,
+    as the runtime's is. Raises MonitorError.
+    """
+    own = _root_mount(proc / "self" / "mountinfo")
+    for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
+        found = _root_mount(proc / str(pid) / "mountinfo")
+        if found is None:
+            continue  # it ended
+        device, kind, options = found
+        # Processes outside any container have the root of this one, which may be an overlay itself.
+        if kind != "overlay" or own is None or device == own[0]:
+            return None
+        if not _is_the_runtimes(device, proc, pid):
+            continue
+        upper = next((option for option in options.split(",") if option.startswith("upperdir=")), None)
+        if upper is None:
+            return None  # read-only: a container without a writable layer
+        path = Path(cgroupfs.unescape(upper.partition("=")[2]))
+        return path if path.is_absolute() and _is_directory(path) else None
+    return None
+
+
+def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
+    """Whether who mounted this device was in no user namespace of his own."""
+
+    def users(who: str) -> str:
+        try:
+            return os.readlink(proc / who / "ns" / "user")
+        except OSError:
+            return ""
+
+    return users(str(pid)) == users("self") or any(row[1] == device for row in _mounts(proc / "self" / "mountinfo"))
+
+
+def _root_mount(path: Path) -> tuple[str, str, str] | None:
+    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone."""
+    return next((row[1:] for row in reversed(_mounts(path)) if row[0] == "/"), None)  # the last one lies on top
+
+
+def _mounts(path: Path) -> list[tuple[str, str, str, str]]:
+    """(mount point, device, type, options) of a mountinfo's lines; none if its process is gone. Raises MonitorError."""
+    found = []
+    try:
+        with open(path, errors="surrogateescape") as file:
+            for line in file:
+                # 36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue (proc(5))
+                before, _, after = line.rstrip("\n").partition(" - ")
+                where, what = before.split(" "), after.split(" ")
+                found.append((where[4], where[2], what[0], what[2]))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    except PermissionError as e:
+        raise CannotError(f"cannot read {path}: {e.strerror}", "give outrace CAP_SYS_PTRACE") from e
+    return found
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False  # of another mount namespace: not to be seen from here

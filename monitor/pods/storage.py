@@ -20,9 +20,9 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.disks import NOTHING, Disks, Usage, tree_usage
 from monitor.pods.cgroup_tree import parse
+from monitor.pods.containers import upper_directory
 from monitor.pods.kubepods import tree_uids
 from monitor.pods.model import FoundPod
-from monitor.pods.overlay import upper_directory
 from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
@@ -187,13 +187,10 @@ class _Look:
         try:
             with os.scandir(directory) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
-            self._problem(f"cannot list {directory}: {error.strerror}; what it holds is not counted")
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                self._problem(f"cannot list {directory}: {error.strerror}; what it holds is not counted")
             return []
-
-    # annotations
 
     def _check_notes(self, prefix: str, known: Collection[str], what: str) -> None:
         for key in self.found.pod.annotations:
@@ -213,8 +210,6 @@ class _Look:
             return None
         # A link in a manifest is its author's will; below it none is followed.
         return Path(os.path.realpath(text))
-
-    # logs
 
     def _logs(self, containers: dict[str, _Container]) -> Usage:
         """Each container's logs, into ``containers``; all of them with the files beside them, as a sum."""
@@ -238,11 +233,8 @@ class _Look:
         if os.path.isdir(exact):
             return exact
         # A pod known only by its cgroup has neither namespace nor name.
-        matching = (entry.path for entry in self._entries(self.roots.logs) if entry.name.endswith(f"_{pod.uid}"))
-        path = next(matching, None)
-        return None if path is None else Path(path)
-
-    # writable layers
+        names = (entry.name for entry in self._entries(self.roots.logs))
+        return next((self.roots.logs / name for name in names if name.endswith(f"_{pod.uid}")), None)
 
     def _rootfs(self, container: str) -> Usage | None:
         path = self._annotated(ROOTFS_NOTE, container)
@@ -254,8 +246,6 @@ class _Look:
             except MonitorError as error:
                 self._problem(f"writable layer of {container}: {error}")
         return None if path is None else self._usage(path)
-
-    # volumes
 
     def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
         """(name, directory, whether it counts against the pod's limit) of each volume that can be found.

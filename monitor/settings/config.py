@@ -47,26 +47,19 @@ def fastest_fill() -> int:
 class RunConfig:
     """Everything `outrace run` needs to know. Sizes are bytes, times say their unit."""
 
-    #: Absolute directory of the cgroup treated as the node (its limit is the capacity), or None for the whole machine.
-    node_cgroup: str | None = None
-    #: Where pods come from: ``cgroups`` or ``manifests:DIR`` (DIR absolute).
-    pods: str = "cgroups"
-    #: The kubelet's ``cgroupRoot``, below which its kubepods is believed to be; "" for the root.
-    cgroup_root: str = ""
+    node_cgroup: str | None = None  # absolute directory; None: the whole machine
+    pods: str = "cgroups"  # or ``manifests:DIR`` (DIR absolute)
+    cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
     enforce: bool = False
-    #: Evict pods although their specs are unknown (``pods`` is ``cgroups``): no priority is known then.
-    enforce_unknown_specs: bool = False
-    #: Who pulls the trigger under ``enforce``: ``user``, or ``kernel`` inside the victim's own charge where it can.
-    trigger: str = "user"
+    enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
+    trigger: str = "user"  # or ``kernel``: under ``enforce`` inside the victim's own charge where it can
     hooks: str = "auto"
     listen_host: str = "127.0.0.1"
     listen_port: int = 9469
     state_dir: str = "/var/lib/outrace"
     log_format: str = "logfmt"
-    #: File that every input is recorded in, for `outrace replay`; "" for none.
-    record: str = ""
-    #: Base URLs of Alertmanagers and URLs of webhooks that alerts are pushed to.
-    alertmanagers: tuple[str, ...] = ()
+    record: str = ""  # file that every input is recorded in, for `outrace replay`
+    alertmanagers: tuple[str, ...] = ()  # base URLs
     webhooks: tuple[str, ...] = ()
 
     #: The release whose policy decides (`monitor.policy.releases`), and which of two answers where it is plainly wrong
@@ -90,8 +83,7 @@ class RunConfig:
     system_reserved: int = 0
     kube_reserved: int = 0
     kernel_memcg_notification: bool = False
-    #: Evict pods over their own limits of local storage (`localStorageCapacityIsolation`).
-    local_storage: bool = True
+    local_storage: bool = True  # `localStorageCapacityIsolation`: evict pods over their own limits
 
     #: Absolute paths on the file systems of the node, of images and of containers; None: found at start.
     nodefs: str | None = None
@@ -101,10 +93,8 @@ class RunConfig:
     reclaim_containers: tuple[str, ...] = ()
     reclaim_images: tuple[str, ...] = ()
 
-    #: Bytes per second the machine can fault in at most: how early the fine-grained program is armed.
-    max_fill_rate: int = field(default_factory=fastest_fill)
-    #: Bytes a pod moves before it is ranked anew.
-    step: int = 1 << 20
+    max_fill_rate: int = field(default_factory=fastest_fill)  # bytes a second: how early the programs are armed
+    step: int = 1 << 20  # bytes a pod moves before it is ranked anew
 
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from monitor.pods.containers import upper_directory
 from monitor.pods.model import FoundPod
-from monitor.pods.overlay import upper_directory
 from monitor.pods.storage import Roots, measure
 from tests import live
 from tests.filesystems import Mounts
