@@ -195,6 +195,13 @@ class ApiClient:
         target = self._write_target(resource.path(namespace), dry_run)
         return self._read("POST", target, *_said(resource, "create", namespace, ""), body=body)
 
+    def create_subresource(
+        self, resource: Resource, name: str, subresource: str, body: Mapping[str, Any], namespace: str = ""
+    ) -> Object:
+        """POST to a subresource, as serviceaccounts/token and pods/eviction."""
+        said = _said(resource, "create", namespace, name, subresource)
+        return self._read("POST", resource.path(namespace, name, subresource), *said, body=body)
+
     def replace(self, resource: Resource, name: str, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Update: Conflict if its metadata.resourceVersion is not the newest."""
         target = self._write_target(resource.path(namespace, name), dry_run=False)
@@ -226,8 +233,7 @@ class ApiClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, "", grace_period_s, dry_run),
         }
-        said = _said(PODS, "create", namespace, name, "eviction")
-        return self._read("POST", PODS.path(namespace, name, "eviction"), *said, body=body)
+        return self.create_subresource(PODS, name, "eviction", body, namespace)
 
     def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
         return self.create(EVENTS, body, namespace)

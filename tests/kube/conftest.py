@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,3 +74,8 @@ def secrets(tmp_path: Path, authority: Authority) -> Path:
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (tmp_path / "namespace").write_text("outrace")
     return tmp_path
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
+        pytest.skip("needs a Kubernetes cluster: set KUBECONFIG")

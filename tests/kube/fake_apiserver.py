@@ -19,19 +19,23 @@ KINDS = {
     "nodes": ("v1", "Node"),
     "events": ("v1", "Event"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
+    "namespaces": ("v1", "Namespace"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
+    "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),
 }
 #: Those the server knows; another one is a 400.
 FIELDS = {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase", "involvedObject.uid"}
+#: How the tokens end that `serviceaccounts/token` gives out.
+WITHOUT_RIGHTS = "-without-rights"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 class FakeApiServer(FakeServer):
-    """``forbidden``: (verb, resource) pairs; ``budgets``: (namespace, name) of pods that a budget protects."""
+    """``forbidden``: (verb, resource) pairs. A PodDisruptionBudget protects all pods with its labels, always."""
 
     def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.store = Store()
         self.forbidden: set[tuple[str, str]] = set()
-        self.budgets: set[tuple[str, str]] = set()
         self.bookmark_s = 60.0
         super().__init__(context, host)
 
@@ -49,7 +53,7 @@ class FakeApiServer(FakeServer):
         verb = VERBS[asked.method]
         if asked.method == "GET" and not name:
             verb = "watch" if asked.watching else "list"
-        self._authorize(verb, f"{plural}/{sub}" if sub else plural, namespace, name)
+        self._authorize(asked, verb, f"{plural}/{sub}" if sub else plural, namespace, name)
         key = (plural, namespace, name)
         if verb == "watch":
             self._watch(asked, reply, plural, namespace)
@@ -59,6 +63,10 @@ class FakeApiServer(FakeServer):
             reply.json(200, self.store.get(key))
         elif verb == "create" and sub == "eviction":
             reply.json(201, self._evict(asked, key))
+        elif verb == "create" and sub == "token":
+            token = f"{name}{WITHOUT_RIGHTS}"
+            self.tokens = self.tokens and {*self.tokens, token}
+            reply.json(201, {"kind": "TokenRequest", "status": {"token": token}})
         elif verb == "create":
             reply.json(201, self._create(asked, plural, namespace))
         elif verb == "delete":
@@ -66,8 +74,9 @@ class FakeApiServer(FakeServer):
         else:
             reply.json(200, self._change(asked, key, sub))
 
-    def _authorize(self, verb: str, resource: str, namespace: str, name: str) -> None:
-        if (verb, resource) in self.forbidden:
+    def _authorize(self, asked: Asked, verb: str, resource: str, namespace: str, name: str) -> None:
+        nobody = asked.headers.get("Authorization", "").endswith(WITHOUT_RIGHTS)
+        if nobody or (verb, resource) in self.forbidden:
             which = f'{resource.partition("/")[0]} "{name}"' if name else resource
             where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
             raise Refused(
@@ -131,6 +140,8 @@ class FakeApiServer(FakeServer):
         if made.get("kind") != kind or made.get("apiVersion") != api_version:
             raise Refused(400, "BadRequest", f"{made.get('apiVersion')}/{made.get('kind')} is not {api_version}/{kind}")
         metadata = made.get("metadata", {})
+        if kind == "Pod":
+            made = {**made, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
         if not metadata.get("name"):
             raise Refused(422, "Invalid", "metadata.name: Required value: name or generateName is required")
         if metadata.setdefault("namespace", namespace) != namespace:
@@ -175,8 +186,7 @@ class FakeApiServer(FakeServer):
         if eviction.get("kind") != "Eviction" or eviction["metadata"].get("name") != key[2]:
             raise Refused(400, "BadRequest", "name in URL does not match name in Eviction object")
         pod = self.store.get(key)
-        over = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-        if (key[1], key[2]) in self.budgets and not over:
+        if pod["status"].get("phase") == "Running" and self._protected(pod):
             raise Refused(
                 429,
                 "TooManyRequests",
@@ -185,6 +195,11 @@ class FakeApiServer(FakeServer):
             )
         self._delete(key, eviction.get("deleteOptions") or {})
         return status_object(201, "", "") | {"status": "Success"}
+
+    def _protected(self, pod: Object) -> bool:
+        labels = pod["metadata"].get("labels", {}).items()
+        budgets = self.store.all("poddisruptionbudgets", pod["metadata"]["namespace"])
+        return any(one["spec"]["selector"]["matchLabels"].items() <= labels for one in budgets)
 
     def _delete(self, key: Key, options: Object) -> Object:
         """A pod that runs is only marked: its kubelet deletes it, `finish_delete` here."""

@@ -169,12 +169,15 @@ def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiC
 
 
 def test_an_eviction_asks_the_budget(api: FakeApiServer, client: ApiClient) -> None:
-    made = api.store.create("pods", pod("db"))
-    api.budgets.add(("default", "db"))
+    made = pod("db")
+    made["metadata"]["labels"] = {"app": "db"}
+    made = api.store.create("pods", made)
+    budget = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"matchLabels": {"app": "db"}}}}
+    api.store.create("poddisruptionbudgets", budget)
     with pytest.raises(TooManyRequests, match="violate the pod's disruption budget") as caught:
         client.evict("db", "default")
     assert caught.value.budget_blocks
-    api.budgets.clear()
+    api.store.delete(("poddisruptionbudgets", "default", "db"))
     with pytest.raises(Conflict):
         client.evict("db", "default", uid="another")
     client.evict("db", "default", uid=made["metadata"]["uid"], grace_period_s=0)
