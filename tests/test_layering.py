@@ -18,15 +18,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policy": set(),
     "race": {"policy"},
     "kernel": {"race"},
-    "pods": {"kernel", "policy"},
+    "kube": set(),
+    "pods": {"kernel", "kube", "policy"},
     "link": {"kernel", "race"},
     "settings": {"kernel", "pods", "policy"},
     "sources": {"kernel", "link", "policy", "settings"},
     "actions": {"kernel", "pods", "policy"},
     "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},
-    "side": {"actions", "kernel", "link", "pods", "policy", "race", "settings"},
+    "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
     "replay": {"hot", "policy", "race", "settings", "side"},
-    "cli": {"actions", "hot", "kernel", "link", "pods", "policy", "race", "replay", "settings", "side", "sources"},
+    "cli": {
+        *("actions", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings", "side", "sources")
+    },
     "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
 }
 ANYWHERE = {"", "errors", "documents"}

@@ -1,0 +1,82 @@
+"""Tokens: a fixed one, a file that is rotated, or an exec plugin's."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monitor.documents import read_bytes
+from monitor.errors import ConfigError
+from monitor.kube.tls import Pem, Stamp, stamp
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What shows who we are: a bearer token, a client certificate with its key, or neither."""
+
+    token: str = ""
+    certificate: tuple[Pem, Pem] | None = None
+
+
+class Credentials(Protocol):
+    """Where credentials come from; called before every request, from any thread."""
+
+    def current(self) -> Credential:
+        """Raises MonitorError."""
+
+    def refresh(self) -> Credential:
+        """The same, read anew: the server said 401 to the current one."""
+
+
+class Fixed:
+    """A token that does not change, or none."""
+
+    def __init__(self, token: str = "") -> None:
+        self._credential = Credential(token)
+
+    def current(self) -> Credential:
+        return self._credential
+
+    refresh = current
+
+
+class TokenFile:
+    """A token in a file, read again when it is rotated, and when the server refuses it.
+
+    The kubelet renews a service account's after 80 % of its life; 2 us a look. While the file is away the last one is
+    used on. ``key`` says where the file was named.
+    """
+
+    def __init__(self, path: Path, key: str = "token file") -> None:
+        self._path = path
+        self._key = key
+        self._lock = threading.Lock()
+        self._stamp: Stamp | None = None
+        self._credential: Credential | None = None
+
+    def current(self) -> Credential:
+        now = stamp(self._path)
+        with self._lock:
+            if self._credential is not None and now in (self._stamp, None):
+                return self._credential
+        return self.refresh()
+
+    def refresh(self) -> Credential:
+        now = stamp(self._path)  # before it is read: a rotation in between is seen at the next look
+        try:
+            token = read_bytes(self._path).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ConfigError(f"{self._key}: {self._path}: {why}", "name a readable file with a token") from None
+        check_token(token, f"{self._key}: {self._path}")
+        with self._lock:
+            self._stamp, self._credential = now, Credential(token)
+            return self._credential
+
+
+def check_token(token: str, where: str) -> None:
+    """A token goes into a header as it is. Raises ConfigError, without the token."""
+    if not token or not all("!" <= c <= "~" for c in token):
+        raise ConfigError(f"{where}: {'empty' if not token else 'no token: it has spaces or control characters'}")

@@ -1,0 +1,81 @@
+"""Which API server, and how to reach it from inside a pod: `in_cluster`; by kubeconfig: `monitor.kube.kubeconfig`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from monitor.documents import read_bytes, shown
+from monitor.errors import CannotError, ConfigError
+from monitor.kube.auth import Credentials, Fixed, TokenFile
+from monitor.kube.tls import Pem, TlsSettings
+
+#: Where a pod has its token, the cluster's CA and its namespace.
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The address of a server: ``prefix`` comes before every path ("/k8s/clusters/c-1"), or is empty."""
+
+    host: str
+    port: int
+    https: bool = True
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.https else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """All that a client needs; client-go's rest.Config. ``namespace`` is that of the context or of our own pod."""
+
+    server: Server
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    credentials: Credentials = field(default_factory=Fixed)
+    namespace: str = "default"
+
+
+def parse_server(url: str, where: str, ports: tuple[int, int] = (80, 443)) -> Server:
+    """``http(s)://HOST[:PORT][/prefix]``; ``where`` names file and key. Raises ConfigError."""
+    remedy = "write https://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{where}: {shown(url)}: {error}", remedy) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{where}: {shown(url)} is no http or https URL with a host", remedy)
+    if parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise ConfigError(f"{where}: user, query, fragment, spaces and control characters do not belong there", remedy)
+    https = parts.scheme == "https"
+    return Server(parts.hostname, ports[https] if port is None else port, https, parts.path.rstrip("/"))
+
+
+def in_cluster(env: Mapping[str, str] = os.environ, root: Path = SERVICE_ACCOUNT) -> ClusterConfig:
+    """The API server of the cluster whose pod we are. Raises CannotError outside of one, ConfigError."""
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise CannotError(
+            "not in a cluster: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set", "give a kubeconfig"
+        )
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise ConfigError(f"KUBERNETES_SERVICE_PORT: {shown(port)} is no port")
+    token = TokenFile(root / "token", "service account token")
+    token.current()
+    ca = Pem("service account CA", root / "ca.crt")
+    tls = TlsSettings(ca=ca)
+    tls.context()
+    return ClusterConfig(Server(host.strip("[]"), int(port)), tls, token, _namespace(root / "namespace"))
+
+
+def _namespace(path: Path) -> str:
+    try:
+        return read_bytes(path).decode().strip() or "default"
+    except (OSError, UnicodeDecodeError):
+        return "default"

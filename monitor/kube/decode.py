@@ -1,0 +1,133 @@
+"""Lists of any length, decoded one item at a time as they come in: 10,000 pods need the memory of one.
+
+The bytes are scanned for strings and brackets; an item is given to json when its last bracket is there. What is around
+the items (kind, metadata) is parsed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from monitor.documents import MAX_DEPTH, one_line
+from monitor.kube.errors import InvalidResponse, ResponseTooLarge
+
+Object = dict[str, Any]
+
+#: Bytes of one object. etcd takes 1.5 MiB, which JSON may make a little longer.
+MAX_OBJECT = 4 << 20
+#: Bytes of one list: 10,000 pods of the usual 10 KB are 100 MB. Not held in memory.
+MAX_LIST = 512 << 20
+_STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+("|\\?\Z)'
+#: A string, or as much of one as is there; a bracket.
+_TOKEN = re.compile(rb'"' + _STRING_REST + rb"|[][{}]", re.DOTALL)
+_REST = re.compile(_STRING_REST, re.DOTALL)
+_QUOTE = ord('"')
+_OPEN = b"[{"
+
+
+def parse_object(data: bytes | bytearray | str, what: str) -> Object:
+    """One JSON object. Raises InvalidResponse."""
+    try:
+        made = json.loads(data if isinstance(data, str) else data.decode())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise InvalidResponse(f"{what}: not JSON: {one_line(error)}") from None
+    if not isinstance(made, dict):
+        raise InvalidResponse(f"{what}: JSON, but no object")
+    return made
+
+
+class ItemDecoder:
+    """The objects in the array ``key`` of one JSON object; then `envelope` is the rest of it, ``key`` empty."""
+
+    def __init__(self, what: str, key: str = "items", max_object: int = MAX_OBJECT, max_bytes: int = MAX_LIST) -> None:
+        self._what = what
+        self._key = json.dumps(key).encode()
+        self._max_object = max_object
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()  # from the first byte that belongs to nothing yet
+        self._scanned = 0  # bytes of it
+        self._string_at = -1  # where in it the string began that is not complete
+        self._depth = 0
+        self._last = b""  # the last string directly in the object: the key of the array that begins next
+        self._in_items = False
+        self._text = bytearray()  # what is around the items
+        self.envelope: Object = {}
+
+    def items(self, chunks: Iterable[bytes]) -> Iterator[Object]:
+        """Each item when it is complete. Raises InvalidResponse, ResponseTooLarge."""
+        total = 0
+        for chunk in chunks:
+            total += len(chunk)
+            if total > self._max_bytes:
+                raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
+            self._buffer += chunk
+            yield from self._scan()
+            if max(len(self._buffer), len(self._text)) > self._max_object:
+                raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
+        self._text += self._buffer
+        if self._depth > 0 or self._string_at >= 0:
+            raise InvalidResponse(f"{self._what}: the JSON is cut off after {total} bytes")
+        self.envelope = parse_object(self._text, self._what)
+
+    def _scan(self) -> Iterator[Object]:
+        buffer, at = self._buffer, self._scanned
+        if self._string_at >= 0:
+            rest = _REST.match(buffer, at)
+            assert rest is not None  # it matches the empty string
+            at = self._string(buffer, self._string_at, rest)
+        begin = 0
+        for token in _TOKEN.finditer(buffer, at) if self._string_at < 0 else ():
+            mark = buffer[token.start()]
+            if mark == _QUOTE:
+                at = self._string(buffer, token.start(), token)
+                continue
+            at = token.end()
+            if mark in _OPEN:
+                begin = self._opened(buffer, begin, token.start(), mark)
+                continue
+            self._depth -= 1
+            if self._in_items and self._depth == 2:
+                yield parse_object(buffer[begin:at], self._what)
+                begin = at
+            elif self._in_items and self._depth == 1:
+                self._check_gap(buffer[begin : token.start()])
+                self._in_items, begin = False, token.start()
+            elif self._depth < 0:
+                raise InvalidResponse(f"{self._what}: not JSON: a bracket is closed that was not opened")
+        keep = begin
+        if not self._in_items:
+            keep = self._string_at if self._string_at >= 0 else len(buffer)
+            self._text += buffer[begin:keep]
+        self._scanned = (at if self._string_at >= 0 else len(buffer)) - keep
+        self._string_at -= keep if self._string_at >= 0 else 0
+        del buffer[:keep]
+
+    def _string(self, buffer: bytearray, start: int, found: re.Match[bytes]) -> int:
+        """Where to scan on after a string that began at ``start``."""
+        if found[1] != b'"':
+            self._string_at = start
+            return found.end() - len(found[1])  # the backslash of an escape whose other half is still to come
+        self._string_at = -1
+        if self._depth == 1:
+            self._last = bytes(buffer[start : found.end()])
+        return found.end()
+
+    def _opened(self, buffer: bytearray, begin: int, start: int, mark: int) -> int:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InvalidResponse(f"{self._what}: nested too deeply: more than {MAX_DEPTH} levels")
+        if self._in_items and self._depth == 3:
+            self._check_gap(buffer[begin:start])
+            return start
+        if not self._in_items and self._depth == 2 and mark == _OPEN[0] and self._last == self._key:
+            self._in_items = True
+            self._text += buffer[begin : start + 1]
+            return start + 1
+        return begin
+
+    def _check_gap(self, gap: bytearray) -> None:
+        if gap.strip(b" \t\r\n,"):
+            raise InvalidResponse(f"{self._what}: a list of something else than objects")

@@ -1,0 +1,182 @@
+"""What can go wrong between us and an API server or kubelet, by the names that apimachinery gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monitor.documents import shortened
+from monitor.errors import MonitorError
+
+_SHOWN = 300
+
+
+class KubeError(MonitorError):
+    """A request that did not do what it was for."""
+
+
+class Cancelled(KubeError):
+    """The stop event was set while a call was waiting."""
+
+
+class TransportError(KubeError):
+    """No complete answer: refused, reset, timed out, cut off, not trusted.
+
+    ``maybe_done``: the request was sent, so the server may have carried it out. ``unanswered``: not one byte came back.
+    """
+
+    def __init__(self, message: str, remedy: str = "", *, maybe_done: bool = False, unanswered: bool = False) -> None:
+        super().__init__(message, remedy)
+        self.maybe_done = maybe_done
+        self.unanswered = unanswered
+
+
+class TimedOut(TransportError):
+    """A time-out of ours passed."""
+
+
+class CertificateError(TransportError):
+    """The server is not the one that the CA, the pinned certificate or the name asks for. Nothing was sent."""
+
+
+class InvalidResponse(KubeError):
+    """An answer that is no JSON, or not of the shape that was asked for."""
+
+
+class ResponseTooLarge(KubeError):
+    """An answer beyond the budget of bytes, depth or items."""
+
+
+class ApiError(KubeError):
+    """The server refused: HTTP ``code``, and ``reason`` and ``details`` of its Status object.
+
+    ``code`` is 0 where a watch sent an ERROR event that has none. ``retry_after_s`` is Retry-After, None without.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        code: int = 0,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, remedy)
+        self.code = code
+        self.reason = reason
+        self.details: Mapping[str, Any] = details or {}
+        self.retry_after_s = retry_after_s
+
+    def has_cause(self, cause: str) -> bool:
+        """Whether ``details.causes`` has this reason, as `ResourceVersionTooLarge` or `DisruptionBudget`."""
+        causes = self.details.get("causes")
+        return isinstance(causes, list) and any(isinstance(one, dict) and one.get("reason") == cause for one in causes)
+
+
+class Unauthorized(ApiError):
+    """401: the token or client certificate is not valid (any more)."""
+
+
+class Forbidden(ApiError):
+    """403: the remedy is the RBAC rule that is missing."""
+
+
+class NotFound(ApiError):
+    """404."""
+
+
+class Conflict(ApiError):
+    """409: a precondition does not hold (uid, resourceVersion), or the object was changed meanwhile."""
+
+
+class AlreadyExists(ApiError):
+    """409 to a create."""
+
+
+class ResourceExpired(ApiError):
+    """410: this resourceVersion or continue token is too old; list again."""
+
+
+class Invalid(ApiError):
+    """422: a field has a value that is not allowed, or is immutable."""
+
+
+class TooManyRequests(ApiError):
+    """429: throttled; of pods/eviction also a PodDisruptionBudget that does not allow it (`budget_blocks`)."""
+
+    @property
+    def budget_blocks(self) -> bool:
+        return self.has_cause("DisruptionBudget")
+
+
+class ServerError(ApiError):
+    """5xx: the server cannot now (503, 504), or is broken (500)."""
+
+
+_BY_CODE: Mapping[int, type[ApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: ResourceExpired,
+    422: Invalid,
+    429: TooManyRequests,
+}
+#: The reasons that say more than the code, or that stand where there is no code.
+_BY_REASON: Mapping[str, type[ApiError]] = {
+    "Unauthorized": Unauthorized,
+    "Forbidden": Forbidden,
+    "NotFound": NotFound,
+    "AlreadyExists": AlreadyExists,
+    "Conflict": Conflict,
+    "Gone": ResourceExpired,
+    "Expired": ResourceExpired,
+    "Invalid": Invalid,
+    "TooManyRequests": TooManyRequests,
+    "InternalError": ServerError,
+    "ServerTimeout": ServerError,
+    "ServiceUnavailable": ServerError,
+    "Timeout": ServerError,
+}
+
+
+def api_error(
+    what: str, code: int, status: object, *, remedy: str = "", retry_after_s: float | None = None, text: str = ""
+) -> ApiError:
+    """The error of a Status object, which may be anything; ``text`` is the answer where it is no JSON.
+
+    ``code`` is that of HTTP, 0 for an ERROR event: then the object's own is taken, also where it is a string ("410") or
+    stands in `status`, and without any the reason says which error it is.
+    """
+    found: Mapping[str, Any] = status if isinstance(status, dict) else {}
+    if not code:
+        code = next((n for n in map(_number, (found.get("code"), found.get("status"))) if n), 0)
+    reason = found.get("reason") if isinstance(found.get("reason"), str) else ""
+    message = found.get("message") if isinstance(found.get("message"), str) else text
+    details = found.get("details") if isinstance(found.get("details"), dict) else {}
+    assert isinstance(reason, str)
+    assert isinstance(details, dict)
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (ServerError if code >= 500 else ApiError)
+    if retry_after_s is None and (seconds := _number(details.get("retryAfterSeconds"))):
+        retry_after_s = float(seconds)
+    said = shortened(" ".join(str(message or "").split()), _SHOWN)
+    number = f"HTTP {code}" if code else "an ERROR event"
+    head = f"{what}: {number}{f' {reason}' if reason else ''}"
+    return kind(
+        f"{head}: {said}" if said else head,
+        remedy,
+        code=code,
+        reason=reason,
+        details=details,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _number(value: object) -> int:
+    """An HTTP code or seconds, which some servers write as text; 0 if it is neither."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return 0
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0

@@ -1,0 +1,216 @@
+"""A kubeconfig, as kubectl reads it: one file, or several of ``$KUBECONFIG``, where the first that has a name wins.
+
+Whatever is wrong is one ConfigError that names the file and the key. Not taken: `proxy-url` (there is no proxy),
+`auth-provider` (removed in Kubernetes 1.26), basic auth (removed in 1.19), impersonation.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monitor.documents import UnreadableError, decoded, from_json, from_yaml, read_bytes, shown
+from monitor.errors import ConfigError
+from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
+from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
+from monitor.kube.tls import Pem, TlsSettings
+
+_SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
+_REFUSED = {
+    "proxy-url": "proxies are not supported; remove it, or use an address that is reached without",
+    "auth-provider": "auth-provider was removed in Kubernetes 1.26; use exec",
+    "username": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
+    "password": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
+    "as": "impersonation is not supported; use a user of its own",
+    "as-uid": "impersonation is not supported; use a user of its own",
+    "as-groups": "impersonation is not supported; use a user of its own",
+    "as-user-extra": "impersonation is not supported; use a user of its own",
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A map of a kubeconfig; ``where`` is file and key. Relative paths in it are relative to the file."""
+
+    path: Path
+    key: str
+    values: Mapping[str, Any]
+
+    def where(self, key: str) -> str:
+        return f"{self.path}: {self.key}.{key}"
+
+    def check_refused(self) -> None:
+        for key, why in _REFUSED.items():
+            if self.values.get(key):
+                raise ConfigError(f"{self.where(key)}: {why}")
+
+    def text(self, key: str) -> str:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{self.where(key)}: {shown(value)} is no text", "put it in quotes")
+        return value or ""
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key, False)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.where(key)}: {shown(value)} is neither true nor false")
+        return value
+
+    def file(self, key: str) -> Path | None:
+        text = self.text(key)
+        return self.path.parent / text if text else None
+
+    def pem(self, key: str) -> Pem | None:
+        """``key``-data, else the file named by ``key``."""
+        data = self.text(f"{key}-data")
+        if data:
+            try:
+                return Pem(self.where(f"{key}-data"), data=base64.b64decode(data, validate=True))
+            except (binascii.Error, ValueError) as error:
+                raise ConfigError(f"{self.where(f'{key}-data')}: no base64: {error}") from None
+        path = self.file(key)
+        return Pem(self.where(key), path) if path else None
+
+
+def default_paths(env: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """The files that kubectl would read."""
+    listed = tuple(Path(name) for name in env.get("KUBECONFIG", "").split(os.pathsep) if name)
+    return listed or (Path(env.get("HOME", "/root")) / ".kube/config",)
+
+
+def load(paths: tuple[Path, ...], context: str = "") -> ClusterConfig:
+    """The cluster of ``context``, else of `current-context`. Raises ConfigError."""
+    files = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
+    names = ", ".join(str(path) for path in paths)
+    if not files:
+        raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
+    current = next(((path, _current(path, made)) for path, made in files if made.get("current-context")), None)
+    name = context or (current[1] if current else "")
+    if not name:
+        raise ConfigError(f"{names}: current-context: is not set", "set it, or name a context")
+    chosen = _find(files, "contexts", name, "the context" if context else "current-context")
+    chosen.check_refused()
+    cluster = _named(files, "clusters", chosen, "cluster")
+    cluster.check_refused()
+    user = _named(files, "users", chosen, "user") if chosen.text("user") else _Entry(files[0][0], "users", {})
+    user.check_refused()
+    server = parse_server(cluster.text("server"), cluster.where("server"))
+    tls = _tls(cluster, user)
+    if server.https:
+        tls.context()  # whatever is in the files is wrong now, not at the first connection
+    namespace = chosen.text("namespace") or "default"
+    return ClusterConfig(server, tls, _credentials(cluster, user), namespace)
+
+
+def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
+    ca, insecure = cluster.pem("certificate-authority"), cluster.flag("insecure-skip-tls-verify")
+    if ca is not None and insecure:
+        where = cluster.where("insecure-skip-tls-verify")
+        raise ConfigError(f"{where}: is set beside a certificate-authority", "remove one of them")
+    certificate, key = user.pem("client-certificate"), user.pem("client-key")
+    if (certificate is None) != (key is None):
+        have, miss = ("client-certificate", "client-key")[:: 1 if key is None else -1]
+        raise ConfigError(f"{user.where(miss)}: is missing beside {have}", "name both")
+    name = cluster.text("tls-server-name")
+    return TlsSettings(ca, (), insecure, certificate, key, name)
+
+
+def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
+    spec = user.values.get("exec")
+    if spec is not None:
+        if user.text("token") or user.text("tokenFile"):
+            raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
+        return ExecPlugin(_exec_spec(cluster, user, spec))
+    if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
+        token_file = TokenFile(path, user.where("tokenFile"))
+        token_file.current()
+        return token_file
+    if token := user.text("token"):
+        check_token(token, user.where("token"))
+    return Fixed(token)
+
+
+def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
+    entry = _Entry(user.path, f"{user.key}.exec", values)
+    command = entry.text("command")
+    if not command:
+        raise ConfigError(f"{entry.where('command')}: is missing", "name the plugin's program")
+    if "/" in command:
+        command = str(user.path.parent / command)
+    if entry.text("interactiveMode") == "Always":
+        raise ConfigError(f"{entry.where('interactiveMode')}: Always: a plugin that asks questions cannot be used here")
+    args = entry.values.get("args") or []
+    if not isinstance(args, list) or not all(isinstance(one, str) for one in args):
+        raise ConfigError(f"{entry.where('args')}: {shown(args)} is no list of texts", "put each in quotes")
+    env = entry.values.get("env") or []
+    if not isinstance(env, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("value"), str) for one in env
+    ):
+        raise ConfigError(f"{entry.where('env')}: {shown(env)} is no list of name and value")
+    info: dict[str, object] = {"server": cluster.text("server")}
+    if ca := cluster.pem("certificate-authority"):
+        info["certificate-authority-data"] = base64.b64encode(ca.read()).decode()
+    if name := cluster.text("tls-server-name"):
+        info["tls-server-name"] = name
+    if cluster.flag("insecure-skip-tls-verify"):
+        info["insecure-skip-tls-verify"] = True
+    return ExecSpec(
+        where=f"{user.path}: {user.key}.exec",
+        api_version=entry.text("apiVersion"),
+        command=(command, *args),
+        env=tuple((one["name"], one["value"]) for one in env),
+        cluster=info if entry.flag("provideClusterInfo") else None,
+        hint=entry.text("installHint"),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = decoded(read_bytes(path))
+        documents = [from_json(text)] if text.lstrip().startswith("{") else [one for one in from_yaml(text) if one]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", "name a readable kubeconfig") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise ConfigError(f"{path}: no kubeconfig: it has to be one map", "name a readable kubeconfig")
+    found: dict[str, Any] = documents[0]
+    if found.get("kind", "Config") != "Config":
+        raise ConfigError(f"{path}: kind: {shown(found['kind'])} is not Config", "name a kubeconfig")
+    for section in _SECTIONS:
+        listed = found.get(section) or []
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise ConfigError(f"{path}: {section}: is no list of maps")
+    return found
+
+
+def _current(path: Path, made: Mapping[str, Any]) -> str:
+    return _Entry(path, "", made).text("current-context")
+
+
+def _named(files: list[tuple[Path, dict[str, Any]]], section: str, chosen: _Entry, key: str) -> _Entry:
+    return _find(files, section, chosen.text(key), chosen.where(key))
+
+
+def _find(files: list[tuple[Path, dict[str, Any]]], section: str, name: str, asked_by: str) -> _Entry:
+    known = []
+    for path, made in files:
+        for one in made.get(section) or []:
+            if one.get("name") == name:
+                values = one.get(_SECTIONS[section]) or {}
+                key = f"{section}[{name}].{_SECTIONS[section]}"
+                if not isinstance(values, dict):
+                    raise ConfigError(f"{path}: {key}: {shown(values)} is no map")
+                return _Entry(path, key, values)
+            known.append(shown(one.get("name")))
+    where = asked_by if asked_by.startswith(str(files[0][0])) else f"{files[0][0]}: {asked_by}"
+    listed = ", ".join(known[:5]) or "none"
+    raise ConfigError(f"{where}: {section} has no {shown(name)}", f"there are: {listed}")

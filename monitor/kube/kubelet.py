@@ -1,0 +1,142 @@
+"""The kubelet's own endpoints: https on 10250 with a token, plain http on 10255 where `readOnlyPort` is set.
+
+A kubelet's serving certificate is often signed by nobody: it makes its own. Ways to know it, safest first:
+
+* `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
+  The default on the node; names and dates in the certificate do not matter.
+* `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
+* `insecure`: only on loopback, and only when asked for. The port is above 1023: while the kubelet is down, whoever
+  listens there is sent the token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from monitor.errors import ConfigError
+from monitor.kube.auth import Credentials, Fixed
+from monitor.kube.cluster import ClusterConfig, Server, parse_server
+from monitor.kube.decode import ItemDecoder, Object, parse_object
+from monitor.kube.errors import KubeError
+from monitor.kube.stream import is_address
+from monitor.kube.tls import Pem, TlsSettings
+from monitor.kube.transport import Request, Transport
+
+T = TypeVar("T")
+
+SECURE_PORT, READ_ONLY_PORT = 10250, 10255
+#: Where a kubelet has its certificates; the first is rotated (`serverTLSBootstrap`), the second its own.
+PKI = Path("/var/lib/kubelet/pki")
+SERVING = ("kubelet-server-current.pem", "kubelet.crt")
+TIMEOUT_S = 10.0
+#: Bytes of configz; of healthz no more is looked at.
+_MAX_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True)
+class KubeletTrust:
+    """How the kubelet is known; with nothing set its certificates in ``pki``. ``node_name`` is the name under a CA."""
+
+    ca: Path | None = None
+    insecure: bool = False
+    node_name: str = ""
+    pki: Path = PKI
+
+
+def kubelet_config(
+    url: str, trust: KubeletTrust, credentials: Credentials | None = None, where: str = "kubelet"
+) -> ClusterConfig:
+    """The kubelet at ``url``, as `https://127.0.0.1:10250` or `http://127.0.0.1:10255`. Raises ConfigError."""
+    server = parse_server(url, where, (READ_ONLY_PORT, SECURE_PORT))
+    if not server.https:
+        # A token in plain text is everybody's.
+        return ClusterConfig(server)
+    return ClusterConfig(server, _tls(server, trust, where), credentials or Fixed())
+
+
+def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:
+    if trust.insecure:
+        if not _loopback(server.host):
+            raise ConfigError(
+                f"{where}: {server} is not on this node: its certificate has to be verified", "give its CA"
+            )
+        return TlsSettings(insecure=True)
+    if trust.ca is not None:
+        tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
+    else:
+        found = [path for path in (trust.pki / name for name in SERVING) if path.exists()]
+        if not found:
+            raise ConfigError(
+                f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",
+                "mount that directory, or give the CA that signed the kubelet's certificate",
+            )
+        tls = TlsSettings(pinned=tuple(Pem(f"{where}: certificate", path) for path in found))
+        tls.check_readable()
+    tls.context()
+    return tls
+
+
+def _loopback(host: str) -> bool:
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+class KubeletClient:
+    """One kubelet. Every method may be called from any thread; ``stop`` ends all of them within 0.5 s."""
+
+    def __init__(
+        self, config: ClusterConfig, stop: threading.Event | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.transport = Transport(config, stop or threading.Event())
+        self._timeout_s = timeout_s
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self.transport.close()
+
+    def pods(self, decode: Callable[[Object], T | None]) -> tuple[T, ...]:
+        """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
+        _, pods = self._stream("/pods", "items", "pods", decode)
+        return pods
+
+    def stats_summary(self, decode: Callable[[Object], T | None]) -> tuple[Object, tuple[T, ...]]:
+        """/stats/summary: its `node`, and what ``decode`` makes of each pod. 10 to 15 s old by itself."""
+        rest, pods = self._stream("/stats/summary", "pods", "stats", decode)
+        node = rest.get("node")
+        return (node if isinstance(node, dict) else {}), pods
+
+    def configz(self) -> Object:
+        """The KubeletConfiguration that is in force, without apiVersion and kind. Not on the read-only port."""
+        what = "get the kubelet's /configz"
+        with self.transport.ask(Request("GET", "/configz"), what, _rule("configz"), self._timeout_s) as answer:
+            found = parse_object(answer.read(_MAX_ANSWER), what).get("kubeletconfig")
+        if not isinstance(found, dict):
+            raise KubeError(f"{what}: the answer has no kubeletconfig")
+        return found
+
+    def healthz(self) -> None:
+        """Raises the error where it is not healthy, or not there."""
+        what = "get the kubelet's /healthz"
+        with self.transport.ask(Request("GET", "/healthz"), what, _rule("healthz"), self._timeout_s) as answer:
+            answer.read(_MAX_ANSWER)
+
+    def _stream(
+        self, path: str, key: str, right: str, decode: Callable[[Object], T | None]
+    ) -> tuple[Object, tuple[T, ...]]:
+        what = f"get the kubelet's {path}"
+        decoder = ItemDecoder(what, key)
+        with self.transport.ask(Request("GET", path), what, _rule(right), self._timeout_s) as answer:
+            found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
+        if key not in decoder.envelope:
+            raise KubeError(f"{what}: the answer has no {key}")
+        return decoder.envelope, found
+
+
+def _rule(right: str) -> str:
+    rule = f'{{apiGroups: [""], resources: ["nodes/{right}"], verbs: ["get"]}}'
+    # KubeletFineGrainedAuthz. /stats has had its own right always.
+    return rule if right == "stats" else f'{rule} (before Kubernetes 1.33 resources: ["nodes/proxy"])'

@@ -1,0 +1,55 @@
+"""Trying a request again while the server is away, throttles or fails: for those that must get through in the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from monitor.kube.backoff import BackOff
+from monitor.kube.errors import (
+    ApiError,
+    Cancelled,
+    CertificateError,
+    KubeError,
+    ServerError,
+    TooManyRequests,
+    TransportError,
+)
+
+T = TypeVar("T")
+
+
+def passes(error: KubeError) -> bool:
+    """Whether the same request may succeed later, without anybody changing anything."""
+    if isinstance(error, TooManyRequests):
+        return not error.budget_blocks
+    return isinstance(error, ServerError | TransportError) and not isinstance(error, CertificateError)
+
+
+def retrying(
+    call: Callable[[], T],
+    stop: threading.Event,
+    total_s: float,
+    back_off: BackOff | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] | None = None,
+) -> T:
+    """What ``call`` returns, tried again for ``total_s`` seconds after errors that pass. Then the last error.
+
+    ``call`` must be one that may be carried out twice: an answer may have been lost.
+    """
+    back_off = back_off or BackOff(first_s=0.1, cap_s=5.0)
+    deadline = clock() + total_s
+    while True:
+        try:
+            return call()
+        except KubeError as error:
+            after_s = error.retry_after_s if isinstance(error, ApiError) else None
+            pause_s = back_off.next_s(after_s)
+            if not passes(error) or clock() + pause_s > deadline:
+                raise
+        (wait or stop.wait)(pause_s)
+        if stop.is_set():
+            raise Cancelled("stopped while waiting to try again")

@@ -1,0 +1,271 @@
+"""An API server: lists in pages, watches, patches, preconditions, evictions, RBAC; as nasty as `FakeServer` can be."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.kube.fake_http import Asked, FakeServer, Reply, status_object
+from tests.kube.fake_patch import apply_patch
+from tests.kube.fake_store import Key, Object, Refused, Store
+
+KINDS = {
+    "pods": ("v1", "Pod"),
+    "nodes": ("v1", "Node"),
+    "events": ("v1", "Event"),
+    "leases": ("coordination.k8s.io/v1", "Lease"),
+    "namespaces": ("v1", "Namespace"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
+    "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),
+}
+#: Those the server knows; another one is a 400.
+FIELDS = {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase", "involvedObject.uid"}
+#: How the tokens end that `serviceaccounts/token` gives out.
+WITHOUT_RIGHTS = "-without-rights"
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class FakeApiServer(FakeServer):
+    """``forbidden``: (verb, resource) pairs. A PodDisruptionBudget protects all pods with its labels, always."""
+
+    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        self.store = Store()
+        self.forbidden: set[tuple[str, str]] = set()
+        self.bookmark_s = 60.0
+        super().__init__(context, host)
+
+    def answer(self, asked: Asked, reply: Reply) -> None:
+        try:
+            self._answer(asked, reply)
+        except Refused as refused:
+            reply.status(*refused.args)
+
+    def _answer(self, asked: Asked, reply: Reply) -> None:
+        if asked.path == "/version":
+            reply.json(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
+            return
+        plural, namespace, name, sub = _parsed(asked.path)
+        verb = VERBS[asked.method]
+        if asked.method == "GET" and not name:
+            verb = "watch" if asked.watching else "list"
+        self._authorize(asked, verb, f"{plural}/{sub}" if sub else plural, namespace, name)
+        key = (plural, namespace, name)
+        if verb == "watch":
+            self._watch(asked, reply, plural, namespace)
+        elif verb == "list":
+            reply.json(200, self._list(asked, plural, namespace))
+        elif verb == "get":
+            reply.json(200, self.store.get(key))
+        elif verb == "create" and sub == "eviction":
+            reply.json(201, self._evict(asked, key))
+        elif verb == "create" and sub == "token":
+            token = f"{name}{WITHOUT_RIGHTS}"
+            self.tokens = self.tokens and {*self.tokens, token}
+            reply.json(201, {"kind": "TokenRequest", "status": {"token": token}})
+        elif verb == "create":
+            reply.json(201, self._create(asked, plural, namespace))
+        elif verb == "delete":
+            reply.json(200, self._delete(key, asked.json() if asked.body else {}))
+        else:
+            reply.json(200, self._change(asked, key, sub))
+
+    def _authorize(self, asked: Asked, verb: str, resource: str, namespace: str, name: str) -> None:
+        nobody = asked.headers.get("Authorization", "").endswith(WITHOUT_RIGHTS)
+        if nobody or (verb, resource) in self.forbidden:
+            which = f'{resource.partition("/")[0]} "{name}"' if name else resource
+            where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
+            raise Refused(
+                403,
+                "Forbidden",
+                f'{which} is forbidden: User "system:serviceaccount:outrace:outrace" cannot {verb} resource '
+                f'"{resource}" in API group ""{where}',
+            )
+
+    def _list(self, asked: Asked, plural: str, namespace: str) -> Object:
+        matches, query = _selector(asked.query.get("fieldSelector", "")), asked.query
+        wanted, limit, start = query.get("resourceVersion", ""), int(query.get("limit", 0)), 0
+        version = self.store.version
+        if token := query.get("continue"):
+            if wanted:
+                raise Refused(400, "BadRequest", "specifying resource version is not allowed when using continue")
+            made = json.loads(base64.urlsafe_b64decode(token))
+            version, start = made["rv"], made["start"]
+            if version < self.store.oldest:
+                raise Refused(410, "Expired", "The provided continue parameter is too old to display a consistent list")
+        elif wanted == "0":
+            limit = 0  # the watch cache has no pages
+        elif wanted and int(wanted) > version:
+            causes = {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]}
+            raise Refused(
+                504,
+                "Timeout",
+                f"Too large resource version: {wanted}, current: {version}",
+                {**causes, "retryAfterSeconds": 1},
+            )
+        found = [one for one in self.store.all(plural, namespace) if matches(one)]
+        page = found[start : start + limit] if limit else found[start:]
+        metadata: Object = {"resourceVersion": str(version)}
+        if start + len(page) < len(found):
+            token = json.dumps({"rv": version, "start": start + len(page)})
+            metadata["continue"] = base64.urlsafe_b64encode(token.encode()).decode()
+            metadata["remainingItemCount"] = len(found) - start - len(page)
+        api_version, kind = KINDS[plural]
+        return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": page}
+
+    def _watch(self, asked: Asked, reply: Reply, plural: str, namespace: str) -> None:
+        query = asked.query
+        after, matches = int(query.get("resourceVersion") or 0), _selector(query.get("fieldSelector", ""))
+        bookmark_s = self.bookmark_s if query.get("allowWatchBookmarks") == "true" else float("inf")
+        until = time.monotonic() + float(query.get("timeoutSeconds", 1800))
+        reply.chunked()
+        ended = self.ended
+        try:
+            for kind, made in self.store.events(plural, namespace, after, matches, until, bookmark_s):
+                if ended.is_set():
+                    return
+                reply.chunk(json.dumps({"type": kind, "object": made}).encode() + b"\n")
+        except Refused as refused:  # the answer has begun with 200
+            error = {"type": "ERROR", "object": status_object(*refused.args)}
+            reply.chunk(json.dumps(error).encode() + b"\n")
+        reply.chunk(b"")
+
+    def _create(self, asked: Asked, plural: str, namespace: str) -> Object:
+        made = asked.json()
+        api_version, kind = KINDS[plural]
+        if made.get("kind") != kind or made.get("apiVersion") != api_version:
+            raise Refused(400, "BadRequest", f"{made.get('apiVersion')}/{made.get('kind')} is not {api_version}/{kind}")
+        metadata = made.get("metadata", {})
+        if kind == "Pod":
+            made = {**made, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
+        if not metadata.get("name"):
+            raise Refused(422, "Invalid", "metadata.name: Required value: name or generateName is required")
+        if metadata.setdefault("namespace", namespace) != namespace:
+            raise Refused(400, "BadRequest", "the namespace of the object does not match the namespace on the request")
+        involved = made.get("involvedObject", {}).get("namespace", "")
+        if kind == "Event" and (involved or "default") != namespace:
+            raise Refused(422, "Invalid", "involvedObject.namespace: Invalid value: does not match event.namespace")
+        if not namespace:
+            del metadata["namespace"]
+        return made if asked.query.get("dryRun") == "All" else self.store.create(plural, made)
+
+    def _change(self, asked: Asked, key: Key, sub: str) -> Object:
+        """PATCH and PUT; of a pod or node the status only by its subresource, and the rest only without."""
+
+        def change(before: Object) -> Object:
+            if asked.method == "PUT":
+                after, given = asked.json(), asked.json().get("metadata", {})
+            else:
+                after, given = apply_patch(before, asked)
+            _preconditions(key, before, given)
+            if sub:
+                after = {**before, "status": after.get("status")}
+            elif key[0] in ("pods", "nodes") and "status" in before:
+                after["status"] = before["status"]
+            was, now = (one.get("status", {}).get("qosClass") for one in (before, after))
+            if key[0] == "pods" and was and was != now:
+                raise Refused(
+                    422,
+                    "Invalid",
+                    f'Pod "{key[2]}" is invalid: status.qosClass: Invalid value: "{now}": field is immutable',
+                )
+            after["metadata"] = {**after["metadata"], "uid": before["metadata"]["uid"]}
+            after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+            return after
+
+        if asked.query.get("dryRun") == "All":
+            return change(self.store.get(key))
+        return self.store.update(key, change)
+
+    def _evict(self, asked: Asked, key: Key) -> Object:
+        eviction = asked.json()
+        if eviction.get("kind") != "Eviction" or eviction["metadata"].get("name") != key[2]:
+            raise Refused(400, "BadRequest", "name in URL does not match name in Eviction object")
+        pod = self.store.get(key)
+        if pod["status"].get("phase") == "Running" and self._protected(pod):
+            raise Refused(
+                429,
+                "TooManyRequests",
+                "Cannot evict pod as it would violate the pod's disruption budget.",
+                {"causes": [{"reason": "DisruptionBudget", "message": "The disruption budget db needs 1 healthy pod"}]},
+            )
+        self._delete(key, eviction.get("deleteOptions") or {})
+        return status_object(201, "", "") | {"status": "Success"}
+
+    def _protected(self, pod: Object) -> bool:
+        labels = pod["metadata"].get("labels", {}).items()
+        budgets = self.store.all("poddisruptionbudgets", pod["metadata"]["namespace"])
+        return any(one["spec"]["selector"]["matchLabels"].items() <= labels for one in budgets)
+
+    def _delete(self, key: Key, options: Object) -> Object:
+        """A pod that runs is only marked: its kubelet deletes it, `finish_delete` here."""
+        found = self.store.get(key)
+        _preconditions(key, found, options.get("preconditions") or {})
+        if options.get("dryRun"):
+            return found
+        over = found.get("status", {}).get("phase") in ("Failed", "Succeeded")
+        grace = options.get("gracePeriodSeconds", found.get("spec", {}).get("terminationGracePeriodSeconds", 30))
+        if key[0] == "pods" and grace and not over and found["spec"].get("nodeName"):
+            return self.store.update(key, _marked)
+        return self.store.delete(key)
+
+    def finish_delete(self, name: str, namespace: str = "default") -> None:
+        self.store.delete(("pods", namespace, name))
+
+
+def _marked(pod: Object) -> Object:
+    pod["metadata"].setdefault("deletionTimestamp", "2026-11-24T12:00:00Z")
+    return pod
+
+
+def _preconditions(key: Key, found: Object, given: Object) -> None:
+    for name, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if given.get(name) not in (None, "", found["metadata"][name]):
+            raise Refused(
+                409,
+                "Conflict",
+                f'Operation cannot be fulfilled on {key[0]} "{key[2]}": the {what} in the precondition '
+                f"({given[name]}) does not match the {what} in record ({found['metadata'][name]})",
+            )
+
+
+def _parsed(path: str) -> tuple[str, str, str, str]:
+    """plural, namespace, name, subresource."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    namespace = ""
+    if parts[0] == "namespaces" and len(parts) > 2:
+        namespace, parts = parts[1], parts[2:]
+    plural, name, sub = [*parts, "", ""][:3]
+    if plural not in KINDS:
+        raise Refused(404, "NotFound", "the server could not find the requested resource")
+    return plural, namespace, name, sub
+
+
+def _selector(text: str) -> Callable[[Object], bool]:
+    wanted = [term.partition("=")[::2] for term in text.split(",") if term]
+    for field, _ in wanted:
+        if field not in FIELDS:
+            raise Refused(400, "BadRequest", f'field label not supported: "{field}"')
+    return lambda made: all(_field(made, field) == value for field, value in wanted)
+
+
+def _field(made: Any, dotted: str) -> str:
+    for name in dotted.split("."):
+        made = made.get(name, {}) if isinstance(made, dict) else {}
+    return made if isinstance(made, str) else ""
+
+
+def pod(name: str, node: str = "node-1", namespace: str = "default", **status: object) -> Object:
+    """A small pod that runs."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 30, "containers": [{"name": "main"}]},
+        "status": copy.deepcopy({"phase": "Running", "qosClass": "BestEffort", **status}),
+    }

@@ -1,0 +1,37 @@
+"""A kubelet: /pods, /configz, /healthz, /stats/summary; with TLS that is 10250, without the read-only port."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from tests.kube.fake_http import Asked, FakeServer, Reply
+
+Object = dict[str, Any]
+
+
+class FakeKubelet(FakeServer):
+    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        self.pods: list[Object] | None = []
+        self.config: Object = {"evictionHard": {"memory.available": "100Mi"}, "cgroupDriver": "systemd"}
+        self.stats: list[Object] = []
+        self.forbidden: set[str] = set()  # paths
+        super().__init__(context, host)
+
+    def answer(self, asked: Asked, reply: Reply) -> None:
+        path = asked.path
+        if path in self.forbidden:
+            message = (
+                f"Forbidden (user=system:serviceaccount:o:o, verb=get, resource=nodes, subresource(s)=[proxy {path}])"
+            )
+            reply.body(403, message.encode(), {"Content-Type": "text/plain"})
+        elif path == "/pods":
+            reply.json(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
+        elif path == "/stats/summary":
+            reply.json(200, {"node": {"nodeName": "node-1", "memory": {"workingSetBytes": 5}}, "pods": self.stats})
+        elif path == "/configz" and self.context is not None:
+            reply.json(200, {"kubeletconfig": self.config})
+        elif path == "/healthz":
+            reply.body(200, b"ok", {"Content-Type": "text/plain"})
+        else:
+            reply.body(404, b"404 page not found\n", {"Content-Type": "text/plain"})

@@ -1,0 +1,65 @@
+"""A certificate authority of the test's own, made by the openssl command."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, as files."""
+
+    certificate: Path
+    key: Path
+
+    def server_context(self, client_ca: Path | None = None) -> ssl.SSLContext:
+        """For a server; with ``client_ca`` it asks for a client certificate, without insisting."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+
+class Authority:
+    """A CA; ``certificate`` is its file."""
+
+    def __init__(self, directory: Path, name: str = "test-ca") -> None:
+        self._directory = directory
+        self._pair = Pair(directory / f"{name}.crt", directory / f"{name}.key")
+        self.certificate = self._pair.certificate
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-keyout", str(self._pair.key), "-out", str(self._pair.certificate)),
+            *("-addext", "keyUsage=critical,keyCertSign"),
+        )
+
+    def issue(self, name: str, *sans: str) -> Pair:
+        """A certificate for these names and addresses."""
+        pair = Pair(self._directory / f"{name}.crt", self._directory / f"{name}.key")
+        listed = ",".join(f"{'IP' if _is_address(san) else 'DNS'}:{san}" for san in sans or (name,))
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate)),
+            *("-CA", str(self._pair.certificate), "-CAkey", str(self._pair.key)),
+            *("-addext", f"subjectAltName={listed}", "-addext", "basicConstraints=critical,CA:FALSE"),
+        )
+        return pair
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _openssl(*arguments: str) -> None:
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,288 @@
+"""Each verb against an API server that keeps to its rules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    InvalidResponse,
+    NotFound,
+    ResponseTooLarge,
+    ServerError,
+    TooManyRequests,
+)
+from monitor.kube.resources import EVENTS, LEASES, NODES, PODS, RUNTIME_CLASSES
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer, pod
+
+
+def name(found: dict[str, Any]) -> str:
+    return str(found["metadata"]["name"])
+
+
+def test_get_and_not_found(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("pods", pod("a"))
+    assert name(client.get(PODS, "a", "default")) == "a"
+    with pytest.raises(NotFound, match=r'^get pods default/b: HTTP 404 NotFound: pods "b" not found$'):
+        client.get(PODS, "b", "default")
+
+
+def test_a_list_comes_in_pages_of_one_version(api: FakeApiServer, client: ApiClient) -> None:
+    for i in range(25):
+        api.store.create("pods", pod(f"p{i:02}", node="node-1" if i % 2 else "node-2"))
+    listed = client.list(PODS, name, field_selector="spec.nodeName=node-1", page_size=5)
+    assert listed.items == tuple(f"p{i:02}" for i in range(1, 25, 2))
+    assert listed.resource_version == str(api.store.version)
+    assert len(api.seen("GET", "/pods")) == 3
+    assert len({one.connection for one in api.asked}) == 1
+
+
+def test_a_list_from_the_cache_is_one_answer(api: FakeApiServer, client: ApiClient) -> None:
+    for i in range(600):
+        api.store.create("pods", pod(f"p{i:03}"))
+    assert len(client.list(PODS, name, resource_version="0").items) == 600
+    assert [one.query for one in api.asked] == [{"resourceVersion": "0"}]
+
+
+def test_a_list_whose_continue_token_expires_begins_anew(api: FakeApiServer, client: ApiClient) -> None:
+    for i in range(9):
+        api.store.create("pods", pod(f"p{i}"))
+
+    def expire(*_: object) -> bool:
+        api.store.delete(("pods", "default", "p0"))
+        api.store.compact()
+        return False
+
+    api.fail(lambda *_: False, method="GET", path="/pods")  # the first page
+    api.fail(expire, method="GET", path="/pods")
+    assert client.list(PODS, name, page_size=4).items == tuple(f"p{i}" for i in range(1, 9))
+    assert "limit" not in api.asked[-1].query
+
+
+def test_what_decode_does_not_want_is_left_out(api: FakeApiServer, client: ApiClient) -> None:
+    for one in ("a", "b"):
+        api.store.create("pods", pod(one))
+    assert client.list(PODS, lambda found: name(found) if name(found) == "b" else None).items == ("b",)
+
+
+def test_a_status_is_patched_by_its_subresource_only(api: FakeApiServer, client: ApiClient) -> None:
+    conditions = [{"type": "Ready", "status": "True"}]
+    api.store.create("pods", pod("a", conditions=conditions, containerStatuses=[{"name": "x"}, {"name": "y"}]))
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    status = {"phase": "Failed", "reason": "Evicted", "conditions": [disruption], "containerStatuses": [{"name": "x"}]}
+    assert client.patch(PODS, "a", {"status": status}, "default")["status"]["phase"] == "Running"
+    made = client.patch(PODS, "a", {"status": status}, "default", subresource="status")["status"]
+    assert (made["phase"], made["reason"], made["qosClass"]) == ("Failed", "Evicted", "BestEffort")
+    assert made["conditions"] == [*conditions, disruption]  # merged by type
+    assert made["containerStatuses"] == [{"name": "x"}]  # replaced
+    asked = api.asked[-1]
+    assert (asked.method, asked.path) == ("PATCH", "/api/v1/namespaces/default/pods/a/status")
+    assert asked.headers["Content-Type"] == "application/strategic-merge-patch+json"
+    assert asked.query == {"fieldManager": "outrace"}
+
+
+def test_a_merge_patch_replaces_lists_and_removes_what_is_null(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("pods", pod("a", reason="x", conditions=[{"type": "Ready"}]))
+    body = {"status": {"reason": None, "conditions": [{"type": "DisruptionTarget"}]}}
+    made = client.patch(PODS, "a", body, "default", subresource="status", kind=PatchType.MERGE)["status"]
+    assert "reason" not in made
+    assert made["conditions"] == [{"type": "DisruptionTarget"}]
+
+
+def test_a_json_patch_tests_before_it_changes(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("nodes", {"kind": "Node", "metadata": {"name": "n"}, "spec": {"taints": []}})
+    test = {"op": "test", "path": "/spec/taints", "value": []}
+    add = {"op": "replace", "path": "/spec/taints", "value": [{"key": "outrace.io/pressure"}]}
+    assert client.patch(NODES, "n", [test, add], kind=PatchType.JSON)["spec"]["taints"] == add["value"]
+    with pytest.raises(Invalid):
+        client.patch(NODES, "n", [test, add], kind=PatchType.JSON)
+
+
+@pytest.mark.parametrize("which", ["uid", "resourceVersion"])
+def test_a_patch_of_another_object_is_a_conflict(api: FakeApiServer, client: ApiClient, which: str) -> None:
+    api.store.create("pods", pod("a"))
+    body = {"metadata": {which: "1"}, "status": {"phase": "Failed"}}
+    with pytest.raises(Conflict, match=r"in the precondition \(1\) does not match") as caught:
+        client.patch(PODS, "a", body, "default", subresource="status")
+    assert (caught.value.code, caught.value.reason) == (409, "Conflict")
+
+
+def test_an_immutable_field_is_invalid(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("pods", pod("a"))
+    with pytest.raises(Invalid, match=r"qosClass.*field is immutable"):
+        client.patch(PODS, "a", {"status": {"qosClass": "Burstable"}}, "default", subresource="status")
+
+
+def test_a_dry_run_changes_nothing(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("pods", pod("a"))
+    version = api.store.version
+    status = {"status": {"phase": "Failed"}}
+    made = client.patch(PODS, "a", status, "default", subresource="status", dry_run=True)
+    assert made["status"]["phase"] == "Failed"
+    client.delete(PODS, "a", "default", dry_run=True)
+    client.evict("a", "default", dry_run=True)
+    client.create(PODS, pod("b"), "default", dry_run=True)
+    assert api.store.version == version
+
+
+def event(pod_namespace: str = "default") -> dict[str, Any]:
+    involved = {"kind": "Pod", "name": "a", "namespace": pod_namespace}
+    metadata = {"name": "a.17", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": involved, "reason": "Evicted"}
+
+
+def test_an_event_is_created_once(api: FakeApiServer, client: ApiClient) -> None:
+    client.create_event(event(), "default")
+    with pytest.raises(AlreadyExists):
+        client.create_event(event(), "default")
+    assert [one["reason"] for one in api.store.all("events")] == ["Evicted"]
+    with pytest.raises(Invalid, match=r"involvedObject\.namespace"):
+        client.create_event(event("other"), "default")
+
+
+def test_deleting_has_preconditions(api: FakeApiServer, client: ApiClient) -> None:
+    made = api.store.create("pods", pod("a", phase="Failed"))
+    with pytest.raises(Conflict):
+        client.delete(PODS, "a", "default", uid="another")
+    with pytest.raises(Conflict):
+        client.delete(PODS, "a", "default", resource_version="1")
+    metadata = made["metadata"]
+    client.delete(PODS, "a", "default", uid=metadata["uid"], resource_version=metadata["resourceVersion"])
+    assert api.store.all("pods") == []
+
+
+def test_a_running_pod_is_marked_and_goes_later(api: FakeApiServer, client: ApiClient) -> None:
+    api.store.create("pods", pod("a"))
+    client.delete(PODS, "a", "default")
+    assert "deletionTimestamp" in api.store.get(("pods", "default", "a"))["metadata"]
+    client.delete(PODS, "a", "default", grace_period_s=0)
+    assert api.store.all("pods") == []
+
+
+def test_an_eviction_asks_the_budget(api: FakeApiServer, client: ApiClient) -> None:
+    made = pod("db")
+    made["metadata"]["labels"] = {"app": "db"}
+    made = api.store.create("pods", made)
+    budget = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"matchLabels": {"app": "db"}}}}
+    api.store.create("poddisruptionbudgets", budget)
+    with pytest.raises(TooManyRequests, match="violate the pod's disruption budget") as caught:
+        client.evict("db", "default")
+    assert caught.value.budget_blocks
+    api.store.delete(("poddisruptionbudgets", "default", "db"))
+    with pytest.raises(Conflict):
+        client.evict("db", "default", uid="another")
+    client.evict("db", "default", uid=made["metadata"]["uid"], grace_period_s=0)
+    assert api.store.all("pods") == []
+
+
+def test_who_updates_a_lease_first_has_it(client: ApiClient) -> None:
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
+    metadata = {"name": "evicted", "namespace": "outrace"}
+    made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+    client.create_lease(made, "outrace")
+    mine, others = (client.get_lease("evicted", "outrace") for _ in range(2))
+    mine["spec"]["holderIdentity"] = "b"
+    client.update_lease(mine, "outrace")
+    with pytest.raises(Conflict):
+        client.update_lease(others, "outrace")
+    assert client.get(LEASES, "evicted", "outrace")["spec"]["holderIdentity"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "rule"),
+    [
+        ("patch", "pods/status", '{apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}'),
+        ("create", "pods/eviction", '{apiGroups: [""], resources: ["pods/eviction"], verbs: ["create"]}'),
+        ("list", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["list"]}'),
+        ("watch", "pods", '{apiGroups: [""], resources: ["pods"], verbs: ["watch"]}'),
+        ("update", "leases", '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["update"]}'),
+    ],
+)
+def test_forbidden_names_the_rule_that_is_missing(
+    api: FakeApiServer, client: ApiClient, verb: str, resource: str, rule: str
+) -> None:
+    api.store.create("pods", pod("a"))
+    api.forbidden.add((verb, resource))
+    calls = {
+        "patch": lambda: client.patch(PODS, "a", {}, "default", subresource="status"),
+        "create": lambda: client.evict("a", "default"),
+        "list": lambda: client.list(PODS, name),
+        "watch": lambda: client.watch(PODS, "0").__enter__(),
+        "update": lambda: client.update_lease({"metadata": {"name": "x"}}, "default"),
+    }
+    with pytest.raises(Forbidden, match=f"^{verb} {resource}") as caught:
+        calls[verb]()
+    assert caught.value.remedy == f"add to the Role or ClusterRole: {rule}"
+
+
+def test_a_quota_is_no_missing_rule(api: FakeApiServer, client: ApiClient) -> None:
+    api.fail(faults.status(403, "Forbidden", 'pods "a" is forbidden: exceeded quota: q'))
+    with pytest.raises(Forbidden) as caught:
+        client.create(PODS, pod("a"), "default")
+    assert caught.value.remedy == ""
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "after"),
+    [
+        (faults.status(429, "TooManyRequests", "too many", Retry_After="7"), TooManyRequests, 7.0),
+        (faults.status(503, "ServiceUnavailable", "shutting down", Retry_After="1"), ServerError, 1.0),
+        (faults.status(504, "Timeout", "slow", {"retryAfterSeconds": 3}), ServerError, 3.0),
+        (faults.text(502, "<html>Bad Gateway</html>"), ServerError, None),
+        (faults.text(503, "no endpoints", Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"), ServerError, None),
+        (faults.status(500, "InternalError", "etcdserver: leader changed"), ServerError, None),
+        (faults.text(302, "", Location="https://elsewhere/"), ApiError, None),
+        (faults.text(418, "[" * 5000), ApiError, None),
+    ],
+)
+def test_refusals_have_their_kind_and_retry_after(
+    api: FakeApiServer, client: ApiClient, do: faults.Do, kind: type[ApiError], after: float | None
+) -> None:
+    api.fail(do)
+    with pytest.raises(ApiError) as caught:
+        client.get(PODS, "a", "default")
+    assert type(caught.value) is kind
+    assert caught.value.retry_after_s == after
+    assert caught.value.code in (429, 500, 502, 503, 504, 302, 418)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x00\xff<html>", b"", b"[]", b'"text"', b"[" * 100_000, b'{"a": 1', b'{"n": ' + b"9" * 5000 + b"}"]
+)
+def test_garbage_is_one_error(api: FakeApiServer, client: ApiClient, body: bytes) -> None:
+    api.fail(faults.garbage(body), times=2)
+    with pytest.raises(InvalidResponse):
+        client.get(PODS, "a", "default")
+    with pytest.raises(InvalidResponse):
+        client.list(PODS, name)
+    api.store.create("pods", pod("a"))
+    assert client.list(PODS, name).items == ("a",)
+
+
+def test_no_answer_is_read_beyond_its_budget(api: FakeApiServer, client: ApiClient) -> None:
+    large = json.dumps({"metadata": {"name": "x" * (5 << 20)}}).encode()
+    api.fail(faults.garbage(large), method="GET", path="/pods/")
+    with pytest.raises(ResponseTooLarge, match="more than 4194304 bytes"):
+        client.get(PODS, "a", "default")
+    api.fail(faults.garbage(b'{"items": [' + large + b"]}"))
+    with pytest.raises(ResponseTooLarge, match="an object of more than 4096 KiB"):
+        client.list(PODS, name)
+
+
+def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
+    with pytest.raises(NotFound):
+        client.get(PODS, "a b/../ä?x", "default")
+    assert api.asked[-1].path == "/api/v1/namespaces/default/pods/a b/../ä?x"
+    assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"
+    assert RUNTIME_CLASSES.path("ignored", "y") == "/apis/node.k8s.io/v1/runtimeclasses/y"

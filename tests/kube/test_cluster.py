@@ -1,0 +1,244 @@
+"""Where the cluster is: in a pod, and by kubeconfig; whatever is wrong names file and key."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from monitor.errors import CannotError, ConfigError
+from monitor.kube.cluster import in_cluster
+from monitor.kube.kubeconfig import default_paths, load
+from tests.kube.fake_tls import Authority, Pair
+
+Config = dict[str, Any]
+ENV = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.mark.parametrize("host", ["10.96.0.1", "fd00::1", "[fd00::1]"])
+def test_a_pod_knows_its_api_server(secrets: Path, host: str) -> None:
+    config = in_cluster({**ENV, "KUBERNETES_SERVICE_HOST": host}, secrets)
+    assert str(config.server) == ("https://10.96.0.1:443" if "." in host else "https://[fd00::1]:443")
+    assert config.credentials.current().token == "good"
+    assert config.namespace == "outrace"
+
+
+def test_outside_of_a_pod_it_is_said_so() -> None:
+    with pytest.raises(CannotError, match=r"KUBERNETES_SERVICE_HOST .* not set; give a kubeconfig"):
+        in_cluster({})
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "says"),
+    [
+        ("token", None, "token: No such file"),
+        ("token", b" ", "token: empty"),
+        ("token", b"a\nb", "no token"),
+        ("ca.crt", None, "ca.crt: No such file"),
+        ("ca.crt", b"", "no certificates in PEM"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no certificates in PEM"),
+    ],
+)
+def test_bad_secrets_of_a_pod(secrets: Path, file: str, data: bytes | None, says: str) -> None:
+    (secrets / file).unlink()
+    if data is not None:
+        (secrets / file).write_bytes(data)
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        in_cluster(ENV, secrets)
+    assert str(secrets / file) in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["x", "0", "70000", "-1", "443x", "٤"])
+def test_a_bad_port_of_a_pod(secrets: Path, port: str) -> None:
+    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_PORT"):
+        in_cluster({**ENV, "KUBERNETES_SERVICE_PORT": port}, secrets)
+
+
+@pytest.fixture
+def good(authority: Authority, serving: Pair) -> Config:
+    """With one of everything: contexts `by-token` and `by-certificate`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "by-token",
+        "clusters": [
+            {
+                "name": "lab",
+                "cluster": {
+                    "server": "https://lab.example:6443/prefix/",
+                    "certificate-authority": str(authority.certificate),
+                    "tls-server-name": "kubernetes",
+                },
+            },
+            {
+                "name": "with-data",
+                "cluster": {
+                    "server": "https://[::1]:6443",
+                    "certificate-authority-data": base64.b64encode(authority.certificate.read_bytes()).decode(),
+                },
+            },
+            {"name": "insecure", "cluster": {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}},
+        ],
+        "users": [
+            {"name": "token", "user": {"token": "secret"}},
+            {
+                "name": "certificate",
+                "user": {
+                    "client-certificate-data": base64.b64encode(serving.certificate.read_bytes()).decode(),
+                    "client-key-data": base64.b64encode(serving.key.read_bytes()).decode(),
+                },
+            },
+            {"name": "files", "user": {"client-certificate": str(serving.certificate), "client-key": str(serving.key)}},
+        ],
+        "contexts": [
+            {"name": "by-token", "context": {"cluster": "lab", "user": "token", "namespace": "team"}},
+            {"name": "by-certificate", "context": {"cluster": "with-data", "user": "certificate"}},
+            {"name": "by-files", "context": {"cluster": "insecure", "user": "files"}},
+        ],
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(config: object, name: str = "config") -> Path:
+        path = tmp_path / name
+        path.write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+        return path
+
+    return write
+
+
+Write = Callable[..., Path]
+
+
+def test_the_current_context_and_one_by_name(good: Config, write: Write) -> None:
+    path = write(good)
+    config = load((path,))
+    assert str(config.server) == "https://lab.example:6443/prefix"
+    assert (config.tls.server_name, config.namespace) == ("kubernetes", "team")
+    assert config.credentials.current().token == "secret"
+    other = load((path,), "by-certificate")
+    assert str(other.server) == "https://[::1]:6443"
+    assert (other.credentials.current().token, other.namespace) == ("", "default")
+    assert other.tls.client_certificate is not None
+    files = load((path,), "by-files")
+    assert files.tls.insecure
+    assert (files.server.port, len(list(files.tls.files()))) == (443, 2)
+
+
+def test_paths_are_relative_to_their_file(good: Config, write: Write, authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
+    (tmp_path / "token").write_text("from-file")
+    good["clusters"][0]["cluster"]["certificate-authority"] = "ca.crt"
+    good["users"][0]["user"] = {"tokenFile": "token", "token": "older"}  # the file goes first, as in client-go
+    config = load((write(good),))
+    assert config.credentials.current().token == "from-file"
+
+
+def test_of_several_files_the_first_that_names_a_thing_wins(good: Config, write: Write, tmp_path: Path) -> None:
+    first = write({"current-context": "by-files", "users": [{"name": "token", "user": {"token": "mine"}}]}, "first")
+    paths = (first, tmp_path / "missing", write(good, "second"))
+    assert load(paths).tls.insecure
+    assert load(paths, "by-token").credentials.current().token == "mine"
+
+
+def test_where_kubectl_looks() -> None:
+    assert default_paths({"KUBECONFIG": "/a::/b", "HOME": "/h"}) == (Path("/a"), Path("/b"))
+    assert default_paths({"HOME": "/h"}) == (Path("/h/.kube/config"),)
+
+
+def test_json_is_a_kubeconfig_too(good: Config, write: Write) -> None:
+    import json
+
+    assert load((write(json.dumps(good)),)).namespace == "team"
+
+
+def cluster(key: str, value: object, context: str = "by-token") -> tuple[str, list[object], object, str]:
+    at: dict[str, int] = {"by-token": 0, "by-certificate": 1}
+    return context, ["clusters", at[context], "cluster", key], value, f"cluster.{key}"
+
+
+def user(key: str, value: object, context: str = "by-token") -> tuple[str, list[object], object, str]:
+    at: dict[str, int] = {"by-token": 0, "by-certificate": 1}
+    return context, ["users", at[context], "user", key], value, f"user.{key}"
+
+
+@pytest.mark.parametrize(
+    ("context", "path", "value", "key"),
+    [
+        cluster("server", ""),
+        cluster("server", "lab.example:6443"),
+        cluster("server", "ftp://lab.example"),
+        cluster("server", "https://"),
+        cluster("server", "https://a:99999"),
+        cluster("server", "https://user:pw@lab.example"),
+        cluster("server", "https://lab.example/?x=1"),
+        cluster("server", "https://lab .example"),
+        cluster("server", 6443),
+        cluster("certificate-authority", "/no/such/ca.crt"),
+        cluster("certificate-authority", "/dev/null"),
+        cluster("certificate-authority", ["a"]),
+        cluster("certificate-authority-data", "%%%"),
+        cluster("certificate-authority-data", base64.b64encode(b"no pem").decode()),
+        cluster("insecure-skip-tls-verify", "yes"),
+        cluster("insecure-skip-tls-verify", True),  # beside a CA
+        cluster("proxy-url", "http://proxy:3128"),
+        cluster("tls-server-name", 7),
+        user("token", "a b"),
+        user("token", "secret\r\nX-Evil: 1"),
+        user("token", 5),
+        user("tokenFile", "/no/such/token"),
+        user("auth-provider", {"name": "gcp"}),
+        user("username", "admin"),
+        user("password", "admin"),
+        user("as", "admin"),
+        ("by-token", ["users", 0, "user", "client-certificate"], "/some/file", "user.client-key: is missing"),
+        ("by-files", ["users", 2, "user", "client-certificate"], "/no/such/file", "user.client-certificate"),
+        user("client-key-data", "%%%", "by-certificate"),
+        user("client-key-data", base64.b64encode(b"no key").decode(), "by-certificate"),
+        ("by-certificate", ["users", 1, "user", "client-key-data"], "", "user.client-key: is missing"),
+        user("exec", "aws"),
+        ("by-token", ["users", 0, "user"], "text", "users[token].user"),
+        ("by-token", ["clusters"], {"lab": {}}, "clusters"),
+        ("by-token", ["clusters", 0, "name"], "renamed", "context.cluster"),
+        ("by-token", ["users", 0, "name"], "renamed", "context.user"),
+        ("", ["current-context"], "nowhere", "current-context"),
+        ("", ["current-context"], "", "current-context"),
+        ("nowhere", ["users"], [], "the context"),
+        ("by-token", ["kind"], "Pod", "kind"),
+    ],
+)
+def test_each_bad_value_names_file_and_key(
+    good: Config, write: Write, context: str, path: list[Any], value: object, key: str
+) -> None:
+    inside: Any = good
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = value
+    where = write(good)
+    with pytest.raises(ConfigError) as caught:
+        load((where,), context)
+    message = str(caught.value)
+    assert str(where) in message
+    assert key in message
+    assert "\n" not in message
+    assert "Evil" not in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "- 1", "clusters: 5", "\x00", "a: &a [*a]", "x: 1\n---\ny: 2\n"])
+def test_what_is_no_kubeconfig(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError, match="config"):
+        load((write(text),))
+
+
+def test_no_file_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load((tmp_path / "none",))
+    with pytest.raises(ConfigError, match=r"none of .* exists"):
+        load((tmp_path / "a", tmp_path / "b"))

@@ -1,0 +1,316 @@
+"""What we take for granted about an API server and a kubelet, asked of the fake and, with KUBECONFIG, of a real one.
+
+A real cluster needs no scheduler and no controllers for it. Everything is done in a namespace of its own, with pods
+that no scheduler takes; it is removed in the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from monitor.kube.auth import Fixed
+from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.cluster import ClusterConfig, Server
+from monitor.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    TransportError,
+    Unauthorized,
+)
+from monitor.kube.kubeconfig import default_paths, load
+from monitor.kube.kubelet import KubeletClient
+from monitor.kube.reflector import ListWatch
+from monitor.kube.resources import NODES, PODS, Resource
+from monitor.kube.watch import ADDED, BOOKMARK, DELETED, MODIFIED
+from tests.kube.running import Running
+
+NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
+ACCOUNTS = Resource("", "v1", "serviceaccounts")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
+Object = dict[str, Any]
+
+
+@pytest.fixture(params=["fake", pytest.param("cluster", marks=pytest.mark.cluster)])
+def target(request: pytest.FixtureRequest) -> ClusterConfig:
+    if request.param == "cluster":
+        return load(default_paths())
+    request.getfixturevalue("api")
+    config: ClusterConfig = request.getfixturevalue("config")
+    return config
+
+
+@pytest.fixture
+def client(target: ClusterConfig, connect: Callable[..., ApiClient]) -> ApiClient:
+    return connect(target, timeout_s=10.0)
+
+
+@pytest.fixture
+def namespace(client: ApiClient) -> Iterator[str]:
+    name = f"outrace-contract-{uuid.uuid4().hex[:8]}"
+    client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:  # a controller may be faster
+        client.create(ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, name)
+    except AlreadyExists:
+        pass
+    yield name
+    for one in client.list(PODS, named, namespace=name).items:
+        client.delete(PODS, one, name, grace_period_s=0)
+    client.delete(NAMESPACES, name)
+
+
+def named(found: Object) -> str:
+    return str(found["metadata"]["name"])
+
+
+def phase(found: Object) -> str:
+    return str(found["status"].get("phase"))
+
+
+def a_pod(name: str, **labels: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "schedulerName": "outrace-nobody",
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "registry.invalid/none"}],
+        },
+    }
+
+
+def uid(found: Object) -> str:
+    return str(found["metadata"]["uid"])
+
+
+def test_the_version_needs_no_rights(client: ApiClient) -> None:
+    assert client.warm()["major"] == "1"
+
+
+def test_pages_and_the_cache_say_the_same(client: ApiClient, namespace: str) -> None:
+    for i in range(5):
+        client.create(PODS, a_pod(f"p{i}"), namespace)
+    paged = client.list(PODS, uid, namespace=namespace, page_size=2)
+    whole = client.list(PODS, uid, namespace=namespace, resource_version=paged.resource_version)
+    assert sorted(paged.items) == sorted(whole.items)
+    assert len(paged.items) == 5
+    one = client.list(PODS, named, namespace=namespace, field_selector="metadata.name=p3,spec.nodeName=")
+    assert one.items in (("p3",), ())  # the fake leaves out empty fields
+    with pytest.raises(ApiError, match="field label not supported"):
+        client.list(PODS, named, namespace=namespace, field_selector="spec.nothing=x")
+
+
+def test_a_version_that_is_still_to_come_is_a_timeout(client: ApiClient) -> None:
+    listed = client.list(PODS, named)
+    with pytest.raises(ServerError) as caught:
+        client.list(PODS, named, resource_version=str(int(listed.resource_version) + 10**9))
+    assert caught.value.has_cause("ResourceVersionTooLarge")
+
+
+def test_a_watch_says_what_happens(client: ApiClient, namespace: str) -> None:
+    start = client.list(PODS, named, namespace=namespace).resource_version
+    with client.watch(PODS, start, namespace=namespace, watch_s=30, silence_s=20) as events:
+        made = client.create(PODS, a_pod("a"), namespace)
+        client.patch(PODS, "a", {"metadata": {"labels": {"x": "y"}}}, namespace)
+        client.delete(PODS, "a", namespace, grace_period_s=0)
+        again = client.create(PODS, a_pod("a"), namespace)
+        heard = []
+        for event in events:
+            if event.kind != BOOKMARK:
+                heard.append((event.kind, uid(event.object)))
+                assert event.resource_version == event.object["metadata"]["resourceVersion"]
+            if heard and heard[-1] == (ADDED, uid(again)):
+                break
+    kinds = [kind for kind, _ in heard]
+    assert kinds[0] == kinds[-1] == ADDED
+    assert MODIFIED in kinds
+    assert heard[-2] == (DELETED, uid(made))
+    assert uid(made) != uid(again)
+
+
+def test_a_watch_ends_when_it_was_to(client: ApiClient, namespace: str) -> None:
+    start = client.list(PODS, named, namespace=namespace).resource_version
+    began = time.monotonic()
+    with client.watch(PODS, start, namespace=namespace, watch_s=1, silence_s=20) as events:
+        assert [one.kind for one in events if one.kind != BOOKMARK] == []
+    assert 0.5 < time.monotonic() - began < 5
+
+
+def test_an_evicted_status_is_taken(client: ApiClient, namespace: str) -> None:
+    made = client.create(PODS, a_pod("a"), namespace)
+    assert made["status"]["phase"] == "Pending"
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+    client.patch(PODS, "a", {"status": ready}, namespace, subresource="status")
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": "low on memory",
+    }
+    status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory", "conditions": [target]}
+    body = {"metadata": {"uid": uid(made)}, "status": status}
+    after = client.patch(PODS, "a", body, namespace, subresource="status")["status"]
+    assert (after["phase"], after["reason"]) == ("Failed", "Evicted")
+    assert {"Ready", "DisruptionTarget"} <= {one["type"] for one in after["conditions"]}
+    seen = client.get(PODS, "a", namespace)
+    assert seen["status"]["message"] == "The node was low on memory"
+    # Without the subresource a status is ignored.
+    client.patch(PODS, "a", {"status": {"phase": "Running"}}, namespace)
+    assert client.get(PODS, "a", namespace)["status"]["phase"] == "Failed"
+
+
+def test_what_a_patch_may_not(client: ApiClient, namespace: str) -> None:
+    client.create(PODS, a_pod("a"), namespace)
+    with pytest.raises(Invalid, match="qosClass"):
+        client.patch(PODS, "a", {"status": {"qosClass": "Guaranteed"}}, namespace, subresource="status")
+    other = {"metadata": {"uid": str(uuid.uuid4())}, "status": {"phase": "Failed"}}
+    with pytest.raises(Conflict):
+        client.patch(PODS, "a", other, namespace, subresource="status")
+    older = {"metadata": {"resourceVersion": "1"}, "status": {"phase": "Failed"}}
+    with pytest.raises(Conflict):
+        client.patch(PODS, "a", older, namespace, subresource="status", kind=PatchType.MERGE)
+    with pytest.raises(NotFound):
+        client.patch(PODS, "b", {"status": {}}, namespace, subresource="status")
+
+
+def test_events_are_created_once_and_where_their_pod_is(client: ApiClient, namespace: str) -> None:
+    made: Object = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "a.17", "namespace": namespace},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "name": "a", "namespace": namespace},
+        "reason": "Evicted",
+        "message": "The node was low on memory",
+        "type": "Warning",
+    }
+    client.create_event(made, namespace)
+    with pytest.raises(AlreadyExists):
+        client.create_event(made, namespace)
+    made["metadata"]["name"], made["involvedObject"]["namespace"] = "b.17", "default"
+    with pytest.raises(Invalid):
+        client.create_event(made, namespace)
+
+
+def test_who_is_deleted_is_made_sure(client: ApiClient, namespace: str) -> None:
+    made = client.create(PODS, a_pod("a"), namespace)
+    with pytest.raises(Conflict):
+        client.delete(PODS, "a", namespace, uid=str(uuid.uuid4()))
+    with pytest.raises(Conflict):
+        client.delete(PODS, "a", namespace, resource_version="1")
+    client.delete(PODS, "a", namespace, uid=uid(made), dry_run=True)
+    client.delete(PODS, "a", namespace, uid=uid(made), grace_period_s=0)
+    with pytest.raises(NotFound):
+        client.get(PODS, "a", namespace)
+
+
+def test_evictions_ask_the_budget(client: ApiClient, namespace: str) -> None:
+    made = client.create(PODS, a_pod("a", app="a"), namespace)
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}
+    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "a"}, "spec": spec}
+    client.create(BUDGETS, budget, namespace)
+    running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    client.patch(PODS, "a", {"status": running}, namespace, subresource="status")
+    with pytest.raises(TooManyRequests) as caught:
+        client.evict("a", namespace, uid=uid(made))
+    assert caught.value.budget_blocks
+    client.patch(PODS, "a", {"status": {"phase": "Failed"}}, namespace, subresource="status")
+    with pytest.raises(Conflict):
+        client.evict("a", namespace, uid=str(uuid.uuid4()))
+    client.evict("a", namespace, uid=uid(made), grace_period_s=0)
+    with pytest.raises(NotFound):
+        client.get(PODS, "a", namespace)
+
+
+def test_a_lease_has_one_holder(client: ApiClient, namespace: str) -> None:
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"}, "spec": spec}
+    client.create_lease(body, namespace)
+    with pytest.raises(AlreadyExists):
+        client.create_lease(body, namespace)
+    first, second = client.get_lease("l", namespace), client.get_lease("l", namespace)
+    first["spec"]["holderIdentity"] = "b"
+    client.update_lease(first, namespace)
+    second["spec"]["holderIdentity"] = "c"
+    with pytest.raises(Conflict):
+        client.update_lease(second, namespace)
+
+
+def test_who_has_no_rights_is_told_which(
+    client: ApiClient, target: ClusterConfig, namespace: str, connect: Callable[..., ApiClient]
+) -> None:
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    made = client.create_subresource(ACCOUNTS, "default", "token", request, namespace)
+    without = dataclasses.replace(target.tls, client_certificate=None, client_key=None)
+    other = connect(dataclasses.replace(target, tls=without, credentials=Fixed(made["status"]["token"])))
+    with pytest.raises(Forbidden) as caught:
+        other.list(PODS, named, namespace=namespace)
+    assert 'resources: ["pods"], verbs: ["list"]' in caught.value.remedy
+    with pytest.raises(Forbidden) as caught:
+        other.patch(PODS, "a", {"status": {}}, namespace, subresource="status")
+    assert 'resources: ["pods/status"], verbs: ["patch"]' in caught.value.remedy
+    stranger = connect(dataclasses.replace(target, tls=without, credentials=Fixed("no-token-at-all")))
+    with pytest.raises(Unauthorized):
+        stranger.list(PODS, named)
+
+
+def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfig, namespace: str) -> None:
+    client.create(PODS, a_pod("a"), namespace)
+    stop = threading.Event()
+    watching = ApiClient(target, stop)
+    running = Running(ListWatch(watching, PODS, namespace), stop)
+    try:
+        running.knows("a:Pending")
+        client.create(PODS, a_pod("b"), namespace)
+        client.patch(PODS, "a", {"status": {"phase": "Failed"}}, namespace, subresource="status")
+        running.knows("a:Failed", "b:Pending")
+        client.delete(PODS, "a", namespace, grace_period_s=0)
+        running.knows("b:Pending")
+        assert running.reflector.lists == 1
+    finally:
+        stop.set()
+        running.thread.join(2)
+        watching.close()
+
+
+@pytest.mark.cluster
+def test_a_kubelet_and_its_api_server_agree() -> None:
+    """(The certificate is not verified here: how it can be is for each cluster to know.)"""
+    config = load(default_paths())
+    api = ApiClient(config)
+    nodes = api.list(NODES, lambda found: found).items
+    if not nodes:
+        pytest.skip("the cluster has no node")
+    status = nodes[0]["status"]
+    host = next(one["address"] for one in status["addresses"] if one["type"] == "InternalIP")
+    server = Server(host, status["daemonEndpoints"]["kubeletEndpoint"]["Port"])
+    tls = dataclasses.replace(config.tls, ca=None, insecure=True, server_name="")
+    kubelet = KubeletClient(ClusterConfig(server, tls, config.credentials))
+    try:
+        kubelet.healthz()
+    except TransportError as error:
+        pytest.skip(f"the kubelet cannot be reached from here: {error}")
+    name = named(nodes[0])
+    known = api.list(PODS, uid, field_selector=f"spec.nodeName={name}").items
+    static = "kubernetes.io/config.mirror"
+    own = kubelet.pods(lambda found: found["metadata"].get("annotations", {}).get(static) or uid(found))
+    mirrors = api.list(PODS, lambda found: found["metadata"].get("annotations", {}).get(static) and uid(found))
+    assert set(known) - set(mirrors.items) <= set(own)
+    assert "evictionHard" in kubelet.configz()
+    node, pods = kubelet.stats_summary(lambda found: found["podRef"]["uid"])
+    assert node["nodeName"] == name
+    assert set(pods) <= set(own)
+    kubelet.close()
+    api.close()

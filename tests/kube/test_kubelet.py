@@ -1,0 +1,188 @@
+"""The kubelet's endpoints, and how we know that it is the kubelet."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.errors import ConfigError
+from monitor.kube.auth import Fixed
+from monitor.kube.errors import (
+    CertificateError,
+    Forbidden,
+    InvalidResponse,
+    KubeError,
+    NotFound,
+    TransportError,
+    Unauthorized,
+)
+from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
+from tests.kube import faults
+from tests.kube.fake_apiserver import pod
+from tests.kube.fake_kubelet import FakeKubelet
+from tests.kube.fake_tls import Authority, Pair
+
+
+def name(found: dict[str, dict[str, str]]) -> str:
+    return found["metadata"]["name"]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Pair:
+    """A certificate that nobody knows, as a kubelet makes for itself, for a name that we do not use."""
+    return Authority(tmp_path, "node-1-ca@1700000000").issue("node-1")
+
+
+@pytest.fixture
+def pki(tmp_path: Path, own: Pair) -> Path:
+    (tmp_path / "pki").mkdir()
+    (tmp_path / "pki/kubelet.crt").write_bytes(own.certificate.read_bytes())
+    return tmp_path / "pki"
+
+
+@pytest.fixture
+def kubelet(own: Pair) -> Iterator[FakeKubelet]:
+    server = FakeKubelet(own.server_context())
+    server.tokens = {"good"}
+    server.pods = [pod(f"p{i}") for i in range(3)]
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(kubelet: FakeKubelet, pki: Path, stop: threading.Event) -> Iterator[KubeletClient]:
+    made = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), Fixed("good")), stop)
+    yield made
+    made.close()
+
+
+def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> None:
+    kubelet.stats = [{"podRef": {"name": "p0"}}]
+    assert client.pods(name) == ("p0", "p1", "p2")
+    assert client.pods(lambda found: None if name(found) == "p1" else name(found)) == ("p0", "p2")
+    assert client.configz()["evictionHard"] == {"memory.available": "100Mi"}
+    node, pods = client.stats_summary(lambda found: found["podRef"]["name"])
+    assert (node["nodeName"], pods) == ("node-1", ("p0",))
+    client.healthz()
+    assert kubelet.connections == 1
+
+
+def test_no_pods_are_null(kubelet: FakeKubelet, client: KubeletClient) -> None:
+    kubelet.pods = None
+    assert client.pods(name) == ()
+
+
+def test_the_read_only_port_is_sent_no_token() -> None:
+    server = FakeKubelet()
+    server.pods = [pod("a")]
+    client = KubeletClient(kubelet_config(server.url, KubeletTrust(), Fixed("secret")))
+    assert client.pods(name) == ("a",)
+    with pytest.raises(NotFound, match="404 page not found"):
+        client.configz()
+    assert all("Authorization" not in one.headers for one in server.asked)
+    client.close()
+    server.close()
+
+
+def test_another_process_on_its_port_gets_nothing(kubelet: FakeKubelet, client: KubeletClient, tmp_path: Path) -> None:
+    client.pods(name)
+    kubelet.context = Authority(tmp_path, "impostor").issue("node-1.impostor", "node-1", "127.0.0.1").server_context()
+    kubelet.drop_connections()
+    asked = len(kubelet.asked)
+    with pytest.raises(CertificateError, match=r"shows a certificate that is not in .*kubelet\.crt; another process"):
+        client.pods(name)
+    assert len(kubelet.asked) == asked
+
+
+def test_a_certificate_that_was_rotated_is_known(
+    kubelet: FakeKubelet, client: KubeletClient, pki: Path, tmp_path: Path
+) -> None:
+    client.pods(name)
+    newer = Authority(tmp_path, "newer-ca").issue("newer")
+    kubelet.context = newer.server_context()
+    kubelet.drop_connections()
+    new = pki / "new"
+    new.write_bytes(newer.certificate.read_bytes())
+    os.replace(new, pki / "kubelet.crt")
+    client.pods(name)
+
+
+def test_a_rotated_file_has_its_key_beside_it(kubelet: FakeKubelet, pki: Path, own: Pair) -> None:
+    (pki / "kubelet.crt").rename(pki / "kubelet-server-current.pem")
+    with (pki / "kubelet-server-current.pem").open("ab") as f:
+        f.write(own.key.read_bytes())
+    client = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), Fixed("good")))
+    client.healthz()
+    client.close()
+
+
+def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Path) -> None:
+    server = FakeKubelet(authority.issue("node-7").server_context())
+    right = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-7")))
+    right.healthz()
+    wrong = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-8")))
+    with pytest.raises(CertificateError):
+        wrong.healthz()
+    right.close()
+    server.close()
+
+
+def test_insecure_is_for_loopback_only(kubelet: FakeKubelet) -> None:
+    client = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(insecure=True), Fixed("good")))
+    client.healthz()
+    client.close()
+    for url in ("https://10.0.0.1:10250", "https://node-1:10250"):
+        with pytest.raises(ConfigError, match="not on this node"):
+            kubelet_config(url, KubeletTrust(insecure=True))
+    for url in ("https://localhost:10250", "https://[::1]:10250", "https://127.0.0.2"):
+        assert kubelet_config(url, KubeletTrust(insecure=True)).server.port == 10250
+
+
+def test_without_any_way_to_know_it_nothing_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no certificate of a kubelet in .*; mount that directory, or give the CA"):
+        kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))
+    (tmp_path / "kubelet.crt").write_text("empty")
+    with pytest.raises(ConfigError, match="has no certificate"):
+        kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:10250", "https://", "unix:///run/kubelet.sock", "https://a:b"])
+def test_a_bad_url_names_the_option(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--pods: "):
+        kubelet_config(url, KubeletTrust(), where="--pods")
+
+
+def test_refusals_say_which_right_is_missing(kubelet: FakeKubelet, client: KubeletClient) -> None:
+    kubelet.forbidden = {"/pods", "/stats/summary", "/configz"}
+    with pytest.raises(Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
+        client.pods(name)
+    with pytest.raises(Forbidden, match=r'resources: \["nodes/stats"\], verbs: \["get"\]}$'):
+        client.stats_summary(name)
+    with pytest.raises(Forbidden, match="nodes/configz"):
+        client.configz()
+    kubelet.tokens = set()
+    with pytest.raises(Unauthorized):
+        client.pods(name)
+
+
+@pytest.mark.parametrize(
+    ("do", "error"),
+    [
+        (faults.garbage(), InvalidResponse),
+        (faults.garbage(b"{}"), KubeError),
+        (faults.cut_off(), TransportError),
+        (faults.cut_off(announced=None), InvalidResponse),
+        (faults.text(500, "internal error"), KubeError),
+    ],
+)
+def test_a_bad_answer_is_an_error_and_not_an_empty_node(
+    kubelet: FakeKubelet, client: KubeletClient, do: faults.Do, error: type[KubeError]
+) -> None:
+    for ask in (lambda: client.pods(name), lambda: client.stats_summary(name), client.configz):
+        kubelet.fail(do)
+        with pytest.raises(error):
+            ask()

@@ -1,0 +1,336 @@
+"""List and watch through everything that ends a watch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from monitor.errors import MonitorError
+from monitor.kube import stream
+from monitor.kube.client import ApiClient
+from monitor.kube.errors import (
+    ApiError,
+    Forbidden,
+    InvalidResponse,
+    ResourceExpired,
+    ResponseTooLarge,
+    ServerError,
+    TooManyRequests,
+    TransportError,
+)
+from monitor.kube.reflector import ListWatch
+from monitor.kube.resources import PODS
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_http import status_object
+from tests.kube.running import Running, until
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test waits for its thread to stop; `test_transport.py` has the real time."""
+    monkeypatch.setattr(stream, "SLICE_S", 0.05)
+
+
+@pytest.fixture
+def start(client: ApiClient, stop: threading.Event) -> Iterator[Callable[..., Running]]:
+    """Starts reflectors; each has to end within a second of the stop event."""
+    started: list[Running] = []
+
+    def start(silence_s: float = 20.0) -> Running:
+        pods = ListWatch(client, PODS, field_selector="spec.nodeName=node-1", watch_s=20.0, silence_s=silence_s)
+        started.append(Running(pods, stop))
+        return started[-1]
+
+    yield start
+    stop.set()
+    began = time.monotonic()
+    for one in started:
+        one.thread.join(5)
+        assert not one.thread.is_alive()
+    assert time.monotonic() - began < 1.0
+
+
+Start = Callable[..., Running]
+
+
+def phase(api: FakeApiServer, name: str, new: str) -> None:
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        found["status"]["phase"] = new
+        return found
+
+    api.store.update(("pods", "default", name), change)
+
+
+def test_what_happens_is_heard_in_order(api: FakeApiServer, start: Start) -> None:
+    api.store.create("pods", pod("a"))
+    api.store.create("pods", pod("far", node="node-2"))
+    running = start()
+    running.watches(1)
+    api.store.create("pods", pod("b", phase="Pending"))
+    phase(api, "b", "Running")
+    api.store.create("pods", pod("ignored"))
+    api.store.create("pods", pod("far-too", node="node-2"))
+    api.store.delete(("pods", "default", "a"))
+    running.knows("b:Running")
+    assert running.heard.changes == [
+        *("all a:Running", "connected", "connected"),
+        *("new b:Pending", "changed b:Running", "deleted a:Running"),
+    ]
+    asked = [one.query for one in api.seen("GET", "/pods")]
+    assert asked[0] == {"fieldSelector": "spec.nodeName=node-1", "resourceVersion": "0"}
+    assert asked[1]["allowWatchBookmarks"] == "true"
+    assert asked[1]["timeoutSeconds"] == "20"
+
+
+def test_a_pod_made_anew_under_its_name_is_another_one(api: FakeApiServer, start: Start) -> None:
+    api.store.create("pods", pod("a"))
+    running = start()
+    running.watches(1)
+    api.store.delete(("pods", "default", "a"))
+    api.store.create("pods", pod("a", phase="Pending"))
+    running.knows("a:Pending")
+    assert running.heard.changes[3:] == ["deleted a:Running", "new a:Pending"]
+
+
+def test_one_made_anew_while_nobody_watched_is_another_one(api: FakeApiServer, start: Start) -> None:
+    before = api.store.create("pods", pod("a"))["metadata"]["uid"]
+    running = start()
+    running.watches(1)
+    api.refuse()
+    api.store.delete(("pods", "default", "a"))
+    after = api.store.create("pods", pod("a"))["metadata"]["uid"]
+    api.store.compact()
+    api.listen()
+    until(lambda: set(running.heard.now) == {after}, running.heard)
+    assert before != after
+
+
+def test_after_410_all_is_listed_again(api: FakeApiServer, start: Start) -> None:
+    api.store.create("pods", pod("a"))
+    running = start()
+    running.watches(1)
+    api.refuse()
+    until(lambda: len(running.heard.errors) > 1, running.heard)
+    assert all(isinstance(error, TransportError) for error in running.heard.errors)
+    assert list(running.heard.now.values()) == ["a:Running"]  # what is known stays
+    api.store.create("pods", pod("b"))
+    api.store.delete(("pods", "default", "a"))
+    api.store.compact()
+    api.listen()
+    running.knows("b:Running")
+    assert isinstance(running.heard.errors[-1], ResourceExpired)
+    assert running.reflector.lists == 2
+    assert api.seen("GET", "/pods")[-2].query["resourceVersion"] not in ("", "0")  # not older than what was seen
+
+
+def test_a_short_absence_is_caught_up_without_a_list(api: FakeApiServer, start: Start) -> None:
+    running = start()
+    running.watches(1)
+    for i in range(3):
+        api.refuse()
+        api.store.create("pods", pod(f"p{i}"))
+        api.listen()
+    running.knows("p0:Running", "p1:Running", "p2:Running")
+    assert running.reflector.lists == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        status_object(410, "Gone", "gone"),
+        {"kind": "Status", "status": "410", "message": "a string where Failure stands"},
+        {"kind": "Status", "code": "410"},
+        {"kind": "Status", "status": "Failure", "reason": "Expired"},
+        {},
+        "text",
+        {"kind": "Status", "status": ["?"], "code": {}, "reason": 7, "message": None, "details": "none"},
+    ],
+)
+def test_an_error_event_of_any_shape_leads_to_a_list(api: FakeApiServer, start: Start, error: object) -> None:
+    api.fail(faults.error_event(error), watching=True)
+    api.store.create("pods", pod("a"))
+    running = start()
+    until(lambda: running.reflector.lists == 2, running.heard)
+    assert isinstance(running.heard.errors[0], ApiError)
+    if (error != "text" and error and error.get("message") is not None) or error is None:  # type: ignore[attr-defined]
+        assert isinstance(running.heard.errors[0], ResourceExpired)
+
+
+@pytest.mark.parametrize(
+    "error", [status_object(504, "Timeout", "slow"), {"code": "504", "message": "x"}, {"code": 500}]
+)
+def test_after_an_error_that_passes_the_watch_goes_on(api: FakeApiServer, start: Start, error: object) -> None:
+    api.fail(faults.error_event(error), watching=True)
+    running = start()
+    running.watches(2)
+    api.store.create("pods", pod("a"))
+    running.knows("a:Running")
+    assert isinstance(running.heard.errors[0], ServerError)
+    assert running.reflector.lists == 1
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "lists"),
+    [
+        (faults.status(410, "Expired", "too old"), ResourceExpired, 2),
+        (faults.status(429, "TooManyRequests", "x"), TooManyRequests, 1),
+        (faults.status(500, "InternalError", "x"), ServerError, 1),
+        (faults.text(503, "no endpoints"), ServerError, 1),
+        (faults.status(403, "Forbidden", "x"), Forbidden, 2),
+        (faults.hang_up, None, 1),  # on a connection that was idle: asked once more
+        (faults.no_http(), TransportError, 1),
+        (faults.stream(b'{"type": "ADDED", "object": {'), None, 1),
+        (faults.stream(b"garbage\n"), InvalidResponse, 2),
+        (faults.stream({"type": "ADDED"}), InvalidResponse, 2),
+        (faults.stream({"type": "ADDED", "object": {"metadata": {"uid": "x"}}}), InvalidResponse, 2),
+        (faults.stream({"type": "CHANGED", "object": {}}), InvalidResponse, 2),
+        (faults.stream({"type": "BOOKMARK", "object": {"metadata": {}}}), InvalidResponse, 2),
+        (faults.stream(b"x" * (5 << 20)), ResponseTooLarge, 2),
+        (faults.garbage(b'{"type": "ERROR", "object": null}\n'), ApiError, 2),
+    ],
+)
+def test_a_watch_that_fails_is_begun_again(
+    api: FakeApiServer, start: Start, do: faults.Do, error: type[MonitorError] | None, lists: int
+) -> None:
+    api.fail(do, watching=True)
+    running = start()
+    running.watches(1)
+    until(lambda: len(api.seen("GET", "/pods")) >= 2 + lists, running.heard)
+    api.store.create("pods", pod("a"))
+    running.knows("a:Running")
+    assert [type(one) for one in running.heard.errors] == ([error] if error else [])
+    assert running.reflector.lists == lists
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        faults.status(500, "InternalError", "x"),
+        faults.status(403, "Forbidden", "x"),
+        faults.hang_up,
+        faults.cut_off(),
+        faults.cut_off(announced=None),
+        faults.garbage(),
+        faults.garbage(b'{"kind": "PodList", "items": []}'),
+        faults.garbage(b'{"kind": "PodList", "metadata": {"resourceVersion": 5}, "items": [1]}'),
+    ],
+)
+def test_a_list_that_fails_is_begun_again(api: FakeApiServer, start: Start, do: faults.Do) -> None:
+    api.store.create("pods", pod("a"))
+    api.fail(do, watching=False, times=2)
+    running = start()
+    running.knows("a:Running")
+    assert running.heard.changes[0] == "all a:Running"
+    assert len(running.heard.errors) == 2
+
+
+def test_a_server_that_is_behind_is_asked_for_what_it_has(api: FakeApiServer, start: Start) -> None:
+    """etcd restored from a backup, or an API server whose cache is older than what another one said."""
+    api.store.create("pods", pod("a"))
+    running = start()
+    running.watches(1)
+    api.refuse()
+    with api.store.changed:
+        api.store.version = 500
+        api.store.oldest = 0
+        api.store._history.clear()
+    api.fail(faults.error_event(), watching=True)
+    api.listen()
+    until(lambda: running.reflector.lists == 2, running.heard)
+    assert any(isinstance(one, ServerError) and "Too large" in str(one) for one in running.heard.errors)
+    api.store.create("pods", pod("b"))
+    running.knows("a:Running", "b:Running")
+
+
+def test_a_list_whose_version_has_expired_takes_any(api: FakeApiServer, start: Start) -> None:
+    running = start()
+    running.watches(1)
+    api.fail(faults.error_event(), watching=True)
+    api.fail(faults.status(410, "Expired", "too old"), watching=False)
+    api.drop_connections()
+    until(lambda: running.reflector.lists == 2, running.heard)
+    assert "resourceVersion" not in [one for one in api.seen("GET", "/pods") if not one.watching][-1].query
+
+
+def test_a_watch_that_is_silent_is_begun_again(api: FakeApiServer, start: Start) -> None:
+    api.fail(faults.stream(end=False), watching=True)
+    running = start(silence_s=0.3)
+    running.watches(2)
+    api.store.create("pods", pod("a"))
+    running.knows("a:Running")
+    assert running.heard.errors == []
+    assert running.reflector.lists == 1
+
+
+def test_bookmarks_move_the_version_on(api: FakeApiServer, start: Start) -> None:
+    api.bookmark_s = 0.05
+    running = start(silence_s=1.0)
+    running.watches(1)
+    for i in range(5):
+        api.store.create("nodes", {"kind": "Node", "metadata": {"name": f"n{i}"}})
+    time.sleep(0.3)
+    api.store.oldest = api.store.version  # all history before the last change is gone
+    api.drop_connections()
+    running.watches(2)
+    api.store.create("pods", pod("a"))
+    running.knows("a:Running")
+    assert running.reflector.lists == 1
+    assert "all a:Running" not in running.heard.changes
+
+
+def test_watches_that_end_at_once_have_pauses_between_them(api: FakeApiServer, start: Start) -> None:
+    api.fail(faults.stream(), watching=True, times=1000)
+    running = start()
+    time.sleep(0.5)
+    assert 3 <= running.reflector.watches <= 10  # 0.02, 0.04, 0.08, 0.1, 0.1 ... s
+
+
+def test_what_the_server_asks_to_wait_is_waited(api: FakeApiServer, start: Start) -> None:
+    api.fail(faults.status(429, "TooManyRequests", "x", Retry_After="1"), watching=False)
+    began = time.monotonic()
+    running = start()
+    running.watches(1)
+    assert time.monotonic() - began >= 1.0
+    assert running.heard.pauses == [1.0]
+
+
+def test_stop_during_a_pause(api: FakeApiServer, start: Start) -> None:
+    api.fail(faults.status(503, "ServiceUnavailable", "x", Retry_After="600"), times=100)
+    running = start()
+    until(lambda: bool(running.heard.errors), running.heard)
+    assert running.heard.pauses == [1.0]  # ten times the cap
+
+
+def test_many_changes_with_every_fault_in_between(api: FakeApiServer, start: Start) -> None:
+    """What is known in the end is what there is, whatever happened."""
+    for i in range(200):
+        api.store.create("pods", pod(f"p{i}"))
+    running = start(silence_s=0.5)
+    running.watches(1)
+    nasty = [
+        *(
+            faults.hang_up,
+            faults.error_event(),
+            faults.stream(b'{"type": "ADD'),
+            faults.stream(b"?\n"),
+            faults.no_http(),
+        ),
+        *(faults.status(500, "InternalError", "x"), faults.cut_off(), faults.error_event({"code": "504"})),
+    ]
+    for i, do in enumerate(nasty):
+        api.fail(do, path="/pods")
+        api.store.delete(("pods", "default", f"p{i}"))
+        api.store.create("pods", pod(f"p{i}" if i % 2 else f"q{i}"))
+        if i % 3 == 0:
+            api.store.compact()
+        api.drop_connections()
+        time.sleep(0.05)
+    wanted = {one["metadata"]["uid"]: f"{one['metadata']['name']}:Running" for one in api.store.all("pods")}
+    until(lambda: running.heard.now == wanted, running.heard)
+    assert running.reflector.objects == wanted

@@ -1,0 +1,262 @@
+"""Connections, TLS, credentials and time-outs against a server and a network that are against us."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.kube.auth import Fixed
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig, Server, in_cluster, parse_server
+from monitor.kube.errors import (
+    Cancelled,
+    CertificateError,
+    InvalidResponse,
+    KubeError,
+    NotFound,
+    TimedOut,
+    TransportError,
+)
+from monitor.kube.resources import PODS
+from monitor.kube.stream import SLICE_S
+from monitor.kube.tls import Pem, TlsSettings
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_tls import Authority, Pair
+
+Connect = Callable[..., ApiClient]
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds
+
+
+def get(client: ApiClient) -> object:
+    return client.get(PODS, "a", "default")
+
+
+def create(client: ApiClient) -> object:
+    return client.create(PODS, pod("b"), "default")
+
+
+@pytest.fixture(autouse=True)
+def a_pod(api: FakeApiServer) -> None:
+    api.store.create("pods", pod("a"))
+
+
+def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> None:
+    for _ in range(3):
+        get(client)
+        with pytest.raises(NotFound):
+            client.get(PODS, "b", "default")
+        client.warm()
+    assert api.connections == client.transport.opened == 1
+
+
+def test_no_more_than_two_connections_are_kept(api: FakeApiServer, client: ApiClient) -> None:
+    together = threading.Barrier(5)
+    api.fail(lambda *_: together.wait() < 0, times=5, path="/pods/")
+    threads = [threading.Thread(target=get, args=(client,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert api.connections == 5
+    for _ in range(4):
+        get(client)
+    assert api.connections == 5
+    assert len(client.transport._idle) == 2
+
+
+@pytest.mark.parametrize("ask", [get, create])
+def test_a_connection_that_the_server_closed_is_opened_anew(
+    api: FakeApiServer, client: ApiClient, ask: Callable[[ApiClient], object]
+) -> None:
+    get(client)
+    api.drop_connections()
+    time.sleep(0.1)
+    ask(client)
+    assert api.connections == 2
+    assert len(api.asked) == 2
+
+
+def test_one_that_breaks_under_a_request_is_tried_once_more(api: FakeApiServer, client: ApiClient) -> None:
+    get(client)
+    api.fail(faults.hang_up)
+    get(client)
+    assert api.connections == 2
+    api.fail(faults.hang_up, times=2)
+    with pytest.raises(TransportError) as caught:
+        get(client)
+    assert caught.value.maybe_done
+    assert len(api.asked) == 5
+
+
+def test_a_create_that_may_have_been_done_is_not_repeated(api: FakeApiServer, client: ApiClient) -> None:
+    get(client)
+    api.fail(faults.hang_up)
+    with pytest.raises(TransportError) as caught:
+        create(client)
+    assert caught.value.maybe_done
+    assert len(api.seen("POST")) == 1
+
+
+def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -> None:
+    get(client)
+    api.refuse()
+    for _ in range(2):
+        with pytest.raises(TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$") as caught:
+            create(client)
+        assert not caught.value.maybe_done
+    api.listen()
+    create(client)
+
+
+@pytest.mark.parametrize(
+    ("do", "error"),
+    [
+        (faults.cut_off(), TransportError),
+        (faults.cut_off(announced=None), InvalidResponse),
+        (faults.no_http(), TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nContent-Length: 5"), TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"), TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{"), TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500 + b"\r\n{}"), TransportError),
+        (faults.no_http(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000), TransportError),
+    ],
+)
+def test_an_answer_that_is_cut_off_or_none_is_one_error(
+    api: FakeApiServer, client: ApiClient, do: faults.Do, error: type[KubeError]
+) -> None:
+    for ask in (get, lambda client: client.list(PODS, lambda one: one)):
+        api.fail(do)
+        with within(2.5), pytest.raises(error):
+            ask(client)
+    assert get(client)
+
+
+def test_a_body_without_length_ends_with_the_connection(api: FakeApiServer, client: ApiClient) -> None:
+    api.fail(faults.no_http(b'HTTP/1.1 200 OK\r\n\r\n{"a": 1}'))
+    assert get(client) == {"a": 1}
+    get(client)
+    assert api.connections == 2
+
+
+@pytest.mark.parametrize("do", [faults.hang(), faults.drip()])
+def test_every_request_ends_in_time(
+    api: FakeApiServer, config: ClusterConfig, stop: threading.Event, do: faults.Do, connect: Connect
+) -> None:
+    client = connect(config, timeout_s=0.4)
+    api.fail(do)
+    with within(1.0), pytest.raises(TimedOut, match=r"no complete answer within 0\.4 s"):
+        get(client)
+
+
+@pytest.mark.parametrize("do", [faults.hang(), faults.drip()])
+def test_stop_ends_every_wait(api: FakeApiServer, client: ApiClient, stop: threading.Event, do: faults.Do) -> None:
+    api.fail(do)
+    threading.Timer(0.2, stop.set).start()
+    with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+        get(client)
+    with pytest.raises(Cancelled):
+        get(client)
+
+
+def test_stop_ends_a_handshake_that_never_ends(config: ClusterConfig, stop: threading.Event, connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls))
+        threading.Timer(0.2, stop.set).start()
+        with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+            get(client)
+
+
+def test_a_handshake_that_never_ends_times_out(config: ClusterConfig, connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls), connect_s=0.3)
+        with within(0.8), pytest.raises(TimedOut, match=r"127\.0\.0\.1") as caught:
+            get(client)
+        assert not caught.value.maybe_done
+
+
+def test_stop_ends_a_name_that_is_not_resolved(
+    config: ClusterConfig, stop: threading.Event, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(10))
+    client = connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls), connect_s=30)
+    threading.Timer(0.2, stop.set).start()
+    with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+        get(client)
+    released.set()
+
+
+def test_a_name_that_does_not_exist_is_a_transport_error(
+    config: ClusterConfig, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    def unknown(*_: object, **__: object) -> object:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(TransportError, match=r"https://apiserver\.invalid:443: Name or service not known"):
+        get(connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls)))
+
+
+def test_an_unknown_ca_is_told_before_anything_is_sent(
+    api: FakeApiServer, config: ClusterConfig, tmp_path: Path, connect: Connect
+) -> None:
+    other = Authority(tmp_path, "other-ca")
+    client = connect(ClusterConfig(config.server, TlsSettings(ca=Pem("ca", other.certificate)), Fixed("good")))
+    with pytest.raises(CertificateError, match="is not trusted: unable to get local issuer") as caught:
+        create(client)
+    assert not caught.value.maybe_done
+    assert api.asked == []
+
+
+@pytest.mark.parametrize(("name", "trusted"), [("", False), ("kubernetes.default.svc", True), ("x.invalid", False)])
+def test_the_name_is_checked_and_may_be_given(
+    serving: Pair, authority: Authority, tmp_path: Path, name: str, trusted: bool, connect: Connect
+) -> None:
+    pair = Authority(tmp_path, "named-ca")
+    server = FakeApiServer(pair.issue("named", "kubernetes.default.svc").server_context())
+    server.store.create("pods", pod("a"))
+    tls = TlsSettings(ca=Pem("ca", pair.certificate), server_name=name)
+    client = connect(ClusterConfig(parse_server(server.url, "test"), tls))
+    if trusted:
+        get(client)
+    else:
+        with pytest.raises(CertificateError, match=r"(?i)mismatch"):
+            get(client)
+    server.close()
+
+
+def test_insecure_asks_for_no_name_and_no_ca(config: ClusterConfig, connect: Connect) -> None:
+    get(connect(ClusterConfig(config.server, TlsSettings(insecure=True), Fixed("good"))))
+
+
+def test_ipv6(serving: Pair, authority: Authority, secrets: Path, connect: Connect) -> None:
+    server = FakeApiServer(serving.server_context(), host="::1")
+    server.tokens = {"good"}
+    server.store.create("pods", pod("a"))
+    for host in ("::1", "[::1]"):
+        env = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": str(server.port)}
+        get(connect(in_cluster(env, secrets)))
+    assert server.asked[0].headers["Host"] == f"[::1]:{server.port}"
+    server.close()
+
+
+def test_a_token_goes_nowhere_in_plain_text_by_accident(tmp_path: Path, connect: Connect) -> None:
+    """http is used where it is asked for: the user's own proxy on loopback, as `kubectl proxy`."""
+    server = FakeApiServer()
+    server.store.create("pods", pod("a"))
+    get(connect(ClusterConfig(parse_server(server.url, ""))))
+    assert "Authorization" not in server.asked[0].headers
+    server.close()
