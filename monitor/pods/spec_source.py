@@ -1,0 +1,217 @@
+"""Pods whose specs are known, whoever told them, matched to their cgroups."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import cgroup_tree, claims
+from monitor.pods.inotify import CHILDREN
+from monitor.pods.kubepods import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
+from monitor.pods.manifest_files import POD_CGROUP, Manifest
+from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan
+
+_KEY = f"metadata.annotations[{POD_CGROUP}]"
+
+
+class _Waiting(Exception):
+    """A cgroup that is not there yet; ``watch`` are the directories in which it (or its parent) will appear."""
+
+    def __init__(self, watch: list[Path], message: str) -> None:
+        super().__init__(message)
+        self.watch = dict.fromkeys(watch, CHILDREN)
+
+
+class SpecSource(PodSource):
+    """Pods of `_manifests`, each with the cgroup that the kubelet has for its uid, or that its annotation names."""
+
+    def __init__(
+        self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
+    ) -> None:
+        super().__init__(hierarchy, node, spared)
+        self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
+        self._cgroup_root = cgroup_root
+        self._kubepods: Path | None = None
+        self._searched = False  # for kubepods, in this scan
+        self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
+        self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, in this scan
+        self._cleared: dict[int, float] = {}  # cgroup id -> when none of the machine's own daemons was in it
+
+    @abstractmethod
+    def _manifests(self) -> Iterable[Manifest]:
+        """Every pod that is known at this moment."""
+
+    def _match(self, scan: Scan) -> None:
+        """Find the cgroup of every pod, and put it into ``scan``."""
+        self._searched = False
+        self._ours = self._spared_cgroups()
+        if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
+            self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
+        owners = claims.Owners()
+        seen: dict[str, str] = {}
+        for manifest in self._manifests():
+            uid = manifest.pod.uid
+            if uid in seen:
+                scan.problems.append(
+                    f"{manifest.where}: metadata.uid: {uid} is also the pod of {seen[uid]}; remove one of them"
+                )
+                continue
+            seen[uid] = manifest.where
+            try:
+                found = self._find(manifest, scan)
+            except cgroupfs.CgroupGone:
+                scan.unsettled = True  # it went away between two looks
+                continue
+            except MonitorError as e:
+                scan.problems.append(f"{manifest.where}: {e}")
+                continue
+            except _Waiting as e:
+                if manifest.pod.phase not in ("Succeeded", "Failed"):  # of a pod that ended no cgroup is expected
+                    scan.problems.append(f"{manifest.where}: {e}")
+                scan.watch.update(e.watch)
+                continue
+            if other := owners.claim(found.cgroup, manifest.where):
+                scan.problems.append(
+                    f"{manifest.where}: metadata.annotations[{POD_CGROUP}]: cgroup {found.cgroup} is shared with "
+                    f"the pod of {other}, so neither could be killed alone; give each pod its own"
+                )
+                continue
+            scan.pods[uid] = found
+        ids = {found.cgroup_ids[0] for found in scan.pods.values()}
+        self._single &= ids
+        self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
+
+    def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
+        """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
+        key, cgroup = self._pod_cgroup(manifest, scan)
+        who = next((who for path, who in self._ours.items() if path.is_relative_to(cgroup)), None)
+        if who is None and key == _KEY:
+            who = self._machines_own(cgroup) or None
+        if who is not None:
+            problem = f"{key}: cgroup {cgroup} holds {who}, which would be killed with the pod"
+            raise ConfigError(problem, "name a cgroup without it, or remove the manifest")
+        scan.watch[cgroup.parent] = CHILDREN
+        containers = self._containers(manifest, cgroup, scan)
+        ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))
+        return FoundPod(manifest.pod, cgroup, containers, ids)
+
+    def _pod_cgroup(self, manifest: Manifest, scan: Scan) -> tuple[str, Path]:
+        """The pod's directory, and the manifest's key that leads to it. Where the kubelet has one for the pod's uid it
+        is that: the author of the pod wrote its annotations too.
+        """
+        text = manifest.pod.annotations.get(POD_CGROUP)
+        kubepods = self._find_kubepods(search_all=text is None)
+        uids = tree_uids(manifest.pod) if kubepods else ()
+        own = next((path for uid in uids if kubepods and (path := cgroup_tree.find_pod(kubepods, uid))), None)
+        if own is not None:
+            if text is not None and not self._names(text, own):
+                scan.problems.append(
+                    f"{manifest.where}: {_KEY}: cgroup {text!r} is ignored, because the kubelet runs the pod in {own}; "
+                    "remove the annotation"
+                )
+            return "metadata.uid", own
+        if text is None:
+            raise _Waiting(
+                cgroup_tree.class_dirs(kubepods) if kubepods else search_dirs(self.node),
+                f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
+                f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
+            )
+        if kubepods is not None:
+            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(kubepods), CHILDREN))
+        path = self._annotated(POD_CGROUP, text, self.node)
+        self._check_claim(manifest, text, path)
+        return _KEY, path
+
+    def _names(self, text: str, path: Path) -> bool:
+        try:
+            return cgroupfs.locate(self.hierarchy, text) == path
+        except ConfigError:
+            return False
+
+    def _check_claim(self, manifest: Manifest, text: str, path: Path) -> None:
+        """Raises ConfigError where the annotation names what is no pod's, or another's."""
+        cgroup = f"{_KEY}: cgroup {text!r}"
+        if why := claims.refused(self.hierarchy.root, path):
+            raise ConfigError(f"{cgroup} {why}", "name a cgroup of the pod's own, or remove the manifest")
+        owner = whose(self.hierarchy, path)
+        if owner is not None and owner not in tree_uids(manifest.pod):
+            problem = f"{cgroup} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}"
+            raise ConfigError(problem, "correct metadata.uid, or remove the annotation")
+        ident = cgroupfs.cgroup_id(path)
+        if ident not in self._single:
+            if holds_pods(self.hierarchy, path):
+                raise ConfigError(f"{cgroup} holds the pods of a kubelet", "name a cgroup of one pod")
+            self._single.add(ident)
+
+    def _machines_own(self, path: Path) -> str:
+        """The process in an annotated cgroup that the machine depends on; "" if there is none, cached for a while."""
+        ident, now = cgroupfs.cgroup_id(path), time.monotonic()
+        if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
+            return ""
+        who = claims.holds(path)
+        if not who:
+            self._cleared[ident] = now
+        return who
+
+    def _annotated(self, key: str, text: str, inside: Path) -> Path:
+        """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""
+        path = self._located.get((text, inside))
+        if path is None:
+            try:
+                path = cgroupfs.locate(self.hierarchy, text)
+            except ConfigError as e:
+                raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
+            if path == inside or not path.is_relative_to(inside):
+                what, other = "the pod's cgroup ", ""
+                if inside == self.node:
+                    what, other = "the node ", ", or start outrace with another --node-cgroup"
+                problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {what}{inside}"
+                raise ConfigError(problem, f"name a cgroup below it{other}")
+            self._located[text, inside] = path
+        if not cgroupfs.exists(path):
+            problem = f"metadata.annotations[{key}]: no cgroup {path} yet, waiting for it"
+            raise _Waiting([self._nearest(path)], f"{problem}; create it, or correct the annotation")
+        return path
+
+    def _containers(self, manifest: Manifest, cgroup: Path, scan: Scan) -> dict[str, Path]:
+        pod = manifest.pod
+        found: dict[str, Path] = {}
+        by_id: dict[str, Path] = {}
+        if manifest.container_ids:
+            by_id = cgroup_tree.containers_in(cgroup)
+            scan.watch[cgroup] = CHILDREN
+        for container in (*pod.containers, *pod.init_containers):
+            key = f"{POD_CGROUP}.{container.name}"
+            if key in pod.annotations:
+                try:
+                    path = self._annotated(key, pod.annotations[key], inside=cgroup)
+                except (_Waiting, ConfigError) as e:
+                    # The pod is complete without: its own cgroup is what is measured and killed.
+                    scan.problems.append(f"{manifest.where}: {e}")
+                    scan.watch.update(e.watch if isinstance(e, _Waiting) else {})
+                    continue
+                found[container.name] = path
+                scan.watch[path.parent] = CHILDREN
+            elif (cid := manifest.container_ids.get(container.name)) in by_id:
+                found[container.name] = by_id[cid]
+        if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
+            found[pod.containers[0].name] = cgroup
+        return found
+
+    def _find_kubepods(self, search_all: bool) -> Path | None:
+        """kubepods where the kubelet puts it, or with ``search_all`` (once in a scan) where one of these pods is."""
+        if search_all and not self._searched:
+            self._searched = True
+            if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
+                uids = (uid for manifest in self._manifests() for uid in tree_uids(manifest.pod))
+                self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
+        return self._kubepods
+
+    def _nearest(self, path: Path) -> Path:
+        """The directory above ``path`` that exists."""
+        return next(above for above in path.parents if above == self.hierarchy.root or above.is_dir())
