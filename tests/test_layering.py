@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kube": set(),
     "pods": {"kernel", "kube", "policy"},
     "link": {"kernel", "race"},
-    "settings": {"kernel", "pods", "policy"},
+    "settings": {"kernel", "kube", "pods", "policy"},
     "sources": {"kernel", "link", "policy", "settings"},
     "actions": {"kernel", "pods", "policy"},
     "hot": {"actions", "kernel", "link", "pods", "policy", "settings", "sources"},

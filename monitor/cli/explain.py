@@ -16,7 +16,7 @@ from monitor.cli.options import configuration_options, resolve
 from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
 from monitor.policy.errors import PolicyError
 from monitor.policy.explain import comparisons, contrast, first_disagreement
 from monitor.policy.releases import ERAS, Era, era
@@ -63,7 +63,7 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
         raise ConfigError(f"--signal: {eras[0].name} does not know {signal}", f"it knows {', '.join(eras[0].signals)}")
     hierarchy = cgroupfs.detect()
     node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
-    source = open_source(config.pods, hierarchy, meminfo.mem_total(), node, cgroup_root=config.cgroup_root)
+    source = open_for(config, hierarchy, meminfo.mem_total(), node)
     try:
         seen = look(config, source, signal)
     finally:

@@ -59,4 +59,4 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
         if context is not None and context.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT:
             variables[option.name] = option.variable
     config, kubelet, drop_ins = (flags.pop(name) for name in _FILES)
-    return read(flags, config, kubelet, drop_ins, variables)
+    return read(flags, config, kubelet, drop_ins, variables, ask_kubelet=True)

@@ -27,12 +27,14 @@ from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
+from monitor.pods.spec import AUTO, CGROUPS
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
+    from monitor.pods.discover import Choice
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
 #: has its turn (a probe would try again after a second).
@@ -50,9 +52,11 @@ def start(config: RunConfig) -> NoReturn:
     """Take what the daemon needs and become it. Raises MonitorError with one line and its exit code."""
     from monitor.settings.read import check_enforced
 
-    check_enforced(config)
     if os.geteuid() != 0:
+        check_enforced(config)
         raise CannotError("outrace run must be root", "use sudo")
+    config, choice = _with_pods(config)
+    check_enforced(config)
     config = _with_disks(_with_node(config))
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
@@ -69,7 +73,7 @@ def start(config: RunConfig) -> NoReturn:
         listen_host=host,
         listen_port=port,
     )
-    _announce(config, loaded, strays)
+    _announce(config, choice, loaded, strays)
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
@@ -92,6 +96,16 @@ def _with_node(config: RunConfig) -> RunConfig:
     if config.node_cgroup is None:
         return config
     return dataclasses.replace(config, node_cgroup=str(cgroupfs.resolve(hierarchy, config.node_cgroup)))
+
+
+def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
+    """The configuration with the source of pods that ``auto`` is here. Raises ConfigError."""
+    from monitor.pods.access import Access
+    from monitor.pods.source import settle
+
+    node = Path(config.node_cgroup) if config.node_cgroup else None
+    choice = settle(config.pods, Access.found(config) if config.pods == AUTO and node is None else None, node)
+    return dataclasses.replace(config, pods=choice.spec), choice
 
 
 def _with_disks(config: RunConfig) -> RunConfig:
@@ -197,7 +211,7 @@ def _listener(port: int) -> str:
     return "what has it"
 
 
-def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> None:
+def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:
     """Log how this daemon is configured, and which options have no effect."""
 
     log = Log(config.log_format)
@@ -208,12 +222,17 @@ def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> No
         trigger=config.trigger,
         node=config.node_cgroup or "machine",
         pods=config.pods,
+        because=choice.why,
         listen=f"{config.listen_host}:{config.listen_port}",
         state_dir=config.state_dir,
         hooks=config.rung,
         bpf=("loaded" if loaded else "found pinned") if config.rung in BPF_RUNGS else "none",
         given=given,
     )
+    for line in choice.tried:
+        log.warning("pods cannot be had there", problem=line)
+    for line in config.kubelet_differs:
+        log.warning("an option says something else than the kubelet, which goes by its own", difference=line)
     for stray in strays:
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
@@ -226,7 +245,7 @@ def _announce(config: RunConfig, loaded: bool, strays: Sequence[Instance]) -> No
             "already, byte by byte, on cgroup v1 and v2",
             origin=config.origins["kernel_memcg_notification"],
         )
-    if config.enforce and config.enforce_unknown_specs and config.pods == "cgroups":
+    if config.enforce and config.enforce_unknown_specs and config.pods == CGROUPS:
         log.warning(
             "no pod's spec is known: priorities are unknown, requests guessed, and the wrong pod may be evicted: "
             "name the manifests with --pods manifests:DIR"

@@ -14,7 +14,7 @@ import click
 from monitor.cli.brake_text import brake_lines
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_lines, table_lines
 from monitor.cli.top_frame import Node
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 
@@ -27,7 +27,7 @@ _MEMORY = ("usage", "active_file", "inactive_file", "working_set")
 @click.command()
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
-@click.option("--pods", metavar="SOURCE", help="cgroups (default) or manifests:DIR.")
+@click.option("--pods", metavar="SOURCE", help="As for outrace run. [auto]")
 @click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
 @click.option("--eviction-soft", metavar="MAP", help="... and to soft thresholds.")
 @click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
@@ -41,9 +41,7 @@ def top(once: bool, output: str, **flags: Any) -> None:
     up to 2 s); the frame says which. Limits and swap always come from the files, which are exact about them.
     """
     node = Node(_config(flags))
-    source = open_source(
-        node.config.pods, node.hierarchy, node.mem_total, node.path, cgroup_root=node.config.cgroup_root
-    )
+    source = open_for(node.config, node.hierarchy, node.mem_total, node.path)
     try:
         if once:
             frame = node.frame(source)

@@ -40,8 +40,11 @@ _MAX_ANSWER = 1 << 20
 
 @dataclass(frozen=True)
 class KubeletTrust:
-    """How the kubelet is known; with nothing set its certificates in ``pki``. ``node_name`` is the name under a CA."""
+    """How the kubelet is known; with nothing set its certificates in ``pki``. ``node_name`` is the name under a CA,
+    ``certificates`` are its `tlsCertFile`.
+    """
 
+    certificates: tuple[Path, ...] = ()
     ca: Path | None = None
     insecure: bool = False
     node_name: str = ""
@@ -69,7 +72,7 @@ def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:
     if trust.ca is not None:
         tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
     else:
-        found = [path for path in (trust.pki / name for name in SERVING) if path.exists()]
+        found = [*trust.certificates, *(path for path in (trust.pki / name for name in SERVING) if path.exists())]
         if not found:
             raise ConfigError(
                 f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",

@@ -77,7 +77,7 @@ def parse(name: str, data: bytes) -> Parsed:
             if document is None:
                 continue  # nothing between two "---"
             for where, item in _items(f"{name}: document {number}", document):
-                found = _manifest(where, item)
+                found = manifest_of(where, item)
                 if isinstance(found, Manifest):
                     manifests.append(found)
                     problems.extend(found.problems)
@@ -107,7 +107,7 @@ def _items(where: str, document: Any) -> Iterable[tuple[str, Any]]:
         yield where, document
 
 
-def _manifest(where: str, obj: Any) -> Manifest | str:
+def manifest_of(where: str, obj: Any) -> Manifest | str:
     """A Manifest, or the line that says why it is none."""
     if not isinstance(obj, dict):
         return f"{where}: not a Pod but {shown(obj)}; a manifest is a mapping with kind: Pod"

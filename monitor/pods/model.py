@@ -85,6 +85,16 @@ class PodSource(ABC):
         return self._known
 
     @property
+    def is_complete(self) -> bool:
+        """Whether `pods` are all there are, and not only those heard of so far."""
+        return True
+
+    @property
+    def unlisted(self) -> tuple[str, ...]:
+        """Uids of pods that have a cgroup and are not known."""
+        return ()
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """Every problem at the last poll, also those reported before."""
         return self._problems

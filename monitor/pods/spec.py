@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-_FORMS = "use cgroups or manifests:DIR"
+AUTO, KUBELET, APISERVER, MANIFESTS, CGROUPS = "auto", "kubelet", "apiserver", "manifests", "cgroups"
+#: Those of a cluster: names, requests and priorities are the API's.
+CLUSTER = (KUBELET, APISERVER)
+_FORMS = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR or cgroups"
 
 
 def check_spec(spec: str) -> tuple[str, str]:
-    """Split a ``--pods`` value into kind and argument; ValueError if this version has no such source."""
+    """Split a ``--pods`` value into kind and argument; ValueError if there is no such source."""
     kind, colon, argument = spec.partition(":")
-    if kind in ("kubelet", "apiserver"):
-        raise ValueError(f"{spec!r}: pods from the {kind} are not in this version; {_FORMS}")
-    if kind not in ("manifests", "cgroups") or (kind == "cgroups" and colon):
+    if kind not in (AUTO, KUBELET, APISERVER, MANIFESTS, CGROUPS):
         raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
-    if kind == "manifests" and not argument:
+    if kind == MANIFESTS and not argument:
         raise ValueError(f"{spec!r} names no directory; {_FORMS}")
+    if kind == KUBELET and colon and not argument.startswith(("https://", "http://")):
+        raise ValueError(f"{spec!r} names no http or https URL; {_FORMS}")
+    if kind not in (MANIFESTS, KUBELET) and colon:
+        raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
     return kind, argument

@@ -46,6 +46,10 @@ class SpecSource(PodSource):
     def _manifests(self) -> Iterable[Manifest]:
         """Every pod that is known at this moment."""
 
+    def _is_awaited(self, manifest: Manifest) -> bool:
+        """Whether it is worth saying that a pod has no cgroup: of one that ended none is expected."""
+        return manifest.pod.phase not in ("Succeeded", "Failed")
+
     def _match(self, scan: Scan) -> None:
         """Find the cgroup of every pod, and put it into ``scan``."""
         self._searched = False
@@ -71,7 +75,7 @@ class SpecSource(PodSource):
                 scan.problems.append(f"{manifest.where}: {e}")
                 continue
             except _Waiting as e:
-                if manifest.pod.phase not in ("Succeeded", "Failed"):  # of a pod that ended no cgroup is expected
+                if self._is_awaited(manifest):
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
                 continue

@@ -33,7 +33,15 @@ SIDE = "OUTRACE_SIDE"
 
 #: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
-_TUPLES = ("enforce_node_allocatable", "reclaim_containers", "reclaim_images", "alertmanagers", "webhooks", "missed")
+_TUPLES = (
+    "kubelet_differs",
+    "enforce_node_allocatable",
+    "reclaim_containers",
+    "reclaim_images",
+    "alertmanagers",
+    "webhooks",
+    "missed",
+)
 
 
 def fastest_fill() -> int:
@@ -48,7 +56,12 @@ class RunConfig:
     """Everything `outrace run` needs to know. Sizes are bytes, times say their unit."""
 
     node_cgroup: str | None = None  # absolute directory; None: the whole machine
-    pods: str = "cgroups"  # or ``manifests:DIR`` (DIR absolute)
+    pods: str = "auto"  # until `outrace run` starts: then what was chosen
+    kubeconfig: str = ""  # absolute; "": as found (`monitor.pods.access`), like the next three
+    node_name: str = ""
+    kubelet_ca: str = ""
+    kubelet_insecure: bool = False
+    kubelet_differs: tuple[str, ...] = ()  # where an option says something else than the kubelet, a line each
     cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
     enforce: bool = False
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then

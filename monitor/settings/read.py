@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from monitor.errors import ConfigError
+from monitor.pods.spec import CGROUPS
 from monitor.policy import configuration
 from monitor.policy.configuration import (
     DEFAULT,
@@ -70,10 +71,13 @@ def read(
     kubelet_config_file: str | None = None,
     kubelet_config_dir: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    ask_kubelet: bool = False,
 ) -> Resolved:
     """`build`, with what the configuration was made of. Raises ConfigError.
 
     ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
+    ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer.
     """
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
     for key in ("kubelet-config", "kubelet-config-dir"):
@@ -81,11 +85,30 @@ def read(
             raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
     kubelet_config_file = kubelet_config_file or own.get("kubelet-config")
     kubelet_config_dir = kubelet_config_dir or own.get("kubelet-config-dir")
+    said = _said(flags, variables, own, config_file or "")
+    if ask_kubelet and not kubelet_config_file and not kubelet_config_dir and "node-cgroup" not in said:
+        return _over_kubelet(said)
     return resolve(
-        _said(flags, variables, own, config_file or ""),
+        said,
         files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
         tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
     )
+
+
+def _over_kubelet(said: Mapping[str, Given]) -> Resolved:
+    """What was said, over what the kubelet of this node says of itself; with what differs."""
+    from monitor.pods.kubelet_process import find_kubelet
+
+    if not find_kubelet().is_there:
+        return resolve(said)
+    from monitor.pods.access import Access
+    from monitor.settings.kubelet_own import differences, kubelet_sources
+
+    found = kubelet_sources(Access.found(resolve(said).config))
+    resolved = resolve(said, found[0] if found else None, found[1:])
+    own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
+    config = dataclasses.replace(resolved.config, kubelet_differs=differences(own, found))
+    return resolved._replace(config=config)
 
 
 def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
@@ -134,12 +157,12 @@ def check_enforced(config: RunConfig) -> None:
     """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
     pods are known only in part, and requests are recovered from what the kernel has of them.
     """
-    if config.enforce and config.pods == "cgroups" and not config.enforce_unknown_specs:
+    if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
         raise ConfigError(
             f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known: "
             "priorities are unknown, requests guessed, and the wrong pod could be evicted",
-            "name the directory of their manifests with --pods manifests:DIR, or accept that with "
-            "--enforce-unknown-specs",
+            "name the directory of their manifests with --pods manifests:DIR, the cluster with --pods apiserver, or "
+            "accept that with --enforce-unknown-specs",
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.pods.owner import changed_by, mend
-from monitor.pods.spec import check_spec
+from monitor.pods.spec import MANIFESTS, check_spec
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.quantity import Quantity
@@ -154,8 +154,8 @@ def listen(value: Any) -> tuple[str, int]:
 
 def pods(value: Any) -> str:
     kind, directory = check_spec(text(value))
-    if kind != "manifests":
-        return kind
+    if kind != MANIFESTS:
+        return text(value)
     if not os.path.isdir(directory):
         raise ValueError(f"{directory} is not a directory; make it, or name another one: --pods manifests:DIR")
     problem = changed_by(Path(directory))

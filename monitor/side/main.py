@@ -39,7 +39,7 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine, Oom
-from monitor.pods.source import open_source
+from monitor.pods.source import open_for
 from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
@@ -121,7 +121,7 @@ class Side:
         self.messages.on_capacity = self.scores.set_capacity
         self.over = OverBudget(self.view, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
-        source = open_source(config.pods, hierarchy, mem_total, self.view.node_path, ours, config.cgroup_root)
+        source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
         self.pods = PodSync(self.view, sock, self.watch, self.scores, self.heartbeat.ping)

@@ -78,7 +78,7 @@ class PodWatch:
         self._began = None
         if found != Change():
             self._found.put(found)
-        if not isinstance(found, MonitorError):
+        if not isinstance(found, MonitorError) and self._source.is_complete:
             self._known.set()  # after the queue has it: a waiting thread finds it there
         if found != Change():
             self._wake()

@@ -62,7 +62,7 @@ def test_defaults_are_the_kubelets() -> None:
         ({"listen": "9469"}, "--listen", "HOST:PORT"),
         ({"listen": "localhost:65536"}, "--listen", "HOST:PORT"),
         ({"pods": "manifests:/no/such/directory"}, "--pods", "not a directory"),
-        ({"pods": "kubelet:https://localhost:10250"}, "--pods", "not in this version"),
+        ({"pods": "kubelet:localhost:10250"}, "--pods", "names no http or https URL"),
         ({"pods": "docker"}, "--pods", "cgroups or manifests:DIR"),
         ({"hooks": "uprobe"}, "--hooks", "memcg-tracepoint"),
         ({"trigger": "nobody"}, "--trigger", "user, kernel"),

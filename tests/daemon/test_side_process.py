@@ -60,7 +60,7 @@ def test_without_a_pod_source_it_says_why(tmp_path: Path) -> None:
     try:
         hot.start()
         assert hot.process.wait(harness.TIMEOUT_S) == 2
-        assert "not in this version" in hot.log()
+        assert "no credentials for an API server" in hot.log()
     finally:
         hot.close()
 

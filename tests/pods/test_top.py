@@ -134,7 +134,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
         (["--eviction-soft", "memory.available"], "--eviction-soft: malformed pair"),
         (["--node-cgroup", "nosuch"], "no cgroup 'nosuch'"),
         (["--node-cgroup", "../.."], "leads outside"),
-        (["--pods", "kubelet:x"], "not in this version"),
+        (["--pods", "kubelet:x"], "names no http or https URL"),
         (["--pods", "manifests:/nonexistent"], "/nonexistent is not a directory"),
         (["--listen", "here"], "'here' is not HOST:PORT"),
     ],

@@ -1,0 +1,103 @@
+"""Pods of a cluster (``--pods kubelet``, ``--pods apiserver``), matched to their cgroups by uid."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import cgroup_tree
+from monitor.pods.feed import PodFeed
+from monitor.pods.inotify import CHILDREN, Event
+from monitor.pods.kubepods import tree_uids
+from monitor.pods.manifest_files import Manifest
+from monitor.pods.model import Change, Scan
+from monitor.pods.spec_source import SpecSource
+
+#: A cgroup whose pod is not listed for so long is said to be so; the kubelet makes it up to a second before.
+UNLISTED_S = 10.0
+
+
+class ClusterSource(SpecSource):
+    """Pods of ``feed``. One whose cgroup is there and that is not in the list (yet) is no pod: nothing is guessed."""
+
+    def __init__(
+        self,
+        feed: PodFeed,
+        hierarchy: Hierarchy,
+        node: Path | None = None,
+        spared: Iterable[int] = (),
+        cgroup_root: str = "",
+    ) -> None:
+        super().__init__(hierarchy, node, spared, cgroup_root)
+        self.feed = feed
+        self._listed: list[Manifest] = []  # at this scan
+        self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
+        self._ready = select.epoll()
+        self._ready.register(feed.fileno(), select.EPOLLIN)
+        if self._watcher is not None:
+            self._ready.register(self._watcher.fileno(), select.EPOLLIN)
+        feed.start()
+
+    def fileno(self) -> int | None:
+        return self._ready.fileno()
+
+    @property
+    def unlisted(self) -> tuple[str, ...]:
+        return tuple(self._unlisted)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.feed.is_known
+
+    def poll(self) -> Change:
+        if self.feed.drain():
+            self._next_scan = 0.0
+        return super().poll()
+
+    def close(self) -> None:
+        self.feed.close()
+        self._ready.close()
+        super().close()
+
+    def _manifests(self) -> list[Manifest]:
+        return self._listed
+
+    def _scan(self, events: Iterable[Event]) -> Scan:
+        scan = Scan()
+        self._listed = self.feed.manifests()
+        scan.problems.extend(self.feed.problems())
+        self._match(scan)
+        if self._kubepods is not None:
+            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(self._kubepods), CHILDREN))
+        self._find_unlisted(scan)
+        running = sum(one.pod.phase == "Running" for one in self._listed)
+        if running and not scan.pods:
+            where = self._kubepods or f"any kubepods below {self.node}"
+            scan.problems.append(
+                f"{self.feed.where}: none of {running} running pods has a cgroup in {where}: "
+                "give the kubelet's cgroupRoot with --cgroup-root, or the right --node-name"
+            )
+        return scan
+
+    def _find_unlisted(self, scan: Scan) -> None:
+        """Cgroups of pods that are not in the list."""
+        listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
+        now = time.monotonic()
+        there = {} if self._kubepods is None else {one.uid: one.path for one in cgroup_tree.pods_in(self._kubepods)}
+        self._unlisted = {uid: self._unlisted.get(uid, now) for uid in there if uid not in listed}
+        if not self._unlisted:
+            return
+        self.feed.soon()
+        scan.unsettled = True
+        for uid, since in self._unlisted.items():
+            if now - since >= UNLISTED_S:
+                scan.problems.append(
+                    f"{self.feed.where}: has no pod {uid}, whose cgroup is {there[uid]}: "
+                    "it is not watched, and never evicted"
+                )
+
+    def _is_awaited(self, manifest: Manifest) -> bool:
+        return False  # its cgroup is made when its volumes are there and somebody pulls its images: minutes, at times
