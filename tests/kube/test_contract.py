@@ -292,6 +292,7 @@ def test_a_kubelet_and_its_api_server_agree() -> None:
     api = ApiClient(config)
     nodes = api.list(NODES, lambda found: found).items
     if not nodes:
+        api.close()
         pytest.skip("the cluster has no node")
     status = nodes[0]["status"]
     host = next(one["address"] for one in status["addresses"] if one["type"] == "InternalIP")
