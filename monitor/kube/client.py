@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 #: Seconds for a request, to the last byte of its answer. The API server itself gives up after 60.
 TIMEOUT_S = 10.0
-#: The same for pods/eviction: the API server itself tries for 10 s while a budget is new or contended (measured: 10.1 s).
+#: The same for pods/eviction: while a budget is new or contended the API server itself tries for 10 s (measured: 10.1).
 EVICTION_TIMEOUT_S = 30.0
 #: The same for a list.
 LIST_TIMEOUT_S = 60.0

@@ -179,6 +179,8 @@ def user(key: str, value: object, context: str = "by-token") -> tuple[str, list[
         cluster("server", "https://user:pw@lab.example"),
         cluster("server", "https://lab.example/?x=1"),
         cluster("server", "https://lab .example"),
+        cluster("server", "https://läb.example"),
+        cluster("server", "https://lab.example/ä"),
         cluster("server", 6443),
         cluster("certificate-authority", "/no/such/ca.crt"),
         cluster("certificate-authority", "/dev/null"),
