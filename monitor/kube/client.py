@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Seconds for a request, to the last byte of its answer. The API server itself gives up after 60.
 TIMEOUT_S = 10.0
+#: The same for pods/eviction: while a budget is new or contended the API server itself tries for 10 s (measured: 10.1).
+EVICTION_TIMEOUT_S = 30.0
 #: The same for a list.
 LIST_TIMEOUT_S = 60.0
 #: Items of a page of a list, client-go's.
@@ -196,11 +198,17 @@ class ApiClient:
         return self._read("POST", target, *_said(resource, "create", namespace, ""), body=body)
 
     def create_subresource(
-        self, resource: Resource, name: str, subresource: str, body: Mapping[str, Any], namespace: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        subresource: str,
+        body: Mapping[str, Any],
+        namespace: str = "",
+        timeout_s: float | None = None,
     ) -> Object:
         """POST to a subresource, as serviceaccounts/token and pods/eviction."""
         said = _said(resource, "create", namespace, name, subresource)
-        return self._read("POST", resource.path(namespace, name, subresource), *said, body=body)
+        return self._read("POST", resource.path(namespace, name, subresource), *said, body=body, timeout_s=timeout_s)
 
     def replace(self, resource: Resource, name: str, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Update: Conflict if its metadata.resourceVersion is not the newest."""
@@ -233,7 +241,7 @@ class ApiClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, "", grace_period_s, dry_run),
         }
-        return self.create_subresource(PODS, name, "eviction", body, namespace)
+        return self.create_subresource(PODS, name, "eviction", body, namespace, EVICTION_TIMEOUT_S)
 
     def create_event(self, body: Mapping[str, Any], namespace: str) -> Object:
         return self.create(EVENTS, body, namespace)

@@ -51,8 +51,10 @@ def parse_server(url: str, where: str, ports: tuple[int, int] = (80, 443)) -> Se
         raise ConfigError(f"{where}: {shown(url)}: {error}", remedy) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{where}: {shown(url)} is no http or https URL with a host", remedy)
-    if parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise ConfigError(f"{where}: user, query, fragment, spaces and control characters do not belong there", remedy)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"{where}: user, query and fragment do not belong there", remedy)
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise ConfigError(f"{where}: {shown(url)} is not in printable ASCII without spaces", remedy)
     https = parts.scheme == "https"
     return Server(parts.hostname, ports[https] if port is None else port, https, parts.path.rstrip("/"))
 

@@ -88,7 +88,11 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: a precondition does not hold (uid, resourceVersion), or the object was changed meanwhile."""
+    """409: a precondition does not hold (uid, resourceVersion), or the object was changed meanwhile.
+
+    Also the 422 that a patch with another metadata.uid gets (Kubernetes 1.36: "field is immutable"): the object was
+    deleted and made anew.
+    """
 
 
 class AlreadyExists(ApiError):
@@ -161,6 +165,8 @@ def api_error(
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (ServerError if code >= 500 else ApiError)
     if retry_after_s is None and (seconds := _number(details.get("retryAfterSeconds"))):
         retry_after_s = float(seconds)
+    if kind is Invalid and _is_about_uid(details):
+        kind = Conflict
     said = shortened(" ".join(str(message or "").split()), _SHOWN)
     number = f"HTTP {code}" if code else "an ERROR event"
     head = f"{what}: {number}{f' {reason}' if reason else ''}"
@@ -171,6 +177,13 @@ def api_error(
         reason=reason,
         details=details,
         retry_after_s=retry_after_s,
+    )
+
+
+def _is_about_uid(details: Mapping[str, Any]) -> bool:
+    causes = details.get("causes")
+    return isinstance(causes, list) and any(
+        isinstance(one, dict) and one.get("field") == "metadata.uid" for one in causes
     )
 
 

@@ -6,6 +6,7 @@ that asks questions fails instead of waiting.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from datetime import datetime
 from monitor.documents import UnreadableError, from_json, shortened, shown
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube.auth import Credential, check_token
+from monitor.kube.errors import TimedOut
+from monitor.kube.stream import Patience
 from monitor.kube.tls import Pem
 
 _VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -42,14 +45,21 @@ class ExecSpec:
 
 
 class ExecPlugin:
-    """Credentials that a plugin prints."""
+    """Credentials that a plugin prints. ``stop`` ends a run that takes its time."""
 
-    def __init__(self, spec: ExecSpec, now: Callable[[], float] = time.time, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        spec: ExecSpec,
+        stop: threading.Event | None = None,
+        now: Callable[[], float] = time.time,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         if spec.api_version not in _VERSIONS:
             raise ConfigError(
                 f"{spec.where}.apiVersion: {shown(spec.api_version)} is not supported", f"use {_VERSIONS[0]}"
             )
         self._spec = spec
+        self._stop = stop or threading.Event()
         self._now = now
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -76,23 +86,31 @@ class ExecPlugin:
             asked["cluster"] = spec.cluster
         info = {"apiVersion": spec.api_version, "kind": "ExecCredential", "spec": asked}
         env = {**os.environ, **dict(spec.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        code, output, said = self._output(env)
+        if code:
+            raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {code}: {_one_line(said)}")
+        self._credential, self._expires = self._parse(output[:_MAX_OUTPUT])
+
+    def _output(self, env: Mapping[str, str]) -> tuple[int, bytes, str]:
+        """Exit code, standard output and what it said of a run."""
+        spec = self._spec
         try:
-            done = subprocess.run(
-                spec.command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env=env,
-                timeout=self._timeout_s,
-                check=False,
+            process = subprocess.Popen(
+                spec.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
             )
-        except subprocess.TimeoutExpired:
-            raise MonitorError(f"{spec.where}: {spec.command[0]} took more than {self._timeout_s:.3g} s") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{spec.where}.command: {spec.command[0]}: {error}", _one_line(spec.hint)) from None
-        if done.returncode:
-            said = _one_line(done.stderr.decode(errors="replace"))
-            raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {done.returncode}: {said}")
-        self._credential, self._expires = self._parse(done.stdout[:_MAX_OUTPUT])
+        with process:
+            try:
+                for left_s in Patience(self._stop, self._timeout_s).slices():
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        output, said = process.communicate(timeout=left_s)
+                        break
+            except TimedOut:
+                raise MonitorError(f"{spec.where}: {spec.command[0]} took more than {self._timeout_s:.3g} s") from None
+            finally:
+                process.kill()  # does nothing to one that has ended
+        return process.returncode, output, said.decode(errors="replace")
 
     def _parse(self, output: bytes) -> tuple[Credential, float | None]:
         where = f"{self._spec.where}: what {self._spec.command[0]} prints"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from monitor.documents import UnreadableError, decoded, from_json, from_yaml, read_bytes, shown
 from monitor.errors import ConfigError
 from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
-from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, parse_server
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.tls import Pem, TlsSettings
 
@@ -84,8 +85,28 @@ def default_paths(env: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     return listed or (Path(env.get("HOME", "/root")) / ".kube/config",)
 
 
-def load(paths: tuple[Path, ...], context: str = "") -> ClusterConfig:
-    """The cluster of ``context``, else of `current-context`. Raises ConfigError."""
+def find(
+    kubeconfig: str = "",
+    context: str = "",
+    stop: threading.Event | None = None,
+    env: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> ClusterConfig:
+    """The cluster that is meant: by the file that is named, by $KUBECONFIG, the one we are in, by ~/.kube/config.
+
+    Raises ConfigError; CannotError where there is none of them.
+    """
+    if kubeconfig:
+        return load((Path(kubeconfig),), context, stop)
+    paths = default_paths(env)
+    inside = env.get("KUBERNETES_SERVICE_HOST") and (service_account / "token").exists() and not context
+    if not env.get("KUBECONFIG") and (inside or not paths[0].exists()):
+        return in_cluster(env, service_account)
+    return load(paths, context, stop)
+
+
+def load(paths: tuple[Path, ...], context: str = "", stop: threading.Event | None = None) -> ClusterConfig:
+    """The cluster of ``context``, else of `current-context`; ``stop`` ends its exec plugin. Raises ConfigError."""
     files = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
     names = ", ".join(str(path) for path in paths)
     if not files:
@@ -105,7 +126,7 @@ def load(paths: tuple[Path, ...], context: str = "") -> ClusterConfig:
     if server.https:
         tls.context()  # whatever is in the files is wrong now, not at the first connection
     namespace = chosen.text("namespace") or "default"
-    return ClusterConfig(server, tls, _credentials(cluster, user), namespace)
+    return ClusterConfig(server, tls, _credentials(cluster, user, stop), namespace)
 
 
 def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
@@ -121,12 +142,12 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
     return TlsSettings(ca, (), insecure, certificate, key, name)
 
 
-def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
+def _credentials(cluster: _Entry, user: _Entry, stop: threading.Event | None) -> Credentials:
     spec = user.values.get("exec")
     if spec is not None:
         if user.text("token") or user.text("tokenFile"):
             raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
-        return ExecPlugin(_exec_spec(cluster, user, spec))
+        return ExecPlugin(_exec_spec(cluster, user, spec), stop)
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
         token_file = TokenFile(path, user.where("tokenFile"))
         token_file.current()

@@ -178,9 +178,8 @@ class Reflector(Generic[T]):
             self._watchable = False
         if isinstance(error, ApiError):
             self._any_version |= at_list and isinstance(error, ResourceExpired)
-            self._any_version |= error.has_cause(
-                "ResourceVersionTooLarge"
-            )  # of a server that is behind, or was restored
+            # Of a server that is behind, or whose etcd was restored.
+            self._any_version |= error.has_cause("ResourceVersionTooLarge")
         pause_s = self._back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
         self._handler.failed(error, pause_s)
         self._stop.wait(pause_s)

@@ -110,8 +110,9 @@ def _load_ca(context: ssl.SSLContext, ca: Pem) -> None:
     text = ca.read()
     where = f"{ca.key}: {ca.path}" if ca.path else ca.key
     try:
-        context.load_verify_locations(cadata=text.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:  # ValueError: not ASCII, or empty
+        # Comments may be in any encoding.
+        context.load_verify_locations(cadata=text.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:  # ValueError: empty
         raise ConfigError(f"{where}: no certificates in PEM: {error}", "name the file of the cluster's CA") from None
 
 

@@ -165,7 +165,11 @@ class Transport:
         credential = self.config.credentials.current()
         connection, response = self._send(request, credential, patience)
         if response.status == 401:
-            again = self.config.credentials.refresh()
+            try:
+                again = self.config.credentials.refresh()
+            except BaseException:
+                connection.stream.close()
+                raise
             if again != credential:
                 connection.stream.close()
                 connection, response = self._send(request, again, patience)
@@ -221,7 +225,7 @@ class Transport:
 
     def _keep(self, connection: Connection) -> None:
         with self._lock:
-            if len(self._idle) < _KEPT:
+            if len(self._idle) < _KEPT and not self.stop.is_set():
                 self._idle.append(connection)
                 return
         connection.stream.close()

@@ -161,6 +161,11 @@ class FakeApiServer(FakeServer):
                 after, given = asked.json(), asked.json().get("metadata", {})
             else:
                 after, given = apply_patch(before, asked)
+            if asked.method == "PATCH" and given.get("uid", was := before["metadata"]["uid"]) != was:
+                message = f'Invalid value: "{given["uid"]}": field is immutable'
+                causes = [{"reason": "FieldValueInvalid", "message": message, "field": "metadata.uid"}]
+                what = f'{KINDS[key[0]][1]} "{key[2]}" is invalid: metadata.uid: {message}'
+                raise Refused(422, "Invalid", what, {"causes": causes})
             _preconditions(key, before, given)
             if sub:
                 after = {**before, "status": after.get("status")}
@@ -225,12 +230,11 @@ def _marked(pod: Object) -> Object:
 def _preconditions(key: Key, found: Object, given: Object) -> None:
     for name, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if given.get(name) not in (None, "", found["metadata"][name]):
-            raise Refused(
-                409,
-                "Conflict",
-                f'Operation cannot be fulfilled on {key[0]} "{key[2]}": the {what} in the precondition '
-                f"({given[name]}) does not match the {what} in record ({found['metadata'][name]})",
+            why = (
+                f"Precondition failed: {what} in precondition: {given[name]}, {what} in object meta: "
+                f"{found['metadata'][name]}; the object has been modified"
             )
+            raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {key[0]} "{key[2]}": {why}')
 
 
 def _parsed(path: str) -> tuple[str, str, str, str]:

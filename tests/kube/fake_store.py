@@ -27,7 +27,7 @@ class Store:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.version = 1000
-        self.oldest = 0  # watches and continue tokens before it have expired
+        self.oldest = self.version  # watches and continue tokens before it have expired
         self._objects: dict[Key, Object] = {}
         self._history: list[tuple[int, str, Key, Object, Object | None]] = []
 

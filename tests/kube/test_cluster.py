@@ -13,7 +13,7 @@ import yaml
 
 from monitor.errors import CannotError, ConfigError
 from monitor.kube.cluster import in_cluster
-from monitor.kube.kubeconfig import default_paths, load
+from monitor.kube.kubeconfig import default_paths, find, load
 from tests.kube.fake_tls import Authority, Pair
 
 Config = dict[str, Any]
@@ -152,6 +152,27 @@ def test_where_kubectl_looks() -> None:
     assert default_paths({"HOME": "/h"}) == (Path("/h/.kube/config"),)
 
 
+def test_which_cluster_is_meant(good: Config, write: Write, secrets: Path, tmp_path: Path) -> None:
+    path = write(good)
+    (tmp_path / "home/.kube").mkdir(parents=True)
+    home = {"HOME": str(tmp_path / "home")}
+    pod = {**ENV, **home}
+
+    def meant(env: dict[str, str], kubeconfig: str = "", context: str = "") -> str:
+        return find(kubeconfig, context, env=env, service_account=secrets).server.host
+
+    assert meant(pod) == "10.96.0.1"
+    assert meant({**pod, "KUBECONFIG": str(path)}) == "lab.example"
+    assert meant(pod, str(path), "by-files") == "10.0.0.1"
+    with pytest.raises(CannotError, match=r"not in a cluster.*; give a kubeconfig"):
+        meant(home)
+    (tmp_path / "home/.kube/config").write_text(path.read_text())
+    assert meant(pod) == "10.96.0.1"
+    assert meant(home) == meant(pod, context="by-token") == "lab.example"
+    (secrets / "token").unlink()
+    assert meant(pod) == "lab.example"
+
+
 def test_json_is_a_kubeconfig_too(good: Config, write: Write) -> None:
     import json
 
@@ -179,6 +200,8 @@ def user(key: str, value: object, context: str = "by-token") -> tuple[str, list[
         cluster("server", "https://user:pw@lab.example"),
         cluster("server", "https://lab.example/?x=1"),
         cluster("server", "https://lab .example"),
+        cluster("server", "https://läb.example"),
+        cluster("server", "https://lab.example/ä"),
         cluster("server", 6443),
         cluster("certificate-authority", "/no/such/ca.crt"),
         cluster("certificate-authority", "/dev/null"),

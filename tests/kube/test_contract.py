@@ -25,6 +25,7 @@ from monitor.kube.errors import (
     Forbidden,
     Invalid,
     NotFound,
+    ResourceExpired,
     ServerError,
     TooManyRequests,
     TransportError,
@@ -139,6 +140,12 @@ def test_a_watch_says_what_happens(client: ApiClient, namespace: str) -> None:
     assert MODIFIED in kinds
     assert heard[-2] == (DELETED, uid(made))
     assert uid(made) != uid(again)
+
+
+def test_a_version_of_long_ago_has_expired(client: ApiClient) -> None:
+    """An API server knows no change from before it was started."""
+    with pytest.raises(ResourceExpired, match="too old resource version"), client.watch(PODS, "1") as events:
+        next(events)
 
 
 def test_a_watch_ends_when_it_was_to(client: ApiClient, namespace: str) -> None:
@@ -292,6 +299,7 @@ def test_a_kubelet_and_its_api_server_agree() -> None:
     api = ApiClient(config)
     nodes = api.list(NODES, lambda found: found).items
     if not nodes:
+        api.close()
         pytest.skip("the cluster has no node")
     status = nodes[0]["status"]
     host = next(one["address"] for one in status["addresses"] if one["type"] == "InternalIP")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import yaml
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.errors import Cancelled
 from monitor.kube.exec_plugin import ExecPlugin, ExecSpec
 from monitor.kube.kubeconfig import load
 from monitor.kube.tls import TlsSettings
@@ -41,7 +44,7 @@ def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path) -> None:
         "status=dict(token=f't{n}',expirationTimestamp='2026-11-24T12:00:00.123456789Z'))))"
     )
     now = [1795521600.0 - 3600]  # an hour before
-    plugin = ExecPlugin(running(code), lambda: now[0])
+    plugin = ExecPlugin(running(code), now=lambda: now[0])
     assert [plugin.current().token for _ in range(3)] == ["t1"] * 3
     now[0] += 3595
     assert plugin.current().token == "t2"
@@ -85,6 +88,14 @@ def test_a_plugin_that_fails_is_one_error(spec: ExecSpec, says: str) -> None:
         ExecPlugin(spec, timeout_s=0.5 if "sleep" in spec.command[-1] else 10).current()
     assert str(caught.value).startswith("config: users[u].user.exec")
     assert "\n" not in str(caught.value)
+
+
+def test_stop_ends_a_plugin_that_waits(tmp_path: Path) -> None:
+    stop, began = threading.Event(), time.monotonic()
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(Cancelled):
+        ExecPlugin(running("import time; time.sleep(60)"), stop).current()
+    assert time.monotonic() - began < 1.5
 
 
 def test_a_plugin_that_is_not_installed_gives_its_hint() -> None:

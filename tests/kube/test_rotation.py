@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor.errors import ConfigError
 from monitor.kube.auth import TokenFile
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, in_cluster, parse_server
@@ -73,6 +74,14 @@ def test_a_401_has_the_token_read_once_more(api: FakeApiServer, tmp_path: Path, 
     os.utime(token, ns=(1, 1))
     create(client)
     assert len(api.asked) == 3
+
+
+def test_a_401_while_the_token_is_away_is_one_error(api: FakeApiServer, secrets: Path, connect: Connect) -> None:
+    client = connect(service_account(api, secrets))
+    api.tokens = {"newer"}
+    (secrets / "token").unlink()
+    with pytest.raises(ConfigError, match="token: No such file"):
+        get(client)
 
 
 @pytest.mark.parametrize("bad", [b"", b"  \n", b"a b", b"a\r\nX-Evil: 1", b"\xff\xfe"])

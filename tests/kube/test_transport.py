@@ -24,7 +24,6 @@ from monitor.kube.errors import (
     TransportError,
 )
 from monitor.kube.resources import PODS
-from monitor.kube.stream import SLICE_S
 from monitor.kube.tls import Pem, TlsSettings
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
@@ -157,7 +156,7 @@ def test_every_request_ends_in_time(
 ) -> None:
     client = connect(config, timeout_s=0.4)
     api.fail(do)
-    with within(1.0), pytest.raises(TimedOut, match=r"no complete answer within 0\.4 s"):
+    with within(1.5), pytest.raises(TimedOut, match=r"no complete answer within 0\.4 s"):
         get(client)
 
 
@@ -165,7 +164,7 @@ def test_every_request_ends_in_time(
 def test_stop_ends_every_wait(api: FakeApiServer, client: ApiClient, stop: threading.Event, do: faults.Do) -> None:
     api.fail(do)
     threading.Timer(0.2, stop.set).start()
-    with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+    with within(0.2 + 1.0), pytest.raises(Cancelled):
         get(client)
     with pytest.raises(Cancelled):
         get(client)
@@ -175,14 +174,14 @@ def test_stop_ends_a_handshake_that_never_ends(config: ClusterConfig, stop: thre
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = connect(ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls))
         threading.Timer(0.2, stop.set).start()
-        with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+        with within(0.2 + 1.0), pytest.raises(Cancelled):
             get(client)
 
 
 def test_a_handshake_that_never_ends_times_out(config: ClusterConfig, connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = connect(ClusterConfig(Server("127.0.0.1", silent.getsockname()[1]), config.tls), connect_s=0.3)
-        with within(0.8), pytest.raises(TimedOut, match=r"127\.0\.0\.1") as caught:
+        with within(1.5), pytest.raises(TimedOut, match=r"127\.0\.0\.1") as caught:
             get(client)
         assert not caught.value.maybe_done
 
@@ -194,7 +193,7 @@ def test_stop_ends_a_name_that_is_not_resolved(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(10))
     client = connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls), connect_s=30)
     threading.Timer(0.2, stop.set).start()
-    with within(0.2 + SLICE_S + 0.3), pytest.raises(Cancelled):
+    with within(0.2 + 1.0), pytest.raises(Cancelled):
         get(client)
     released.set()
 
