@@ -25,6 +25,7 @@ from monitor.cli.options import configuration_options, resolve
 from monitor.errors import CannotError, MonitorError
 from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
+from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -53,6 +54,7 @@ def start(config: RunConfig) -> NoReturn:
     check_enforced(config)
     if os.geteuid() != 0:
         raise CannotError("outrace run must be root", "use sudo")
+    join_machine_cgroups()
     config = _with_disks(_with_node(config))
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
