@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant
+.PHONY: help run demo bench test mutation lint setup clean distclean test-vm test-vagrant image
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ test-vm: setup ## Run the kernel tests on Linux 6.1, 6.12 and 7.2 in virtual mac
 
 test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and destroyed afterwards
 	@$(BIN)/python scripts/vm/vagrant.py $(ARGS)
+
+image: setup ## Build the container image (BASE=mmdebstrap where no registry of images is reached)
+	@scripts/image.sh
 
 clean: ## Remove .venv and everything built but the guests' images
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -102,7 +102,7 @@ if ! [ -x "$VENV/bin/python" ] || ! grep -qx 'include-system-site-packages = tru
   "$PYTHON" -m venv --clear --system-site-packages "$VENV"
 fi
 say "installing outrace and its tools into $VENV"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' ||
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev,deploy]' ||
   cannot "pip could not install the dependencies of pyproject.toml (see above): check the network"
 # Without its bytecode a start takes 0.8 s instead of 0.2 (measured), and PYTHONDONTWRITEBYTECODE may be set.
 "$VENV/bin/python" -m compileall -q monitor

@@ -25,6 +25,7 @@ from monitor.cli.options import configuration_options, resolve
 from monitor.errors import CannotError, MonitorError
 from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
+from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
 from monitor.pods.spec import AUTO, CGROUPS
@@ -55,6 +56,7 @@ def start(config: RunConfig) -> NoReturn:
     if os.geteuid() != 0:
         check_enforced(config)
         raise CannotError("outrace run must be root", "use sudo")
+    join_machine_cgroups()
     config, choice = _with_pods(config)
     check_enforced(config)
     config = _with_disks(_with_node(config))

