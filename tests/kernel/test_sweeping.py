@@ -41,7 +41,7 @@ def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> 
         before = watch.table.reading(index)
         assert before.inactive_file >= (MANY - WAITING) * 4096
         assert abs(before.inactive_file - _said(parent)) <= live.GATE
-        made.touch()
+        made.fill()
         after = watch.table.reading(index)
         assert watch.counted()["uncounted"] == 0
         assert after.inactive_file >= before.inactive_file
