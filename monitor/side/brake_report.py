@@ -30,7 +30,6 @@ class BrakeReport:
         view.takers = lambda: self.takers
 
     def released(self, message: Released) -> None:
-        """Evictions are not held any more."""
         self._log.info("evictions are not held any more", reason="", **message._asdict())
         self.takers = ()
 

@@ -84,7 +84,6 @@ class EventBuilder:
 
     @property
     def open(self) -> bool:
-        """Whether an episode is going on."""
         return bool(self._state.open or self._state.waiting)
 
     def handle(self, message: messages.Message | messages.Bad) -> None:

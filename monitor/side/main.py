@@ -132,7 +132,6 @@ class Side:
     # the loop
 
     def run(self) -> None:
-        """Serve until the channel closes."""
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.watch.start()
         self._wait_for_pods()
@@ -244,7 +243,6 @@ class Side:
         self.lines.close(_CLOSE_S)
 
     def stop(self) -> None:
-        """End the loop at its next turn."""
         self._ending = True
 
     def _guarded(self, step: Callable[[], object]) -> None:

@@ -31,8 +31,6 @@ _ALERTS_NS = 1_000_000_000
 
 
 class Races:
-    """See the module."""
-
     def __init__(self, view: View) -> None:
         config, log = view.config, view.log
         self._view = view
@@ -65,7 +63,6 @@ class Races:
         return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
 
     def start(self) -> None:
-        """Start the forecasts and the sending of alerts."""
         self.forecaster.start()
         if self.alerts is not None:
             self.alerts.start()
@@ -110,7 +107,6 @@ class Races:
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
-        """Do what is due."""
         if self.recorder is not None:
             self.recorder.turn()
         if self.event_builder.turn():

@@ -86,7 +86,6 @@ class View:
 
     @property
     def conditions(self) -> Sequence[str]:
-        """The node conditions that are true."""
         return self.state.conditions if self.state is not None else ()
 
     @property
