@@ -132,8 +132,7 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
         )
     finally:
         os.close(write)
-    assert done.stderr == b""
-    assert done.returncode == 1
+    assert (done.stderr, done.returncode) == (b"", 1)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -175,8 +174,7 @@ def test_columns_line_up(rows) -> None:
     assert len(lines) == len(rows) + 1
     width = max(len(str(cell)) for cell in ["n", *(n for n, _ in rows)])
     for line, (number, name) in zip(lines[1:], rows, strict=True):
-        assert line[:width].strip() == str(number)
-        assert line[width:].strip() == name.strip()
+        assert (line[:width].strip(), line[width:].strip()) == (str(number), name.strip())
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------------

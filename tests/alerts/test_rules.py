@@ -90,8 +90,7 @@ def test_pushed_alerts_and_rules_have_the_same_names() -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, rule in rules().items():
-        assert rule["annotations"]["runbook_url"] == runbook(name)
-        assert rule["labels"]["source"] == "rule"
+        assert (rule["annotations"]["runbook_url"], rule["labels"]["source"]) == (runbook(name), "rule")
         text = (ROOT / runbook(name)).read_text()
         assert text.startswith(f"# {name}\n")
         assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name

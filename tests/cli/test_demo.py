@@ -127,7 +127,6 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
 )
 def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, says: str) -> None:
     done = live.outrace("demo", *arguments)
-    assert done.returncode == code
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr

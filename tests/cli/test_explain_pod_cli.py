@@ -109,8 +109,7 @@ def test_the_kernel_kills_whom_it_says() -> None:
             marked.do("anon(100)")
             growing.do("anon(60)")
             found = explain(node, "big")["pod"]["badness"]
-            assert found["node"]["pid"] == marked.pid
-            assert found["pod"]["pid"] == growing.pid
+            assert (found["node"]["pid"], found["pod"]["pid"]) == (marked.pid, growing.pid)
             ends = [os.pidfd_open(puppet.pid) for puppet in (marked, growing)]
             growing.tell("anon(40)")
             assert select.select(ends, [], [], TIMEOUT_S)[0] == ends[:1]

@@ -314,6 +314,5 @@ def test_advise_shows_the_threshold_that_would_have_won(tmp_path: Path) -> None:
 
 def test_advise_without_a_race(tmp_path: Path) -> None:
     done = incidents("advise", "--state-dir", str(tmp_path))
-    assert done.returncode == 0
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (0, "")
     assert "no race for memory among the 0 incidents" in done.stderr

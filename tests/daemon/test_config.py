@@ -114,8 +114,7 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     own = write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\neviction-max-pod-grace-period: 20\n")
     config = build({"eviction-hard": "memory.available<3Gi"}, own, kubelet)
     assert config.eviction_hard == {"memory.available": "3Gi"}
-    assert config.eviction_max_pod_grace_period_s == 20
-    assert config.system_reserved == 300 << 20
+    assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (20, 300 << 20)
     assert config.kernel_memcg_notification
     assert config.origins["eviction_hard"] == "--eviction-hard"
     assert config.origins["eviction_max_pod_grace_period_s"] == f"{own}: eviction-max-pod-grace-period"
@@ -144,8 +143,7 @@ def test_own_file_can_name_the_kubelets(tmp_path: Path) -> None:
 
 def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
     old = build({"policy": "kubelet-1.8"})
-    assert old.eviction_hard == {"memory.available": "100Mi"}
-    assert old.origins["eviction_hard"] == "default"
+    assert (old.eviction_hard, old.origins["eviction_hard"]) == ({"memory.available": "100Mi"}, "default")
     assert [t.signal for t in old.thresholds()] == ["memory.available", "allocatableMemory.available"]
     kubelet = KUBELET + "evictionHard: {nodefs.available: 1%}\nmergeDefaultEvictionSettings: true\n"
     merged = build({"policy": "kubelet-1.17"}, None, write(tmp_path, "kubelet.yaml", kubelet))
@@ -261,8 +259,7 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("quantity._parse", "thresholds.parse_duration", "thresholds.parse_percentage"):
         monkeypatch.setattr(f"monitor.policy.{module}", parse)
     there = RunConfig.from_json(config.to_json())
-    assert there == config
-    assert there.pass_config() == config.pass_config()
+    assert (there, there.pass_config()) == (config, config.pass_config())
     shown = [f"{t} {t.min_reclaim}" for t in there.thresholds()]
     assert shown == [f"{t} {t.min_reclaim}" for t in config.thresholds()]
     assert shown[0] == "memory.available<1500000Ki 5%"

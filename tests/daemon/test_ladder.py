@@ -278,8 +278,7 @@ def test_it_steps_down_while_running_when_it_cannot_attach(node: LabNode, tmp_pa
         # 0.6 to 1.0 s here (docs/hooks.md); an emulated CPU takes many times as long.
         assert 0 < again["unwatched_ns"] < 10**9 * (live.TIMEOUT_S if live.emulated() else 5)
         assert daemon.process.poll() is None, "the same process"
-        assert live.rung(daemon) == HERE[0]
-        assert live.metric(daemon, "step_downs_total") == 1
+        assert (live.rung(daemon), live.metric(daemon, "step_downs_total")) == (HERE[0], 1)
         hog = node.start_hog(pod, mib=400, rate=100)
         hog.go()
         assert hog.wait() == -9

@@ -55,8 +55,7 @@ def test_nothing_is_due() -> None:
     clock.due["one"] = None
     assert clock.table.next_ns() is None
     clock.table.run_due(1 << 62, lambda handler, now_ns: handler(now_ns))
-    assert clock.ran == []
-    assert clock.table.describe(0) == ""
+    assert (clock.ran, clock.table.describe(0)) == ([], "")
 
 
 def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next() -> None:

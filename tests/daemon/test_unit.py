@@ -149,8 +149,7 @@ def test_the_kubelet_does_not_wait_for_it() -> None:
 
 
 def test_its_memory_is_kept_although_no_slice_keeps_any() -> None:
-    assert said("Slice") == ["-.slice"]
-    assert said("MemoryMin") == ["64M"]
+    assert (said("Slice"), said("MemoryMin")) == (["-.slice"], ["64M"])
     assert (said("OOMPolicy"), said("OOMScoreAdjust")) == (["continue"], ["-999"])
 
 

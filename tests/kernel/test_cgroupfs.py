@@ -236,8 +236,7 @@ def test_v2_limit_and_controllers_write_the_right_files(v2: Hierarchy) -> None:
 def test_make_limit_read_and_remove_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     child = cgroupfs.make(path / "a/b")
-    assert cgroupfs.make(child) == child
-    assert cgroupfs.resolve(hierarchy, f"{path.name}/a/b") == child
+    assert (cgroupfs.make(child), cgroupfs.resolve(hierarchy, f"{path.name}/a/b")) == (child, child)
     assert cgroupfs.cgroup_id(child) == os.stat(child).st_ino
     assert cgroupfs.descendants(path) == [path / "a", child]
     assert cgroupfs.limit(child) is None

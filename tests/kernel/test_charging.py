@@ -79,8 +79,7 @@ def test_the_best_that_is_expected_is_taken(expected_rungs: tuple[str, ...]) -> 
 
 def test_the_pins_say_whose_they_are(hook: str) -> None:
     found = pins.Pins.open(live.pin_dir(hook))
-    assert found.hook == hook
-    assert found.pressure == pins.HOOKS[hook]
+    assert (found.hook, found.pressure) == (hook, pins.HOOKS[hook])
     others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
     assert [name for name in others if (found.directory / f"prog_{name}").exists()] == []
 

@@ -200,8 +200,7 @@ def test_reclaim_at_a_limit_is_told_once_with_the_cache_of_that_moment(tmp_path:
         reader.do(f"write({str(tmp_path / 'file')!r}, 96)")
         told = watch.oom(lambda e: e.kind == "reclaim" and e.oom_cgroup == cgroupfs.cgroup_id(path))
         assert began < told.ts_ns < time.monotonic_ns()
-        assert told.invoker_pid == reader.pid
-        assert told.oom_limit == 32 * MIB
+        assert (told.invoker_pid, told.oom_limit) == (reader.pid, 32 * MIB)
         assert 30 * MIB <= told.oom_usage <= 32 * MIB
         assert told.oom_inactive_file is not None
         assert told.oom_active_file is not None

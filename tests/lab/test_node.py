@@ -30,15 +30,13 @@ def node() -> Iterator[LabNode]:
 
 def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
     pod = node.add_pod("web", "Burstable", request=32 * MIB, limit=64 * MIB, containers=2, priority=7, grace_s=3)
-    assert cgroupfs.limit(node.cgroup) == 96 * MIB
-    assert cgroupfs.limit(pod.cgroup) == 64 * MIB
+    assert (cgroupfs.limit(node.cgroup), cgroupfs.limit(pod.cgroup)) == (96 * MIB, 64 * MIB)
     manifest = json.loads(pod.manifest.read_text())
     annotations = manifest["metadata"]["annotations"]
     assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup"]) == pod.cgroup
     assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup.c1"]) == pod.containers["c1"]
     assert [c["resources"]["requests"]["memory"] for c in manifest["spec"]["containers"]] == [str(16 * MIB)] * 2
-    assert manifest["spec"]["priority"] == 7
-    assert manifest["spec"]["terminationGracePeriodSeconds"] == 3
+    assert (manifest["spec"]["priority"], manifest["spec"]["terminationGracePeriodSeconds"]) == (7, 3)
     assert os.listdir(node.manifests) == [pod.manifest.name]
     node.remove_pod(pod)
     assert not pod.cgroup.exists()
@@ -77,8 +75,7 @@ def test_more_than_the_node_has_is_killed_by_the_kernel_and_counted(node: LabNod
     assert node.oom_kills() == 0
     hog = node.start_hog(node.add_pod("hog"), mib=256)
     hog.go()
-    assert hog.wait() == -signal.SIGKILL
-    assert hog.answer() == ""
+    assert (hog.wait(), hog.answer()) == (-signal.SIGKILL, "")
     assert node.oom_kills() == 1
     bystander.go()
     bystander.expect("grown")

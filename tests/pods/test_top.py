@@ -38,8 +38,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     assert frame["source"] == "cgroup files"
     assert frame["kubepods"] is None
     reading = frame["node"]
-    assert reading["cgroup"] == str(node)
-    assert reading["capacity"] == 128 * MI
+    assert (reading["cgroup"], reading["capacity"]) == (str(node), 128 * MI)
     assert reading["usage"] >= 8 * MI
     assert reading["working_set"] == reading["usage"] - reading["inactive_file"]
     assert reading["available"] == 128 * MI - reading["working_set"]
@@ -263,6 +262,5 @@ def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> No
 
 def test_the_scripts_divide_like_the_shell() -> None:
     figures = top_frame.script_figures(MemoryReading.of(5000, 0, 0, 1000))
-    assert figures["memory_available_in_bytes"] == -4000
-    assert figures["memory_available_in_kb"] == -3
+    assert (figures["memory_available_in_bytes"], figures["memory_available_in_kb"]) == (-4000, -3)
     assert figures["memory_available_in_mb"] == 0

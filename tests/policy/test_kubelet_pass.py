@@ -103,8 +103,7 @@ def test_a_memory_eviction_in_full() -> None:
 def test_a_pod_without_stats_goes_first_and_is_told_little() -> None:
     (result,) = run(config({"memory.available": "1Gi"}), [*PODS, pod("unknown")], low(1, memory=0))
     (eviction,) = result.evictions
-    assert eviction.pod.name == "unknown"
-    assert eviction.annotations == {}
+    assert (eviction.pod.name, eviction.annotations) == ("unknown", {})
 
 
 def test_one_pod_per_pass_and_never_a_critical_one() -> None:
@@ -117,8 +116,7 @@ def test_one_pod_per_pass_and_never_a_critical_one() -> None:
 
 def test_memory_comes_before_disk() -> None:
     (result,) = run(config({"nodefs.available": "10%", "memory.available": "1Gi"}), PODS, low(1, memory=0, nodefs=0))
-    assert result.warning == "Attempting to reclaim memory"
-    assert result.reclaimed == ()
+    assert (result.warning, result.reclaimed) == ("Attempting to reclaim memory", ())
 
 
 @pytest.mark.parametrize(

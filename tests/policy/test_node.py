@@ -68,8 +68,7 @@ def test_tolerations(toleration: Toleration, covers: bool) -> None:
 
 
 def test_every_condition_has_its_taint_and_its_reasons() -> None:
-    assert TAINTS.keys() == set(CONDITION.values())
-    assert TAINTS[MEMORY] == TAINT
+    assert (TAINTS.keys(), TAINTS[MEMORY]) == (set(CONDITION.values()), TAINT)
 
 
 # ---- reservations
@@ -84,8 +83,7 @@ def test_ninety_five_percent_of_ten_gibibytes() -> None:
     capacity = amounts(memory="10Gi")
     hard = parse_thresholds({"memory.available": "500Mi"})
     kept = reserve(capacity, amounts(memory="1536Mi"), {}, hard)
-    assert str(kept.pods_limit["memory"]) == "8704Mi"
-    assert str(kept.reserved["memory"]) == "2036Mi"
+    assert (str(kept.pods_limit["memory"]), str(kept.reserved["memory"])) == ("8704Mi", "2036Mi")
     assert str(capacity["memory"] - kept.reserved["memory"]) == "8204Mi"
     assert kept.exceeded == ()
     # 95 % of 10Gi in use leaves 512Mi: not yet met; 500Mi and a byte less is.

@@ -220,8 +220,7 @@ def test_likeliest_preference_of_the_kubelet() -> None:
     config = EvictionConfig(thresholds, 300 * S, compat=KUBELET)
     everything = dict.fromkeys(CONDITION, 0)
     state, outcome = run(config, State(), 0, everything)
-    assert outcome.starved == thresholds[-1]
-    assert outcome.starved.signal == ALLOCATABLE_MEMORY
+    assert (outcome.starved, outcome.starved.signal) == (thresholds[-1], ALLOCATABLE_MEMORY)
     _, outcome = run(config, State(), 0, {"pid.available": 0, "nodefs.available": 0})
     assert outcome.starved == thresholds[0]
     # 150: of memory.available the soft one alone is met, the hard one held, and so it comes last.
