@@ -32,7 +32,6 @@ class EvictionOrder:
         self._order.insert(at, candidate)
 
     def remove(self, uid: str) -> None:
-        """Take a candidate out, if it is in."""
         key = self._at.pop(uid, None)
         if key is not None:
             at = bisect_left(self._keys, key)  # a key ends with the uid: no two are equal

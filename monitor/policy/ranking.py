@@ -53,7 +53,6 @@ def memory_key(c: Candidate) -> Key:
 
 
 def rank_priority(priority: int | None) -> int:
-    """The priority by which a pod is ranked."""
     return UNKNOWN_PRIORITY if priority is None else priority
 
 

@@ -53,9 +53,8 @@ def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: 
 def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
     """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
     # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import MEMCG, POLL, counterfactual
+    from monitor.race.counterfactual import MEMCG, POLL, counterfactual, world
     from monitor.race.facts import facts
-    from monitor.race.world import world
 
     seen = world(facts(found))
     if seen is None:

@@ -12,11 +12,9 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
+from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual, world
 from monitor.race.facts import facts
-from monitor.race.series import TimeSeries
-from monitor.race.staleness import BUSY_NS, QUIET_NS, age_below, first_victim, stale_usage
-from monitor.race.world import world
+from monitor.race.series import BUSY_NS, QUIET_NS, TimeSeries, age_below, first_victim, stale_usage
 from tests.race.builders import (
     MI,
     PODS,

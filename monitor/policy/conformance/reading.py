@@ -18,7 +18,6 @@ Case = Mapping[str, Any]
 
 
 def config_maps(given: Case) -> tuple[Any, Any, Any, Any, Sequence[str]]:
-    """The arguments of `parse_thresholds`."""
     names = ("evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim")
     hard, soft, grace, reclaim = (given.get(name) for name in names)
     return hard, soft, grace, reclaim, given.get("enforceNodeAllocatable") or ()

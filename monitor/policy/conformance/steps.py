@@ -25,7 +25,6 @@ _NOW = 10**9 * SECOND
 
 
 def pod_qos(given: Case, answer: Any) -> Pair:
-    """QoS class and what kind of pod it is."""
     pod = pod_from_object(given["pod"])
     gate = given.get("podLevelResources", True)
     got = {
@@ -75,7 +74,6 @@ def rank(given: Case, answer: Any) -> Pair:
 
 
 def observations(given: Case, answer: Any) -> Pair:
-    """Every signal that can be observed."""
     return _observed(Summary(given["summary"])), answer
 
 
@@ -123,7 +121,6 @@ def _text(t: Any) -> str:
 
 
 def conditions_observed_since(given: Case, answer: Any) -> Pair:
-    """The conditions still in force."""
     period = round(given["pressureTransitionPeriodSeconds"] * SECOND)
     one = ThresholdValue(Quantity.of_count(1))
     signal_of = {condition: signal for signal, condition in CONDITION.items()}

@@ -36,7 +36,6 @@ def parse_quantity(given: Case, answer: Any) -> Pair:
 
 
 def quantity_math(given: Case, answer: Any) -> Pair:
-    """Comparison, sum and difference."""
     a, b = Quantity.parse(given["input"]), Quantity.parse(given["other"])
     got = {
         "cmp": (a > b) - (a < b),
