@@ -56,7 +56,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             mounts.ensure()
         with suppress(MonitorError):  # likewise
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-            if BPF_RUNGS[0] in wanted and loader.is_pinned(Path(config.state_dir), BPF_RUNGS[0]):
+            if BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
                 taken, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(taken, missed=()), loaded
     bpf = bpf_offers(Path(config.state_dir), wanted=config.hooks) if set(wanted) & set(BPF_RUNGS) else ()

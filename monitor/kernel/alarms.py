@@ -188,12 +188,8 @@ class UsageThreshold:
 
     def _serve(self) -> None:
         while (order := self._orders.get()) is not None:
-            while not self._orders.empty():  # only the last one counts
-                newer = self._orders.get()
-                if newer is None:
-                    self._orders.put(None)
-                    break
-                order = newer
+            if not self._orders.empty():  # only the last one counts
+                continue
             fresh = -1
             try:
                 fresh = os.eventfd(0, _EFD)

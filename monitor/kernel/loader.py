@@ -151,11 +151,6 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
 
 
-def is_pinned(state_dir: Path, hook: str) -> bool:
-    """Whether the programs of this hook are pinned, as they are now and for this kernel."""
-    return (instance_directory(state_dir) / stamp(hook)).is_dir()
-
-
 def pinned(state_dir: Path) -> frozenset[str]:
     """The hooks whose programs are pinned, as they are now and for this kernel."""
     instance = instance_directory(state_dir)

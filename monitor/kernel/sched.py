@@ -97,16 +97,17 @@ def lock_memory() -> tuple[bool, str]:
     )
 
 
-def set_oom_score_adj(value: int = OOM_SCORE_ADJ, path: Path = Path("/proc/self/oom_score_adj")) -> tuple[int, str]:
+def set_oom_score_adj() -> tuple[int, str]:
     """Lower this process's OOM score: (the value in force, note or "")."""
+    path = Path("/proc/self/oom_score_adj")
     try:
-        path.write_text(str(value))
-        return value, ""
+        path.write_text(str(OOM_SCORE_ADJ))
+        return OOM_SCORE_ADJ, ""
     except OSError as error:  # EACCES: lowering below what the process was started with needs CAP_SYS_RESOURCE
         now = int(path.read_text())
         risk = f"the OOM killer may choose this process (now {now})"
         remedy = "give it CAP_SYS_RESOURCE (systemd: OOMScoreAdjust=-999)"
-        return now, f"oom_score_adj {value} refused ({error.strerror}): {risk}; {remedy}"
+        return now, f"oom_score_adj {OOM_SCORE_ADJ} refused ({error.strerror}): {risk}; {remedy}"
 
 
 def protect() -> Protection:
@@ -121,7 +122,7 @@ def protect() -> Protection:
     return Protection(scheduler, mlocked, adj, [note for note in (no_realtime, no_lock, no_adj) if note])
 
 
-def may_kill(status: Path = Path("/proc/self/status")) -> bool:
+def may_kill() -> bool:
     """Whether this process may signal processes of other users (CAP_KILL, capability 5)."""
-    capabilities = status.read_text().partition("\nCapEff:")[2].split()[0]
-    return bool(int(capabilities, 16) >> 5 & 1)
+    effective = Path("/proc/self/status").read_text().partition("\nCapEff:")[2].split()[0]
+    return bool(int(effective, 16) >> 5 & 1)

@@ -38,9 +38,8 @@ _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting
 
 
 class Resolved(NamedTuple):
-    """A configuration, and what it was made of: for those who explain it.
-
-    `reserved`: what the node keeps from its pods, by resource. `drop_ins`: those that were applied, in order.
+    """A configuration, and what it was made of: for those who explain it. `reserved`: what the node keeps from its
+    pods, by resource. `drop_ins`: those that were applied, in order.
     """
 
     config: RunConfig
@@ -71,9 +70,8 @@ def read(
     kubelet_config_dir: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Resolved:
-    """`build`, with what the configuration was made of. Raises ConfigError.
-
-    ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
+    """`build`, with what the configuration was made of. Raises ConfigError. ``variables``: option name -> the variable
+    of the environment that gave its value, instead of a flag.
     """
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
     for key in ("kubelet-config", "kubelet-config-dir"):
