@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Made once, in `monitor.hot.main`."""
+class Core:
+    """What decisions are made with. Made once, in `monitor.hot.main`, as `Parts`."""
 
     config: RunConfig
     stats: SharedStats
@@ -41,8 +41,14 @@ class Parts:
     patience: Patience
     evictor: Evictor
     disks: DiskSignals
+    recorder: PassRecorder | None
+
+
+@dataclass(frozen=True)
+class Parts(Core):
+    """All of them."""
+
     decider: Decider
     records: Records
     sweeps: Sweeps
     life: LifeCycle
-    recorder: PassRecorder | None
