@@ -11,7 +11,7 @@ from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
 
 Data = Mapping[str, Any]
-#: Comparisons whose verdicts end in the same words for every pod.
+#: Comparisons whose verdicts end alike for every pod.
 _SAME_FOR_ALL = ("priority", "QoS class")
 
 
@@ -84,10 +84,12 @@ def _left(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _pod(pod: Data, signal: str) -> Iterator[str]:
-    yield f"{pod['pod']}: {_standing(pod)} for {signal}"
+    yield f"{pod['pod']}: {_rank(pod)} for {signal}"
     facts = [("QoS class", f"{pod['qos']['class']}: {pod['qos']['why']}")]
     if not pod["spec_known"]:
-        facts.append(("spec", "not known: priority unknown, requests guessed; --pods manifests:DIR tells"))
+        facts.append(
+            ("spec", "not known: priority unknown, requests guessed; name the manifests with --pods manifests:DIR")
+        )
     if pod["request"] is not None:
         facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
     critical = pod["critical"]
@@ -111,11 +113,11 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
         yield from _against(pod, other)
 
 
-def _standing(pod: Data) -> str:
-    place = f"rank {pod['rank']} of {pod['of']}"
+def _rank(pod: Data) -> str:
+    rank = f"rank {pod['rank']} of {pod['of']}"
     if pod["critical"]["critical"]:
-        return f"never evicted (it would be {place})"
-    return f"{place}, the next to be evicted" if pod["next"] else place
+        return f"never evicted (it would be {rank})"
+    return f"{rank}, the next to be evicted" if pod["next"] else rank
 
 
 def _against(pod: Data, other: Data) -> Iterator[str]:
