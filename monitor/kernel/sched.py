@@ -46,11 +46,10 @@ def set_realtime() -> tuple[str, str]:
             f"SCHED_FIFO refused ({error.strerror}): detection may be late by milliseconds on busy CPUs; "
             "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
         )
-    try:
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    except OSError:
-        return "default", note
-    return "nice -20", note
+        return "nice -20", note
+    return "default", note
 
 
 def started() -> None:

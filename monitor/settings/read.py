@@ -92,13 +92,11 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
         if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
-            raise ConfigError(
-                f"{source.name}: {MERGE_DEFAULTS}: {source.content[MERGE_DEFAULTS]!r} is not true or false"
-            )
+            problem = f"{source.content[MERGE_DEFAULTS]!r} is not true or false"
+            raise ConfigError(f"{source.name}: {MERGE_DEFAULTS}: {problem}")
+    kubelets = {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}
     try:
-        settings = configuration.in_force(
-            file, drop_ins, {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}, rules
-        )
+        settings = configuration.in_force(file, drop_ins, kubelets, rules)
     except PolicyError as error:
         raise ConfigError(str(error)) from None
 
@@ -120,9 +118,8 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     reserved = {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
     for key, amounts in reserved.items():
         found[_FIELDS[key]] = amounts.get("memory", ZERO).value
-    entry_origins = {
-        field: {name: entry.origin for name, entry in settings.maps[key].items()} for key, field in _FIELDS.items()
-    }
+    entries = {field: settings.maps[key].items() for key, field in _FIELDS.items()}
+    entry_origins = {field: {name: entry.origin for name, entry in items} for field, items in entries.items()}
     config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
     config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules))
     return Resolved(config, settings, reserved, file, drop_ins)
