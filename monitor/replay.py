@@ -17,10 +17,9 @@ from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_
 from monitor.policy import decisions
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import judge as judge_brake
-from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, run_pass
 from monitor.policy.patience import Coming
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation

@@ -44,7 +44,7 @@ from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.sched import may_kill, protect
 from monitor.link.counters import SharedStats
-from monitor.policy.eviction_order import EvictionOrder
+from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import Era, era
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.sources.source import open_memory_source

@@ -12,8 +12,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel.domains import POD
 from monitor.link.messages import PodSeen
-from monitor.policy.eviction_order import EvictionOrder
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.sources.source import Table
 
 #: How many pods of the order an incident lists (some 100 bytes each).

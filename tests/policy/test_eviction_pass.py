@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.compat import KUBELET, SANE
-from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.eviction_pass import (
     KNOWN_LAYOUT,
     PassConfig,
@@ -19,7 +18,7 @@ from monitor.policy.eviction_pass import (
     run_pass,
     takes_first_at_once,
 )
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.synchronize import Observation, Outcome
