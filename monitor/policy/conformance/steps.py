@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monitor.policy.compat import KUBELET, int64
-from monitor.policy.conformance.reading import SECOND, Case, comparable, layout, observation_answer, recorded, threshold
+from monitor.policy.conformance.reading import (
+    SECOND,
+    Case,
+    by_text,
+    comparable,
+    layout,
+    observation_answer,
+    recorded,
+    threshold,
+)
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
 from monitor.policy.layout import NO_OVERLAY
@@ -113,11 +122,7 @@ def grace_period(given: Case, answer: Any) -> Pair:
         state = PassState(State((_NOW - ago,), (), (None,), (None,), frozenset()), True)
         starved = {t.signal: Observation(-(2**63), 0, 0)}
         found += run_pass(PassConfig((t,), SECOND, layout=NO_OVERLAY), state, starved, _NOW, lambda _: ()).outcome.met
-    return sorted(map(_text, map(comparable, found))), sorted(_text(recorded(t)) for t in answer["satisfied"] or ())
-
-
-def _text(t: Any) -> str:
-    return repr(t)
+    return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
 
 
 def conditions_observed_since(given: Case, answer: Any) -> Pair:
