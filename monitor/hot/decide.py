@@ -15,7 +15,7 @@ from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Clear, DiskFigures, LogLine
+from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
@@ -45,7 +45,7 @@ class Decider:
         self._patience = core.patience
         self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
         self._stats = core.stats
-        self._send = core.outbox.send
+        self._send, self._log = core.outbox.send, core.outbox.log
         self._state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
@@ -315,6 +315,3 @@ class Decider:
             pod=fired.title if fired else None,
             crossed_ns=ts_ns,
         )
-
-    def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._send(LogLine(level, msg, fields))

@@ -117,18 +117,6 @@ class Side:
         self.pidfd, self.pid = -1, 0
         self._lost()
 
-    def left(self, pidfd: int) -> bool:
-        """Collect the one of this pidfd, if it is one that was not waited for."""
-        pid = self._leaving.pop(pidfd, 0)
-        if not pid:
-            return False
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            pass
-        os.close(pidfd)
-        return True
-
     def collect(self) -> None:
         """Those that were not waited for and are gone by now, also where nobody heard of their end."""
         for pidfd, pid in list(self._leaving.items()):

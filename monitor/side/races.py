@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, Bad, Message, Record, State, Stored
-from monitor.link.resend import KINDS
+from monitor.link.messages import NAMES, OF_RACES, Bad, Message, Record, State, Stored
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event
 from monitor.side.alerts.rules import alerts_for, alerts_for_state
@@ -49,7 +48,7 @@ class Races:
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
-        self._received = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
+        self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
         self._forecast_problem = ""
         self._lost: dict[str, int] = {}
@@ -85,7 +84,7 @@ class Races:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.handle(message)
-        self._received += isinstance(message, KINDS)
+        self._received += isinstance(message, OF_RACES)
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError) as error:

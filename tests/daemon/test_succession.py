@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote
+from monitor.hot.outbox import MOST, UnstoredMessages
 from monitor.kernel import cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, Killed, LogLine
-from monitor.link.resend import MOST, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node, losing_node

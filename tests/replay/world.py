@@ -120,7 +120,7 @@ class World:
         core = types.SimpleNamespace(
             config=config,
             stats=STATS,
-            outbox=types.SimpleNamespace(send=self.take),
+            outbox=types.SimpleNamespace(send=self.take, log=lambda *_, **__: None),
             gauge=gauge,
             registry=self.registry,
             trigger=self.trigger,
