@@ -134,10 +134,10 @@ class Passes:
 
     def _pass(self, value: Mapping[str, Any], number: int) -> None:
         observations = {signal: Observation(*seen) for signal, seen in value["observations"].items()}
-        slow = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
+        disk_orders = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
 
         def rank(signal: str) -> Sequence[Candidate]:
-            return self._eviction_order.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
+            return self._eviction_order.order() if signal in MEMORY_SIGNALS else disk_orders.get(signal, ())
 
         result = run_pass(self._config, self._state, observations, value["now_ns"], rank)
         self._state, outcome = result.state, result.outcome

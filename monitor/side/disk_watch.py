@@ -167,7 +167,7 @@ class DiskWatch:
     # the node, every second
 
     def _turn(self) -> float | None:
-        # What was cleaned up before the disks are looked at, so that what is said of them is newer.
+        # What was cleaned up before the disks are looked at, so that their figures are newer.
         with self._lock:
             reclaimed, self._reclaimed = self._reclaimed, []
             violations, self._violations = self._violations, {}

@@ -304,7 +304,7 @@ class EventBuilder:
 
 
 def _time_of(message: messages.Message | messages.Bad, now_ns: int) -> int:
-    """When what a message is about happened, where it says so."""
+    """When what a message is about happened, where it has that."""
     if isinstance(message, messages.Oom):
         return message.event.ts_ns
     return int(getattr(message, "ts_ns", now_ns))

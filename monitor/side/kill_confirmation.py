@@ -26,7 +26,7 @@ _CGROUPS = 4096
 
 
 class RecordedKill(NamedTuple):
-    """What the record says of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
+    """What is recorded of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
 
     ts_ns: int
     cgroup_id: int
@@ -117,7 +117,7 @@ class KillConfirmation:
         self._feed(Checked(now_ns, source, pid, counted - base >= seen, detail))
 
     def _ask(self, cgroup_id: int, path: str) -> int | None:
-        """The kills a cgroup has counted; None if it is gone, another one of that name by now, or does not say."""
+        """The kills a cgroup has counted; None if it is gone, another one by now, or does not count them."""
         directory = self._hierarchy.root / path.lstrip("/")
         try:
             if cgroupfs.cgroup_id(directory) != cgroup_id:

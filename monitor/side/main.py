@@ -323,7 +323,7 @@ def main() -> int:
     stats = SharedStats(int(os.environ[STATS_FD]))
     listener = socket.socket(fileno=config.listen_fd)
     listener.setblocking(False)  # a client that hangs up between readiness and accept must not hold up the others
-    # Ctrl-C reaches the whole process group; the hot process ends first and says so through the channel.
+    # Ctrl-C reaches the whole process group; the hot process ends first, and closes the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")
     try:

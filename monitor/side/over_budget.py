@@ -54,7 +54,7 @@ class OverBudget:
         return min((due for due in (self._due_ns, self._view.log_budget.due_ns()) if due is not None), default=None)
 
     def turn(self) -> None:
-        """Look, if it is time, at every pod (a millisecond for 110 of them); say what the log left out."""
+        """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
         now, lines_ns = self._clock(), self._view.log_budget.due_ns()
         if lines_ns is not None and now >= lines_ns:
             self._view.log_budget.flush()

@@ -117,7 +117,7 @@ class Races:
         if self.forecaster.problem != self._forecast_problem:
             self._forecast_problem = self.forecaster.problem
             if self._forecast_problem:
-                self._log.error("nothing can be said of what is ahead", problem=self._forecast_problem)
+                self._log.error("forecasts failed; trying again", problem=self._forecast_problem)
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now

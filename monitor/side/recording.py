@@ -189,7 +189,7 @@ class Damage(NamedTuple):
 class Reader:
     """One file of a recording: its ``header`` (None if that much is damaged), then its records in order.
 
-    `damage` says after the last record why there are no more; None at an undamaged end. Raises MonitorError if the file
+    `damage` is after the last record why there are no more; None at an undamaged end. Raises MonitorError if the file
     is no recording, or one of a newer format.
     """
 
@@ -211,7 +211,7 @@ class Reader:
             self.spoilt("it ends before its header")
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The records: each an object with its number `n`, its kind `k` and what it says, `v`. Ends at the first
+        """The records: each an object with its number `n`, its kind `k` and its content, `v`. Ends at the first
         damage.
         """
         if self._is_spoilt():

@@ -1,6 +1,6 @@
 """HTTP on an already bound socket: one thread that never waits for a client, and one for each route (`RouteWorker`).
 
-It serves numbers to scrapers and probes. Clients that connect and say nothing, say it slowly, do not read their answer
+It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest of them goes when a new one
 comes: so a probe is answered beside any number of them.
 """
@@ -187,7 +187,7 @@ class Server:
                 return
             except ConnectionError:
                 continue
-            except OSError as error:  # no descriptors, no memory; said before it is looked whether anybody is there
+            except OSError as error:  # no descriptors, no memory; accept(2) reports them even while nobody connects
                 if attempt:
                     return
                 if not self._make_room():

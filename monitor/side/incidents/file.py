@@ -120,8 +120,8 @@ def unix_time(value: object) -> float:
 
 def _pods(incident: Mapping[str, Any]) -> list[str]:
     """Every pod that has a part in it: evicted, killed, or at whose allocation the kernel killed."""
-    people = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
-    return list(dict.fromkeys(str(who["pod"]) for who in people if who.get("pod")))
+    parts = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
+    return list(dict.fromkeys(str(who["pod"]) for who in parts if who.get("pod")))
 
 
 def _pack(value: object) -> bytes:
