@@ -61,11 +61,10 @@ class ManifestSource(PodSource):
         if problem := changed_by(directory):
             remedy = f"{mend(problem)}, or name another directory"
             raise ConfigError(f"{option}: {problem}, who could have any pod killed", remedy)
-        super().__init__(hierarchy, node, spared)
+        super().__init__(hierarchy, node, spared, cgroup_root)
         self.directory = directory
         self._files: dict[str, _File] = {}
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
-        self._cgroup_root = cgroup_root
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
