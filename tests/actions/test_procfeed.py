@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.procfeed import new_process
-from tests.puppet import TIMEOUT_S
+from tests.commands import run
 from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.live
@@ -52,13 +52,8 @@ def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]
     test.
     """
     root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        [*wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR],
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
+    return run(
+        *wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR, env=os.environ | {"PYTHONPATH": root}
     )
 
 

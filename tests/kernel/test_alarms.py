@@ -6,7 +6,6 @@ import platform
 import re
 import resource
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
 from monitor.kernel.alarms import EventsFile, PsiTrigger, Timer, UsageThreshold
 from tests import live
+from tests.commands import run
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -125,14 +125,7 @@ def test_a_psi_trigger_takes_the_shortest_window_that_is_allowed(dropped: bool) 
     running = (int(release[1]), int(release[2]))
     quickest = 50_000 if running >= (6, 5) else 500_000
     wrapper = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource") if dropped else ()
-    done = subprocess.run(
-        [*wrapper, sys.executable, "-c", WINDOW],
-        env=live.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=live.TIMEOUT_S,
-    )
+    done = run(*wrapper, sys.executable, "-c", WINDOW, env=live.environment())
     assert (done.stdout, done.stderr) == (f"{quickest if capable or running < (6, 1) else 2_000_000}\n", "")
 
 

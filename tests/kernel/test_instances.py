@@ -17,6 +17,7 @@ from monitor.kernel import instances, loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import run
 from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
@@ -107,12 +108,12 @@ def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -
         subprocess.run(["umount", tmp_path / "var"], check=True)
     # Nor is one that is there, but not in the mount namespace of who looks.
     private = live.elsewhere(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
-    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    done = run(*private, env=live.environment(), cwd="/", check=True)
     assert done.stdout == "[] 0\n"
     assert instance.is_dir()
     # Nor one whose state dir was removed, to somebody who sees other file systems than it was seen in.
     (tmp_path / "var" / "state").rmdir()
-    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    done = run(*private, env=live.environment(), cwd="/", check=True)
     assert done.stdout == "[] 0\n"
     assert strays() == [instance]
 
@@ -146,9 +147,7 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     command = command.replace(
         "from monitor", f"from monitor.kernel import pins; pins.ROOT = pins.Path('{root}'); from monitor"
     )
-    done = subprocess.run(
-        ["/bin/sh", "-c", command], env=live.environment(), capture_output=True, text=True, check=True
-    )
+    done = run("/bin/sh", "-c", command, env=live.environment(), check=True)
     assert done.stderr == "removed 1 pins\n"
     assert [path.name for path in root.iterdir()] == [instances.instance_directory(tmp_path / "kept").name]
 

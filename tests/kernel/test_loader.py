@@ -15,6 +15,7 @@ from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins
 from monitor.lab.node import LabNode
 from tests import live
+from tests.commands import run
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -43,15 +44,7 @@ def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.C
     """`ensure_loaded` of the package below ``root``, in a process of its own."""
     code = f"{prelude}\nimport sys; from pathlib import Path; from monitor.kernel import loader\n"
     code += "print(*loader.ensure_loaded(Path(sys.argv[1])))"
-    return subprocess.run(
-        [sys.executable, "-c", code, str(state)],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run(sys.executable, "-c", code, str(state), env=os.environ | {"PYTHONPATH": str(root)}, cwd="/")
 
 
 def prog_id(directory: Path, name: str) -> int:

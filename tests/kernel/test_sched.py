@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.commands import run as run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,14 +68,7 @@ done.set()
 
 
 def run(script: str, *wrapper: str) -> Any:
-    done = subprocess.run(
-        [*wrapper, sys.executable, "-c", script],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_command(*wrapper, sys.executable, "-c", script, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
