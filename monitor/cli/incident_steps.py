@@ -85,8 +85,8 @@ def _oom(step: Json) -> str:
 
 
 def _sigkill(step: Json) -> str:
-    sender = "outrace" if step["ours"] else "the kernel" if step["from"] == "kernel" else "{from}"
-    return _fill(f"SIGKILL to {{comm}} (pid {{pid}})[ of {{pod}}] from {sender}", step)
+    sender = "the kernel" if step["from"] == "kernel" else "{from}"
+    return _fill(f"SIGKILL to {{comm}} (pid {{pid}})[ of {{pod}}] from {'outrace' if step['ours'] else sender}", step)
 
 
 def _checked(step: Json) -> str:
