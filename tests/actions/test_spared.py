@@ -39,11 +39,7 @@ while child.poll() is None and time.monotonic() < deadline:
 print(child.returncode, flush=True)
 """
 
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("spared") as path:
-        yield path
+pod = live.fixture(live.cgroup, "spared")
 
 
 def test_the_monitor_and_its_parent_survive_the_eviction_of_their_own_cgroup(pod: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,7 @@ from tests.cli.explain_node import explain, explained_node, names, text
 from tests.live import MIB, Puppet
 from tests.puppet import TIMEOUT_S
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LabNode]:
-    with explained_node() as made:
-        yield made
+node = pytest.fixture(explained_node, scope="module")
 
 
 @pytest.mark.parametrize("how", ["label", "uid", "name"])

@@ -16,11 +16,7 @@ from tests.daemon.hot_node import decided, evicted, hard, passes
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def losing() -> Iterator[LabNode]:
-    with LabNode("test-patience", 256 * MIB) as made:
-        yield made
+losing = live.fixture(LabNode, "test-patience", 256 * MIB)
 
 
 @pytest.fixture

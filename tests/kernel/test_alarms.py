@@ -8,7 +8,6 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,7 @@ MIB = live.MIB
 V1 = cgroupfs.detect().version == 1
 PRESSURE = Path("/proc/pressure/memory")
 
-
-@pytest.fixture
-def epoll() -> Iterator[select.epoll]:
-    with select.epoll() as made:
-        yield made
+epoll = live.fixture(select.epoll)
 
 
 def test_a_timer_is_ready_once_after_its_time(epoll: select.epoll) -> None:

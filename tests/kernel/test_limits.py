@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import EVERYTHING, LimitCache, Limits, read
+from tests import live
 from tests.limited import MIB, UNLIMITED, limit, write
 from tests.puppet import cgroup
 
@@ -104,11 +104,7 @@ def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> No
 
 # -- real cgroups ------------------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with cgroup("limits") as path:
-        yield path
+pod = live.fixture(cgroup, "limits")
 
 
 def without_swap(found: Limits | None) -> Limits | None:

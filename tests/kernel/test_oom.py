@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -135,11 +134,8 @@ def test_threads_of_a_victim_are_one_process() -> None:
         assert mark.invoker_tid != puppet.pid, "a thread asked for the memory"
 
 
-@pytest.fixture
-def freezer() -> Iterator[Path]:
-    """A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does."""
-    with live.freezer() as path:
-        yield path
+#: A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does.
+freezer = live.fixture(live.freezer)
 
 
 def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
