@@ -43,9 +43,8 @@ class KillConfirmation:
         self._feed = feed
         self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; not in the log yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
-        self._placed: dict[
-            int, tuple[int, Constraint]
-        ] = {}  # pid -> when the log had its constraint, which precedes its end
+        # pid -> when the log had its constraint, which precedes its end
+        self._placed: dict[int, tuple[int, Constraint]] = {}
         self._uncounted: dict[int, RecordedKill] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then

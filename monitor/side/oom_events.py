@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.kernel import cgroup_procs
@@ -159,16 +159,16 @@ class OomEvents:
         return found
 
 
+@dataclass
 class StoppingPods:
     """Pods that a runtime is stopping, under pressure perhaps for a kubelet's eviction. ``feed`` gets each when its
     cgroup is empty or gone.
     """
 
-    def __init__(self, view: View, feed: Callable[[Gone], None]) -> None:
-        self._view = view
-        self._feed = feed
-        self._until: dict[str, tuple[int, str]] = {}  # uid -> until when to wait, and its name
-        self._looked_ns = 0
+    view: View
+    feed: Callable[[Gone], None]
+    _until: dict[str, tuple[int, str]] = field(default_factory=dict)  # uid -> until when to wait, and its name
+    _looked_ns: int = 0
 
     def due_ns(self) -> int | None:
         """When to look next; None if no pod is being stopped."""
@@ -188,10 +188,10 @@ class StoppingPods:
         for uid, (until, name) in list(self._until.items()):
             if self._is_empty(uid):
                 del self._until[uid]
-                self._feed(Gone(now_ns, uid, name, None, KUBELET))
+                self.feed(Gone(now_ns, uid, name, None, KUBELET))
             elif now_ns >= until:
                 del self._until[uid]
 
     def _is_empty(self, uid: str) -> bool:
-        found = self._view.pods.get(uid)
+        found = self.view.pods.get(uid)
         return found is None or cgroup_procs.empty(found.cgroup)
