@@ -71,16 +71,7 @@ def _order(order: Sequence[Data]) -> list[str]:
             names[i - 2] = f"{name} ({rows[0][i].partition(': ')[2]})"
             for cells in rows:
                 cells[i] = cells[i].partition(": ")[0]
-    return _left(["rank", "pod", *names], rows)
-
-
-def _left(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of words: unlike `table_lines`, also those that begin with a number stand to the left."""
-    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (headers, *rows)
-    ]
+    return table_lines(["rank", "pod", *names], rows, prose=True)
 
 
 def _pod(pod: Data, signal: str) -> Iterator[str]:
@@ -124,7 +115,7 @@ def _against(pod: Data, other: Data) -> Iterator[str]:
     goes = "goes before it" if other["goes_first"] else "comes after it"
     yield f"  against {other['pod']} ({other['role']}, rank {other['rank']}), which {goes}:"
     rows = [[c["name"], c["one"], c["other"], "<-- decides" if c["decides"] else ""] for c in other["comparisons"]]
-    for line in _left(["", "this pod", other["pod"], ""], rows):
+    for line in table_lines(["", "this pod", other["pod"], ""], rows, prose=True):
         yield f"    {line}".rstrip()
     if pod["critical"]["critical"]:
         return
