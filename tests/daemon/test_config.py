@@ -15,14 +15,7 @@ from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KUBELET_SWITCH, SETTINGS, Option
 from monitor.settings.read import build
-
-KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-
-
-def write(tmp_path: Path, name: str, text: str) -> str:
-    path = tmp_path / name
-    path.write_text(text)
-    return str(path)
+from tests.daemon.config_files import KUBELET, write
 
 
 def test_defaults_are_the_kubelets() -> None:

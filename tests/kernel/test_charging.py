@@ -2,8 +2,6 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,13 +32,6 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
             pytest.fail(f"{name} is offered, but refused: {error}", pytrace=False)
         pytest.skip(f"offered, but refused: {error}")
     return name
-
-
-@pytest.fixture
-def files() -> Iterator[Path]:
-    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory)
 
 
 def test_what_is_offered_is_told_best_first() -> None:
