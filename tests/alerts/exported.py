@@ -14,12 +14,7 @@ from monitor.side.races import Races
 from monitor.side.worker import Worker
 from tests.side.views import view as side_view
 
-_SUFFIXES = {
-    "counter": ("_total",),
-    "histogram": ("_bucket", "_sum", "_count"),
-    "gauge": ("",),
-    "info": ("_info",),
-}
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
 
 
 class _NoServer:

@@ -29,10 +29,7 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
     [
         (EVICTION_WON, [(rules.EVICTION, "warning")]),
         ({**EVICTION_WON, "observed": True}, [(rules.EVICTION, "info")]),
-        (
-            {**EVICTION_WON, "flags": ["over_eviction"]},
-            [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")],
-        ),
+        ({**EVICTION_WON, "flags": ["over_eviction"]}, [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")]),
         (OOM_DURING_GRACE, [(rules.OOM_KILL, "critical"), (rules.WRONG_VICTIM, "warning")]),
         *(
             ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(rules.OOM_KILL, "critical")])

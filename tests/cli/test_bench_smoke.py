@@ -103,9 +103,7 @@ def test_memory_and_cpu_are_of_the_process_asked_for() -> None:
 
 def test_a_tree_of_processes_has_its_grandchildren() -> None:
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", "/bin/sh -c 'echo up; read line; exit'; exit"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        ["/bin/sh", "-c", "/bin/sh -c 'echo up; read line; exit'; exit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with shell:
         assert shell.stdout.readline() == b"up\n"

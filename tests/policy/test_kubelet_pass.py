@@ -294,9 +294,7 @@ def test_at_most_one_pod_for_thresholds_and_none_that_is_critical(
 
 
 @given(worlds())
-def test_the_same_inputs_give_the_same_passes(
-    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
-) -> None:
+def test_the_same_inputs_give_the_same_passes(world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]]) -> None:
     policy, pods, answers = world
     once = run(policy, pods, *answers)
     assert run(replace(policy), pods[::-1][::-1], *answers) == once

@@ -3,11 +3,7 @@
 import pytest
 
 from monitor.race.incident import FLAGS, VERDICTS
-from tests.race.builders import (
-    MI,
-    one,
-    same_after_json,
-)
+from tests.race.builders import MI, one, same_after_json
 from tests.race.scenarios import SCENARIOS, of_scenario
 
 

@@ -109,11 +109,7 @@ class World:
         disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
-            disarm=lambda: self.fired,
-            was_prepared=True,
-            is_pulled=False,
-            ready=self.prepared,
-            rest=lambda: None,
+            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, rest=lambda: None
         )
         self.coming: dict[str, Coming] = {}
         patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
