@@ -30,7 +30,7 @@ pid = int(child.stdout)
 poll = select.poll()
 poll.register(feed.fileno(), select.POLLIN)
 while seen.count(pid) < 2:
-    assert poll.poll(30_000), f"no event for {pid} in {seen}"
+    assert poll.poll(100_000), f"no event for {pid} in {seen}"
     feed.consume()
 feed.close()
 print("fork and exec")

@@ -14,7 +14,7 @@ import pytest
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.child import Hog
+from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.node import MIB, LabNode
 
 pytestmark = pytest.mark.kernel
@@ -166,10 +166,10 @@ def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
     assert all(path.exists() for path in paths)
     watched = [os.pidfd_open(pid) for pid in pids]
     owner.send_signal(sig)
-    assert owner.wait(30) == (130 if sig == signal.SIGINT else -sig)
+    assert owner.wait(PATIENCE_S) == (130 if sig == signal.SIGINT else -sig)
     try:
         for fd, who in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
-            assert select.select([fd], [], [], 30)[0], f"the {who} is still there"
+            assert select.select([fd], [], [], PATIENCE_S)[0], f"the {who} is still there"
     finally:
         for fd in watched:
             os.close(fd)
