@@ -26,10 +26,9 @@ from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.eviction_note import EvictionNote
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge, NodeGone
-from monitor.hot.guard import Guard
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.life_cycle import LifeCycle
-from monitor.hot.loop import Loop
+from monitor.hot.loop import Guard, Loop
 from monitor.hot.outbox import Outbox
 from monitor.hot.parts import Core, Parts
 from monitor.hot.patience import Patience

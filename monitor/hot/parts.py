@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from monitor.hot.disk_signals import DiskSignals
     from monitor.hot.evictor import Evictor
     from monitor.hot.gauge import Gauge
-    from monitor.hot.guard import Guard
     from monitor.hot.life_cycle import LifeCycle
-    from monitor.hot.loop import Loop
+    from monitor.hot.loop import Guard, Loop
     from monitor.hot.outbox import Outbox
     from monitor.hot.pass_record import PassRecorder
     from monitor.hot.patience import Patience

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, BusyPoll
-from monitor.hot.guard import Guard
 from monitor.hot.life_cycle import LifeCycle, State
-from monitor.hot.loop import SHORT_NS, Loop, Sleep, Timer, Timers
+from monitor.hot.loop import SHORT_NS, Guard, Loop, Sleep, Timer, Timers
 from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.kernel.troubles import TROUBLES
 
