@@ -17,10 +17,9 @@ from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_
 from monitor.policy import decisions
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import judge as judge_brake
-from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, run_pass
 from monitor.policy.patience import Coming
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation
@@ -135,10 +134,10 @@ class Passes:
 
     def _pass(self, value: Mapping[str, Any], number: int) -> None:
         observations = {signal: Observation(*seen) for signal, seen in value["observations"].items()}
-        slow = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
+        disk_orders = {signal: [Candidate(*fields) for fields in order] for signal, order in value["slow"].items()}
 
         def rank(signal: str) -> Sequence[Candidate]:
-            return self._eviction_order.order() if signal in MEMORY_SIGNALS else slow.get(signal, ())
+            return self._eviction_order.order() if signal in MEMORY_SIGNALS else disk_orders.get(signal, ())
 
         result = run_pass(self._config, self._state, observations, value["now_ns"], rank)
         self._state, outcome = result.state, result.outcome

@@ -10,9 +10,11 @@ from typing import Self
 
 import pytest
 
+from tests.commands import run
+
 
 def _mount(*arguments: object) -> None:
-    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = run("mount", *map(str, arguments))
     if done.returncode:
         pytest.skip(f"cannot mount: {done.stderr.strip()}" + ("" if os.geteuid() == 0 else " (not root)"))
 

@@ -23,6 +23,7 @@ from monitor.lab import janitor
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
+from tests.commands import run
 from tests.puppet import TIMEOUT_S
 from tests.puppet import Puppet as Puppet
 from tests.puppet import cgroup as cgroup
@@ -92,16 +93,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def outrace(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """One command of the CLI, to its end."""
-    return subprocess.run(
-        [*options.pop("wrapper", ()), sys.executable, "-c", CLI, *arguments],
-        env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=2 * TIMEOUT_S,
-        check=False,
-        **options,
-    )
+    command = (*options.pop("wrapper", ()), sys.executable, "-c", CLI, *arguments)
+    return run(*command, env=environment(), cwd="/", **options)
 
 
 def elsewhere(script: str, *then: str) -> tuple[str, ...]:

@@ -62,9 +62,7 @@ class Puppet:
 
     def __init__(self, cgroup: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _PUPPET, str(cgroup)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-S", "-E", "-c", _PUPPET, str(cgroup)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._buffer = b""
         try:

@@ -71,6 +71,6 @@ def pin_dir(hook: str = loader.AUTO) -> Path:
     """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
     whoever calls it by its name.
     """
-    if hook != loader.AUTO and loader.is_pinned(state_dir(), hook):
+    if hook != loader.AUTO and hook in loader.pinned(state_dir()):
         return pin_dir()
     return loader.ensure_loaded(state_dir(hook), hook)[0]

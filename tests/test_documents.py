@@ -140,12 +140,7 @@ spec:
 """
     [made] = manifest_files.parse("x.yaml", text.encode()).manifests
     memory = {c.name: (str(c.requests["memory"]), str(c.limits["memory"])) for c in made.pod.containers}
-    assert memory == {
-        "a": ("64Mi", "1Gi"),
-        "b": ("64Mi", "1Gi"),
-        "c": ("64Mi", "1Gi"),
-        "d": ("64Mi", "2Gi"),
-    }
+    assert memory == {"a": ("64Mi", "1Gi"), "b": ("64Mi", "1Gi"), "c": ("64Mi", "1Gi"), "d": ("64Mi", "2Gi")}
 
 
 _text = st.text(st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029"))  # PyYAML writes those wrongly

@@ -19,22 +19,16 @@ from hypothesis import strategies as st
 from monitor import __version__
 from monitor.cli import checks, main, output
 from monitor.errors import CannotError, ConfigError, MonitorError
+from tests.commands import run
 from tests.seccomp import refusing_netlink
 
 ROOT = Path(__file__).resolve().parents[1]
+CLI = (sys.executable, "-m", "monitor.cli.main")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*options.pop("wrapper", ()), sys.executable, "-m", "monitor.cli.main", *arguments],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        **options,
-    )
+    return run(*options.pop("wrapper", ()), *CLI, *arguments, cwd=ROOT, env=ENVIRONMENT, **options)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -44,9 +38,7 @@ def outrace(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_and_imports_none(flag: str) -> None:
     listing = "[name for name in sys.modules if name.startswith('monitor.')]"
     script = f"import json, sys; from monitor.cli.main import main; main(['{flag}']); print(json.dumps({listing}))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=240
-    )
+    done = run(sys.executable, "-c", script, cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     shown, loaded = done.stdout.rsplit("\n", 2)[:2]
     for name in main.COMMANDS:
@@ -123,17 +115,11 @@ def test_a_reader_that_stops_early_gets_no_traceback() -> None:
     os.close(read)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "monitor.cli.main", "--help"],
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            stdout=write,
-            stderr=subprocess.PIPE,
-            timeout=240,
+            [*CLI, "--help"], cwd=ROOT, env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, timeout=240
         )
     finally:
         os.close(write)
-    assert done.stderr == b""
-    assert done.returncode == 1
+    assert (done.stderr, done.returncode) == (b"", 1)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -175,8 +161,7 @@ def test_columns_line_up(rows) -> None:
     assert len(lines) == len(rows) + 1
     width = max(len(str(cell)) for cell in ["n", *(n for n, _ in rows)])
     for line, (number, name) in zip(lines[1:], rows, strict=True):
-        assert line[:width].strip() == str(number)
-        assert line[width:].strip() == name.strip()
+        assert (line[:width].strip(), line[width:].strip()) == (str(number), name.strip())
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------------
@@ -251,15 +236,8 @@ def test_the_doctor_says_why_new_processes_cannot_be_heard_of() -> None:
 def test_the_doctor_says_no_without_privileges_and_what_to_do() -> None:
     setpriv = shutil.which("setpriv")
     assert setpriv, "setpriv (util-linux) is part of every Debian and Ubuntu"
-    wrapped = [setpriv, "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
-    done = subprocess.run(
-        [*wrapped, sys.executable, "-m", "monitor.cli.main", "doctor", "-o", "json"],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    wrapper = (setpriv, "--reuid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
+    done = outrace("doctor", "-o", "json", wrapper=wrapper)
     answer = json.loads(done.stdout)
     assert done.returncode == 3
     assert answer["hook_plan"]["rung"] is None
@@ -274,13 +252,7 @@ def test_pypis_bcc_is_told_from_the_real_one(tmp_path: Path) -> None:
     impostor.mkdir()
     (impostor / "__init__.py").write_text('__version__ = "0.1.10"\n')
     script = "from monitor.cli import checks; print(checks.bcc_version(), *checks._bcc())"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run(sys.executable, "-c", script, env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert done.stdout.startswith("None Check(name='bcc', ok=False"), done.stderr
     assert "pip uninstall bcc" in done.stdout
 
@@ -308,7 +280,7 @@ def test_the_wrong_bcc_is_not_a_dependency() -> None:
 
 
 def test_make_alone_explains_every_target() -> None:
-    shown = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
+    shown = run("make", "-s", cwd=ROOT, check=True).stdout
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert {"run", "test", "demo", "bench", "lint", "setup", "clean", "test-vm", "test-vagrant"} <= targets
     assert {line.split()[0] for line in shown.splitlines()} >= targets
@@ -328,8 +300,6 @@ def test_set_up_that_cannot_be_done_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == os.geteuid() and path.is_relative_to("/tmp") and path != Path("/tmp"):
             path.chmod(0o755)
-    done = subprocess.run(
-        [*as_nobody, "/bin/bash", str(copy)], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    done = run(*as_nobody, "/bin/bash", str(copy), cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr == "outrace: setup: must be root to install packages: run sudo make setup\n"

@@ -8,6 +8,7 @@ import pytest
 
 from monitor.kernel import instances
 from tests import live
+from tests.commands import run
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -44,15 +45,7 @@ def session(directory: Path, *modules: str) -> subprocess.CompletedProcess[str]:
         "/dev/null",
         f"--rootdir={directory}",
     ]
-    return subprocess.run(
-        [*command, "-p", "no:cacheprovider", *map(str, paths)],
-        env=live.environment(),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run(*command, "-p", "no:cacheprovider", *map(str, paths), env=live.environment(), cwd=directory)
 
 
 def test_a_test_that_leaves_programs_pinned_is_named(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from monitor.actions.victim import REST, Victim
 from monitor.kernel.cgroup_procs import populated
 from monitor.kernel.procfs import wants_cpu
 
-#: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a
-#: system call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited
-#: for.)
+#: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a system
+#: call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited for.)
 STUCK_NS = 200_000_000
 #: But one that waits for a CPU is waited for until this: it will give its memory back as soon as it has one. (As long
 #: as the kernel leaves a victim to itself before its OOM reaper comes: OOM_REAPER_DELAY. On 2 emulated CPUs 0.6 s.)

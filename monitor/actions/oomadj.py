@@ -1,8 +1,7 @@
 """oom_score_adj by QoS class, kept true for every process of every pod: audited always, written under enforce.
 
-The kubelet's value reaches a container only when it starts (runc issue 4669), and a process can change its own.
-Processes of a pod are looked at when the pod is found and whenever one forks, executes or is moved in. A value is only
-compared and written while the process is in the pod's cgroups: one that left is ignored.
+The kubelet's value reaches a container only when it starts (runc issue 4669), and a process can change its own: it is
+looked at when its pod is found, and when it forks, executes or is moved in, as long as it is in the pod's cgroups.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
-from monitor.pods.containers import may_be_sandbox
+from monitor.pods.containers import is_sandbox
 from monitor.pods.model import FoundPod
 from monitor.policy.releases import CURRENT, Era
 
@@ -182,7 +181,11 @@ class OomScores:
                 return  # gone, or it left the pod since it was seen in it
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
-            if container is None and path.parent == pod.found.cgroup and may_be_sandbox(self.hierarchy, path):
+            if (
+                container is None
+                and path.parent == pod.found.cgroup
+                and is_sandbox(self.hierarchy, path, any_score=True)
+            ):
                 return  # the runtime's value (-998) stays; it is never written, as any process can call itself pause
             self._compare(pod, process, container)
 

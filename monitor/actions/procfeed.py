@@ -170,13 +170,13 @@ def _subscribe(sock: socket.socket) -> None:
 
 def _refusal(error: ImportError | OSError | KeyError) -> CannotError:
     """The error for a process connector that cannot be used."""
-    what = "the process connector cannot be used"
-    if isinstance(error, ImportError):
-        return CannotError(f"{what}: {error}", "pip install pyroute2")
+    why, remedy = str(error), "pip install pyroute2"
     if isinstance(error, KeyError):  # pyroute2 tries other addresses where bind() is forbidden
-        return CannotError(f"{what}: it may not be listened to", _REMEDIES[errno.EPERM])
-    remedy = _REMEDIES.get(error.errno or 0, "run it as root in the initial pid, user and network namespaces")
-    return CannotError(f"{what}: {error.strerror or error}", remedy)
+        why, remedy = "it may not be listened to", _REMEDIES[errno.EPERM]
+    elif isinstance(error, OSError):
+        why = error.strerror or why
+        remedy = _REMEDIES.get(error.errno or 0, "run it as root in the initial pid, user and network namespaces")
+    return CannotError(f"the process connector cannot be used: {why}", remedy)
 
 
 def new_process(datagram: bytes) -> int | None:

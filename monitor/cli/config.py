@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from monitor.cli.options import configuration_options, resolve
+from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
@@ -117,11 +116,7 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     check_enforced(resolved.config)
     from monitor.kernel import disks
 
-    run_config = resolved.config
-    found = disks.find_disks(run_config.nodefs, run_config.imagefs, run_config.containerfs)
-    run_config = dataclasses.replace(
-        run_config, layout_image_fs=found.layout_image_fs, layout_container_fs=found.layout_container_fs
-    )
+    run_config, found = with_disks(resolved.config)
     capacity = _memory(run_config)
     capacity[PID] = disks.pid_counts()[0]
     # Only what was named is measured, and what is on the same file system.

@@ -33,23 +33,23 @@ def _first(failed: list[Check]) -> tuple[str, str]:
 def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
     """The hook ladder here: the ``rung`` that `outrace run --hooks auto` would take (None: none), and all ``rungs``."""
     seen = rungs.facts(fastest_fill(), bpf_offers(checks, state_dir))
-    offered = [replace(rung, detail=rung.detail + _elsewhere(seen, rung)) for rung in rungs.rungs(seen)]
+    offered = [replace(rung, detail=rung.detail + _bounds_on_a_cgroup(seen, rung)) for rung in rungs.rungs(seen)]
     able = not any(check.required and not check.ok for check in checks)
     taken = next((rung.name for rung in offered if rung.ok), None) if able else None
     return {"rung": taken, "rungs": [asdict(rung) for rung in offered]}
 
 
-def _elsewhere(seen: rungs.Facts, rung: rungs.Rung) -> str:
-    """The bound where it is another than that of the machine: with a cgroup as the node, without page cache."""
+def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
+    """The bound with a cgroup as the node, and without page cache, where it is another than that of the machine."""
     if not rung.ok:
         return ""
-    said = f"; with --node-cgroup {format_bytes(rungs.promise(seen, rung.name, machine=False).unseen_bytes)}"
+    text = f"; with --node-cgroup {format_bytes(rungs.promise(seen, rung.name, machine=False).unseen_bytes)}"
     if rung.name == rungs.EVENTFD:
         least = rungs.promise(seen, rung.name, machine=False, hidden=0)
-        said += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
+        text += f", {format_bytes(least.unseen_bytes)} where no page cache is inactive"
     if rung.name != rungs.MEMCG:  # it looks
-        said += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
-    return said
+        text += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
+    return text
 
 
 @click.command()

@@ -241,11 +241,11 @@ def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
 
 
 def _parting(seen: Situation, one: Era, other: Era, orders: Mapping[str, Sequence[Ranked]]) -> dict[str, Any] | None:
-    """The first place at which two eras have different pods, and what each of them decides that by."""
-    place = first_disagreement(orders[one.name], orders[other.name])
-    if place is None:
+    """The first rank at which two eras have different pods, and what each of them decides that by."""
+    at = first_disagreement(orders[one.name], orders[other.name])
+    if at is None:
         return None
-    first, second = orders[one.name][place], orders[other.name][place]
+    first, second = orders[one.name][at], orders[other.name][at]
     why = []
     for rules, before, after in ((one, first, second), (other, second, first)):
         ranked = {r.pod.uid: r for r in orders[rules.name]}
@@ -254,7 +254,7 @@ def _parting(seen: Situation, one: Era, other: Era, orders: Mapping[str, Sequenc
         why.append({"policy": rules.name, "first": label(before.pod), "then": label(after.pod), **decisive._asdict()})
     return {
         "between": [one.name, other.name],
-        "rank": place + 1,
+        "rank": at + 1,
         "pods": [label(first.pod), label(second.pod)],
         "why": why,
     }

@@ -4,12 +4,12 @@ policy over it. Figures come from where `outrace top` has them.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monitor.cli.options import with_disks
 from monitor.cli.top_frame import Node, get
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
@@ -76,10 +76,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
     ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
     Raises MonitorError.
     """
-    found_disks = disks.find_disks(config.nodefs, config.imagefs, config.containerfs)
-    config = dataclasses.replace(
-        config, layout_image_fs=found_disks.layout_image_fs, layout_container_fs=found_disks.layout_container_fs
-    )
+    config, found_disks = with_disks(config)
     node = Node(config)
     frame = node.frame(source)
     found = _present(frame, source.pods)

@@ -1,4 +1,4 @@
-"""What `outrace explain NS/POD` says about one pod: its place, class and request, and whom the kernel would take."""
+"""What `outrace explain NS/POD` says about one pod: its rank, class and request, and whom the kernel would take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def label(pod: Pod) -> str:
 def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, Any]:
     """The facts as data; sizes in bytes, badness in pages."""
     pod, found = one.pod, seen.found[one.pod.uid]
-    place = order.index(one)
+    at = order.index(one)
     victim = next((other for other in order if not other.candidate.critical), None)
     resource = "memory" if seen.signal in MEMORY_SIGNALS else STORAGE
     request = None
@@ -49,14 +49,14 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "pod": label(one.pod),
         "uid": pod.uid,
         "cgroup": str(found.cgroup),
-        "rank": place + 1,
+        "rank": at + 1,
         "of": len(order),
         "next": one is victim,
         "qos": {"class": seen.era.qos_class(pod), "why": why_class(pod, seen.era)},
         "request": request,
         "spec_known": pod.spec_known,
         "critical": {"critical": one.candidate.critical, "why": why_critical(pod, seen.era)},
-        "against": _against(seen, order, place, victim),
+        "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
         "badness": _badness(seen, pod.uid),
         "memory_limits": limits_of(seen.node.hierarchy, found),
@@ -66,16 +66,16 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
     }
 
 
-def _against(seen: Situation, order: Sequence[Ranked], place: int, victim: Ranked | None) -> list[dict[str, Any]]:
+def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked | None) -> list[dict[str, Any]]:
     """The first victim, the pod before this one and the one behind it: the comparisons, and what would swap the two.
 
     Those that are never evicted are left out: to stand before or behind one changes nothing.
     """
-    one = order[place]
+    one = order[at]
     evictable = [other for other in order if other is one or not other.candidate.critical]
-    at = evictable.index(one)
-    before = evictable[at - 1] if at else None
-    behind = evictable[at + 1] if at + 1 < len(evictable) else None
+    n = evictable.index(one)
+    before = evictable[n - 1] if n else None
+    behind = evictable[n + 1] if n + 1 < len(evictable) else None
     roles = {"first victim": victim, "before it": before, "behind it": behind}
     found: list[dict[str, Any]] = []
     for role, other in roles.items():
@@ -177,7 +177,7 @@ def _storage(seen: Situation, one: Ranked) -> dict[str, Any]:
 
 
 def _eviction(seen: Situation, one: Ranked) -> dict[str, Any] | None:
-    """What the pod would be told if it were evicted now for this signal; None for one that never is."""
+    """The message of an eviction now for this signal; None for a pod that is never evicted."""
     if one.candidate.critical:
         return None
     threshold = _threshold(seen)

@@ -11,7 +11,7 @@ from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
 
 Data = Mapping[str, Any]
-#: Comparisons whose verdicts end in the same words for every pod.
+#: Comparisons whose verdicts end alike for every pod.
 _SAME_FOR_ALL = ("priority", "QoS class")
 
 
@@ -71,23 +71,16 @@ def _order(order: Sequence[Data]) -> list[str]:
             names[i - 2] = f"{name} ({rows[0][i].partition(': ')[2]})"
             for cells in rows:
                 cells[i] = cells[i].partition(": ")[0]
-    return _left(["rank", "pod", *names], rows)
-
-
-def _left(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of words: unlike `table_lines`, also those that begin with a number stand to the left."""
-    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (headers, *rows)
-    ]
+    return table_lines(["rank", "pod", *names], rows, prose=True)
 
 
 def _pod(pod: Data, signal: str) -> Iterator[str]:
-    yield f"{pod['pod']}: {_standing(pod)} for {signal}"
+    yield f"{pod['pod']}: {_rank(pod)} for {signal}"
     facts = [("QoS class", f"{pod['qos']['class']}: {pod['qos']['why']}")]
     if not pod["spec_known"]:
-        facts.append(("spec", "not known: priority unknown, requests guessed; --pods manifests:DIR tells"))
+        facts.append(
+            ("spec", "not known: priority unknown, requests guessed; name the manifests with --pods manifests:DIR")
+        )
     if pod["request"] is not None:
         facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
     critical = pod["critical"]
@@ -111,18 +104,18 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
         yield from _against(pod, other)
 
 
-def _standing(pod: Data) -> str:
-    place = f"rank {pod['rank']} of {pod['of']}"
+def _rank(pod: Data) -> str:
+    rank = f"rank {pod['rank']} of {pod['of']}"
     if pod["critical"]["critical"]:
-        return f"never evicted (it would be {place})"
-    return f"{place}, the next to be evicted" if pod["next"] else place
+        return f"never evicted (it would be {rank})"
+    return f"{rank}, the next to be evicted" if pod["next"] else rank
 
 
 def _against(pod: Data, other: Data) -> Iterator[str]:
     goes = "goes before it" if other["goes_first"] else "comes after it"
     yield f"  against {other['pod']} ({other['role']}, rank {other['rank']}), which {goes}:"
     rows = [[c["name"], c["one"], c["other"], "<-- decides" if c["decides"] else ""] for c in other["comparisons"]]
-    for line in _left(["", "this pod", other["pod"], ""], rows):
+    for line in table_lines(["", "this pod", other["pod"], ""], rows, prose=True):
         yield f"    {line}".rstrip()
     if pod["critical"]["critical"]:
         return

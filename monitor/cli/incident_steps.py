@@ -5,6 +5,8 @@ Names of processes are whatever a process called itself, so nothing unprintable 
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +28,7 @@ def describe(step: Json) -> str:
     text = _TEXTS.get(step["what"])
     if text is not None:
         try:
-            return text(step)
+            return _fill(text, step) if isinstance(text, str) else text(step)
         except KeyError:
             pass  # of another version: by its fields, then
     fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
@@ -39,96 +41,90 @@ def _value(key: str, value: object) -> str:
     return format_bytes(value) if is_size and type(value) is int else clean(value)
 
 
+class _Formatter(string.Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        return format_bytes(value) if spec == "bytes" else clean(format(value, spec))
+
+
+#: A part of a text in brackets is left out where its first field is null or empty.
+_OPTIONAL = re.compile(r"\[([^\]{]*\{(\w+)[^\]]*)\]")
+
+
+def _fill(text: str, step: Json) -> str:
+    """The text with fields of the step; `{usage:bytes}` for sizes. KeyError for one that it does not have."""
+    text = _OPTIONAL.sub(lambda part: part[1] if step.get(part[2]) not in (None, "") else "", text)
+    return _Formatter().vformat(text, (), step)
+
+
 def process(who: Json) -> str:
     """A process as `name (pid 12)`."""
-    return f"{clean(who['comm'])} (pid {who['pid']})"
+    return _fill("{comm} (pid {pid})", who)
 
 
-def _in(memcg: str) -> str:
-    return "" if memcg == "global" else f" in {clean(memcg)}"
-
-
-def _of(step: Json) -> str:
-    return f" of {clean(step['pod'])}" if step.get("pod") else ""
-
-
-def _crossed(step: Json) -> str:
-    held = f"usage {format_bytes(step['usage'])}, working set {format_bytes(step['working_set'])}"
-    threshold = f"{clean(step['signal'])} below {format_bytes(step['quantity'])} in {clean(step['domain'])}"
-    return f"{clean(step['kind'])} threshold crossed: {threshold} ({held})"
-
-
-def _held(step: Json) -> str:
-    have = "" if step.get("pods") is None else f", pods have {format_bytes(step['pods'])}"
-    outside = "" if step.get("outside") is None else f", outside {format_bytes(step['outside'])}"
-    kubelet = step.get("kubelet_would_evict")
-    instead = f"; a kubelet would evict {clean(kubelet)}" if kubelet else ""
-    return f"evictions are held: they would not help ({clean(step['reason'])}{have}{outside}){instead}"
+def _reclaim(step: Json) -> str:
+    return "the kernel begins to reclaim" + ("" if step["memcg"] == "global" else _fill(" in {memcg}", step))
 
 
 def _decided(step: Json) -> str:
     verb = "would evict" if step["observed"] else "decides to evict"
     where = ", in the kernel" if step["trigger"] == "kernel" else ""
-    held = "" if step.get("pod_working_set") is None else f", working set {format_bytes(step['pod_working_set'])}"
-    why = f"(rank {step['rank']}, grace {step['grace_s']:g} s{held})"
-    return f"{clean(step['by'])} {verb} {clean(step['pod'])} {why}{where}"
+    why = "(rank {rank}, grace {grace_s:g} s[, working set {pod_working_set:bytes}])"
+    return _fill(f"{{by}} {verb} {{pod}} {why}{where}", step)
 
 
 def _signalled(step: Json) -> str:
     name = {9: "SIGKILL", 15: "SIGTERM"}.get(step["signal"], f"signal {step['signal']}")
-    return f"{name} sent to {clean(step['pod'])}"
-
-
-def _gone(step: Json) -> str:
-    freed = "" if step.get("freed") is None else f"; it gave back {format_bytes(step['freed'])}"
-    return f"nobody is left of {clean(step['pod'])}{freed}"
+    return _fill(f"{name} sent to {{pod}}", step)
 
 
 def _oom(step: Json) -> str:
-    limit = "the machine is out of memory" if step["limit_of"] == "global" else f"limit of {clean(step['limit_of'])}"
-    if step.get("usage") is not None:
-        limit += f" (usage {format_bytes(step['usage'])} of {format_bytes(step['limit'])})"
-    return (
-        f"OOM KILLER picks {process(step)}{_of(step)}, rss {format_bytes(step['rss'])}, oom_score_adj "
-        f"{step['oom_score_adj']}: {limit}; called by {clean(step['invoker'])} (pid {step['invoker_pid']})"
-    )
+    limit = "the machine is out of memory" if step["limit_of"] == "global" else "limit of {limit_of}"
+    victim = "{comm} (pid {pid})[ of {pod}], rss {rss:bytes}, oom_score_adj {oom_score_adj}"
+    usage = "[ (usage {usage:bytes} of {limit:bytes})]"
+    return _fill(f"OOM KILLER picks {victim}: {limit}{usage}; called by {{invoker}} (pid {{invoker_pid}})", step)
 
 
 def _sigkill(step: Json) -> str:
-    sender = "the kernel" if step["from"] == "kernel" else clean(step["from"])
-    return f"SIGKILL to {process(step)}{_of(step)} from {'outrace' if step['ours'] else sender}"
+    sender = "the kernel" if step["from"] == "kernel" else "{from}"
+    return _fill(f"SIGKILL to {{comm}} (pid {{pid}})[ of {{pod}}] from {'outrace' if step['ours'] else sender}", step)
+
+
+def _checked(step: Json) -> str:
+    return _fill(f"{{source}} {'confirms it' if step['agrees'] else 'DISAGREES'}: {{detail}}", step)
 
 
 def _grew(step: Json) -> str:
-    grower = clean(step.get("pod") or step["domain"])
-    return f"{grower} had grown by {format_bytes(step['bytes'])} in {step['in_s']:g} s"
-
-
-def _activated(step: Json) -> str:
-    shift = f"active {format_bytes(step['active_file'])}, inactive {format_bytes(step['inactive_file'])}"
-    return f"page cache had become active in {clean(step['domain'])}: {shift}"
+    return _fill(
+        "{grower} had grown by {bytes:bytes} in {in_s:g} s", {**step, "grower": step.get("pod") or step["domain"]}
+    )
 
 
 #: One for each kind of step that monitor/race/timeline.py makes.
-_TEXTS: dict[str, Callable[[Json], str]] = {
-    "crossed": _crossed,
-    "seen": lambda step: f"{clean(step['by'])} sees it",
-    "held": _held,
-    "not_held": lambda _: "evictions are not held any more",
+_TEXTS: dict[str, str | Callable[[Json], str]] = {
+    "crossed": (
+        "{kind} threshold crossed: {signal} below {quantity:bytes} in {domain} "
+        "(usage {usage:bytes}, working set {working_set:bytes})"
+    ),
+    "seen": "{by} sees it",
+    "held": (
+        "evictions are held: they would not help ({reason}[, pods have {pods:bytes}][, outside {outside:bytes}])"
+        "[; a kubelet would evict {kubelet_would_evict}]"
+    ),
+    "not_held": "evictions are not held any more",
     "decided": _decided,
     "signalled": _signalled,
-    "gone": _gone,
-    "clear": lambda step: f"{clean(step['kind'])} threshold clear again ({clean(step['signal'])})",
-    "reclaim": lambda step: f"the kernel begins to reclaim{_in(step['memcg'])}",
+    "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
+    "clear": "{kind} threshold clear again ({signal})",
+    "reclaim": _reclaim,
     "oom": _oom,
-    "exiting": lambda step: f"the OOM killer marks {process(step)}{_of(step)}, which is dying already",
+    "exiting": "the OOM killer marks {comm} (pid {pid})[ of {pod}], which is dying already",
     "sigkill": _sigkill,
-    "exited": lambda step: f"{process(step)}{_of(step)} is dead",
-    "checked": lambda step: (
-        f"{clean(step['source'])} {'confirms it' if step['agrees'] else 'DISAGREES'}: {clean(step['detail'])}"
-    ),
-    "lost": lambda step: f"{step['count']} events of kind {clean(step['of'])} were lost",
-    "more": lambda step: f"... {step['count']} more: {clean(step['of'])}",
+    "exited": "{comm} (pid {pid})[ of {pod}] is dead",
+    "checked": _checked,
+    "lost": "{count} events of kind {of} were lost",
+    "more": "... {count} more: {of}",
     "grew": _grew,
-    "cache_activated": _activated,
+    "cache_activated": (
+        "page cache had become active in {domain}: active {active_file:bytes}, inactive {inactive_file:bytes}"
+    ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,8 @@ from monitor.policy.translate import BOOLEANS
 from monitor.settings.options import KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TEXTS, Option
 
 if TYPE_CHECKING:
+    from monitor.kernel.disks import Disks
+    from monitor.settings.config import RunConfig
     from monitor.settings.read import Resolved
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +41,15 @@ def configuration_options(command: F) -> F:
     for option in reversed(OPTIONS):
         command = _click_option(option)(command)
     return command
+
+
+def with_disks(config: RunConfig) -> tuple[RunConfig, Disks]:
+    """The configuration with the layout of this node's disks, and the disks. Raises ConfigError."""
+    from monitor.kernel.disks import find_disks
+
+    found = find_disks(config.nodefs, config.imagefs, config.containerfs)
+    image_fs, container_fs = found.layout_image_fs, found.layout_container_fs
+    return dataclasses.replace(config, layout_image_fs=image_fs, layout_container_fs=container_fs), found
 
 
 def resolve(options: Mapping[str, Any]) -> Resolved:

@@ -49,15 +49,15 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     print_lines(table_lines(headers, rows))
 
 
-def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """The lines of `print_table`, without trailing blanks."""
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose: bool = False) -> list[str]:
+    """The lines of `print_table`, without trailing blanks; ``prose``: headers as they are, every column to the left."""
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     columns = range(len(headers))
     widths = [max(len(headers[i]), *(len(row[i]) for row in cells)) if cells else len(headers[i]) for i in columns]
-    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in columns]
+    right = [bool(cells) and not prose and all(_numeric(row[i]) for row in cells) for i in columns]
     return [
         "  ".join(row[i].rjust(widths[i]) if right[i] else row[i].ljust(widths[i]) for i in columns).rstrip()
-        for row in ([header.upper() for header in headers], *cells)
+        for row in ([header if prose else header.upper() for header in headers], *cells)
     ]
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from monitor.cli.options import configuration_options, resolve
+from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, MonitorError
 from monitor.hot.ladder import announcement
 from monitor.hot.supervise import Side
@@ -59,7 +59,10 @@ def start(config: RunConfig) -> NoReturn:
     join_machine_cgroups()
     config, choice = _with_pods(config)
     check_enforced(config)
-    config = _with_disks(_with_node(config))
+    config, disks = with_disks(_with_node(config))
+    config = dataclasses.replace(
+        config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), containerfs=str(disks.containerfs)
+    )
     lock_fd = lock(Path(config.state_dir))
     listener = bind(config.listen_host, config.listen_port)
     from monitor.hot import ladder
@@ -68,13 +71,8 @@ def start(config: RunConfig) -> NoReturn:
     config, loaded = ladder.take(config)
     strays = instances.remove_strays()
     host, port = listener.getsockname()[:2]
-    config = dataclasses.replace(
-        config,
-        lock_fd=lock_fd,
-        listen_fd=listener.detach(),
-        listen_host=host,
-        listen_port=port,
-    )
+    listen_fd = listener.detach()
+    config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
@@ -108,21 +106,6 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     node = Path(config.node_cgroup) if config.node_cgroup else None
     choice = settle(config.pods, Access.found(config) if config.pods == AUTO and node is None else None, node)
     return dataclasses.replace(config, pods=choice.spec), choice
-
-
-def _with_disks(config: RunConfig) -> RunConfig:
-    """The configuration with the disks of this node and how they are laid out. Raises ConfigError."""
-    from monitor.kernel.disks import find_disks
-
-    disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
-    return dataclasses.replace(
-        config,
-        nodefs=str(disks.nodefs),
-        imagefs=str(disks.imagefs),
-        containerfs=str(disks.containerfs),
-        layout_image_fs=disks.layout_image_fs,
-        layout_container_fs=disks.layout_container_fs,
-    )
 
 
 def lock(state_dir: Path) -> int:

@@ -1,24 +1,28 @@
-"""Carries out what was decided: signals the pod (enforce), then reports the decision; or only reports it (observe)."""
+"""Carries out what was decided: signals the pod (enforce), then reports the decision; or only reports it (observe).
+
+And SIGKILL at a crossing, before the pass of the policy that is sure to say so.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monitor.hot.brake import Brake
-from monitor.hot.disk_signals import DiskSignals
-from monitor.hot.evictor import Evictor, SentKill
-from monitor.hot.gauge import Gauge
-from monitor.hot.patience import Patience
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.trigger import Trigger
+from monitor.hot.brake import UNASKED, Asked, Brake
+from monitor.hot.evictor import SentKill
+from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, Send
+from monitor.link.messages import Decision
+from monitor.policy import patience
 from monitor.policy.decisions import Decisions
+from monitor.policy.eviction_pass import takes_first_at_once
+from monitor.policy.patience import Coming
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.settings.config import RunConfig
+from monitor.sources.watch import Watch
+
+if TYPE_CHECKING:
+    from monitor.hot.parts import Core
 
 
 class Acted(NamedTuple):
@@ -31,34 +35,55 @@ class Acted(NamedTuple):
     decision: Mapping[str, Any] | None
 
 
+_NOTHING = None, UNASKED
+
+
 class Actor:
     """Acts on one pod at a time; who may be acted on is the `Decider`'s business."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        decisions: Decisions,
-        gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
-        disks: DiskSignals,
-        evictor: Evictor,
-        patience: Patience,
-        brake: Brake,
-        stats: SharedStats,
-        send: Send,
-    ) -> None:
-        self._enforce = config.enforce
+    def __init__(self, core: Core, decisions: Decisions, brake: Brake) -> None:
+        self._enforce = core.config.enforce
         self._decisions = decisions
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
-        self._disks = disks
-        self._evictor = evictor
-        self._patience = patience
+        self._gauge = core.gauge
+        self._registry = core.registry
+        self._trigger = core.trigger
+        self._disks = core.disks
+        self._evictor = core.evictor
+        self._patience = core.patience
         self._brake = brake
-        self._stats = stats
-        self.send = send
+        self._stats = core.stats
+        self.send = core.outbox.send
+
+    def kill_early(
+        self, watch: Watch, moved: Mapping[int, int], coming: Mapping[str, Coming]
+    ) -> tuple[SentKill | None, Asked]:
+        """SIGKILL to the victim that is ready, if a hard threshold of ``watch`` is met now; the pass follows.
+
+        All that the pass could answer is known before: a hard threshold for memory is acted on before every other, at
+        once, and takes the first of the order (`takes_first_at_once`; a test holds it against `run_pass`).
+        Sending after the pass and its report cost 90 us of 270 with 110 pods.
+        """
+        if self._evictor.current is not None:
+            return _NOTHING
+        entry = self._registry.first()
+        if entry is None or not self._gauge.known(watch):
+            return _NOTHING
+        reading = self._gauge.reading(watch)
+        available = watch.capacity - reading.working_set
+        if not takes_first_at_once(available, watch.hard_line):
+            return _NOTHING
+        if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
+            return _NOTHING
+        asked = self._brake.crossing(watch, reading, moved, coming)
+        if not asked.answer.go or (self._registry.grown and not self._brake.is_of_first):
+            return _NOTHING  # who grows may be one that was evicted and runs again: ask first
+        victim = self._trigger.ready(entry.uid)
+        if victim is None:
+            return _NOTHING
+        decided_ns = time.monotonic_ns()
+        self._evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
+        victim.kill()
+        return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns()), asked
 
     def for_threshold(
         self,

@@ -7,21 +7,22 @@ asks, and says when evictions are held and when they are not any more.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.hot.brake_figures import BrakeFigures, Measured
-from monitor.hot.gauge import Gauge
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.trigger import Trigger
+from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Braked, Released, Send
+from monitor.link.messages import Braked, Released
+from monitor.policy.compat import SANE
 from monitor.policy.eviction_brake import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.patience import Coming
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.watch import NODE_SIGNAL, Watch
+
+if TYPE_CHECKING:
+    from monitor.hot.parts import Core
 
 #: That evictions are held is reported at most so often; the counter and the state know of every time.
 QUIET_NS = 1_000_000_000
@@ -40,16 +41,14 @@ UNASKED = Asked(GO, {})
 class Brake:
     """``state`` is what the side is sent of evictions being held; None while they are not."""
 
-    def __init__(
-        self, gauge: Gauge, registry: Registry, trigger: Trigger, stats: SharedStats, send: Send, *, active: bool
-    ) -> None:
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
-        self._stats = stats
-        self._send = send
-        self._active = active
-        self._figures = figures = BrakeFigures(gauge, registry, active=active)
+    def __init__(self, core: Core) -> None:
+        self._gauge = core.gauge
+        self._registry = core.registry
+        self._trigger = core.trigger
+        self._stats = core.stats
+        self._send = core.outbox.send
+        self._active = core.config.compat == SANE
+        self._figures = figures = BrakeFigures(core.gauge, core.registry, active=self._active)
         self.begin, self.note, self.began = figures.begin, figures.note, figures.began
         self.state: dict[str, Any] | None = None
         self._changed = False

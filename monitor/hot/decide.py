@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
 from monitor.hot.brake import UNASKED, Brake
-from monitor.hot.disk_signals import DiskSignals
-from monitor.hot.early_kill import EarlyKill
-from monitor.hot.evictor import Evictor
-from monitor.hot.gauge import Gauge
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
-from monitor.hot.patience import Patience
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.trigger import Trigger
+from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Clear, DiskFigures, LogLine, Send
+from monitor.link.messages import Clear, DiskFigures
 from monitor.policy import decisions, patience
-from monitor.policy.compat import SANE
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
 from monitor.policy.patience import Coming
@@ -32,43 +24,28 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
-from monitor.settings.config import RunConfig
 from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
-    from monitor.hot.pass_record import PassRecorder
+    from monitor.hot.parts import Core
 
 
 class Decider:
-    """State of the policy and the eviction under way. ``recorder``: records every pass, if given."""
+    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        pass_config: PassConfig,
-        gauge: Gauge,
-        registry: Registry,
-        trigger: Trigger,
-        disks: DiskSignals,
-        evictor: Evictor,
-        patience: Patience,
-        stats: SharedStats,
-        send: Send,
-        recorder: PassRecorder | None = None,
-    ) -> None:
-        self._recorder = recorder
-        self._enforce = config.enforce
-        self._config = pass_config
-        self._gauge = gauge
-        self._registry = registry
-        self._trigger = trigger
-        self._disks = disks
-        self._evictor = evictor
-        self._patience = patience
+    def __init__(self, core: Core, config: PassConfig) -> None:
+        self._recorder = core.recorder
+        self._enforce = core.config.enforce
+        self._config = config
+        self._gauge = core.gauge
+        self._registry = core.registry
+        self._trigger = core.trigger
+        self._disks = core.disks
+        self._evictor = core.evictor
+        self._patience = core.patience
         self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
-        self._stats = stats
-        self._send = send
-        self._brake = Brake(gauge, registry, trigger, stats, send, active=config.compat == SANE)
+        self._stats = core.stats
+        self._send, self._log = core.outbox.send, core.outbox.log
         self._state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
@@ -77,12 +54,10 @@ class Decider:
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
-        self._pods = MovedPods(gauge, registry, evictor, send)
-        self._early = EarlyKill(gauge, registry, trigger, evictor, self._brake)
-        self._decisions = Decisions(config.enforce)
-        self._actor = Actor(
-            config, self._decisions, gauge, registry, trigger, disks, evictor, patience, self._brake, stats, send
-        )
+        self._pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
+        self._decisions = Decisions(core.config.enforce)
+        self._brake = Brake(core)
+        self._actor = Actor(core, self._decisions, self._brake)
 
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
@@ -149,7 +124,7 @@ class Decider:
         was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
         sent, asked = None, UNASKED
         if crossed_ns and watch is not None and reading is None and self._enforce and self.may_act:
-            sent, asked = self._early.kill(watch, pods.moved, coming)
+            sent, asked = self._actor.kill_early(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
             pods.take_back(at_leisure=self._enforce and reading is None)  # else somebody was signalled
         if sent is not None and watch is not None:
@@ -340,6 +315,3 @@ class Decider:
             pod=fired.title if fired else None,
             crossed_ns=ts_ns,
         )
-
-    def _log(self, level: str, msg: str, **fields: Any) -> None:
-        self._send(LogLine(level, msg, fields))

@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, NoReturn
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
-from monitor.link.messages import Send
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
 if TYPE_CHECKING:
     from monitor.hot.decide import Decider
-    from monitor.hot.gauge import Gauge
+    from monitor.hot.parts import Core
     from monitor.hot.records import Records
-    from monitor.hot.registry import Registry
     from monitor.link.counters import SharedStats
     from monitor.sources.source import MemorySource
 
@@ -56,7 +54,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             mounts.ensure()
         with suppress(MonitorError):  # likewise
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-            if BPF_RUNGS[0] in wanted and loader.is_pinned(Path(config.state_dir), BPF_RUNGS[0]):
+            if BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
                 taken, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(taken, missed=()), loaded
     bpf = bpf_offers(Path(config.state_dir), wanted=config.hooks) if set(wanted) & set(BPF_RUNGS) else ()
@@ -111,16 +109,9 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
     return dataclasses.replace(config, rung=rung, pin_dir=str(directory), pins_fd=held), loaded
 
 
-def records(
-    source: MemorySource,
-    config: RunConfig,
-    gauge: Gauge,
-    registry: Registry,
-    decider: Decider,
-    stats: SharedStats,
-    send: Send,
-) -> Records:
+def records(source: MemorySource, core: Core, decider: Decider) -> Records:
     """What reads the events of this rung."""
+    config, gauge, registry, stats, send = core.config, core.gauge, core.registry, core.stats, core.outbox.send
     if source.pins is not None:
         from monitor.hot.ring_records import RingRecords
 

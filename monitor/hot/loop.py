@@ -1,20 +1,142 @@
 """The turn of the hot process: sleep until a descriptor or a timer, call the handlers of the descriptors, run what is
-due. A handler in which a system call fails ends; the turn does not (`monitor.hot.guard`).
+due. A handler in which a system call fails ends; the turn does not (`Guard`). Times are nanoseconds of
+CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from monitor.hot.guard import Guard
-from monitor.hot.sleep import Sleep
-from monitor.hot.timers import Timers
+from monitor.kernel import alarms
+from monitor.kernel.troubles import TROUBLES, Trouble
 from monitor.link.counters import SharedStats
 
+#: Timeouts of epoll are whole milliseconds, rounded up: 0.25 ms were 1.1, and 1.6 were 2.1 (measured). What is due
+#: sooner than this is waited for with a timer, which costs a system call.
+SHORT_NS = 20_000_000
 #: Called with the descriptor that is ready.
 Handler = Callable[[int], object]
+#: One failure is reported again no sooner than this, with how often there was one.
+REPEAT_NS = 10_000_000_000
+#: Failures remembered as reported.
+_MOST = 256
+#: After a turn in which a step failed the next one begins no sooner than this, doubled with each such turn in a row up
+#: to the second: a descriptor that stays ready because reading it fails must not take a whole CPU at real-time
+#: priority. (What fails for one pod is noted where it happens and delays nobody.)
+_REST_NS, _MOST_REST_NS = 100_000, 5_000_000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Guard:
+    """Keeps the loop going when a system call fails: the step that made it ends, the loop does not.
+
+    Call it with a step of the loop; it gives what the step gave, None where a system call in it failed.
+    """
+
+    def __init__(self, stats: SharedStats) -> None:
+        self._stats = stats
+        self._failed = False
+        self._rest_ns = 0
+        self._reported: dict[tuple[str, int, str], tuple[int, int]] = {}  # -> reported when, and how often since
+
+    def __call__(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return step(*args, **kwargs)
+        except OSError as error:
+            TROUBLES.note("loop", error)
+            self._failed = True
+            return None
+
+    def turn(self) -> None:
+        """A turn of the loop begins: after one that failed, a moment later."""
+        if not self._failed:
+            self._rest_ns = 0
+            return
+        self._failed = False
+        self._rest_ns = min(_MOST_REST_NS, max(_REST_NS, 2 * self._rest_ns))
+        time.sleep(self._rest_ns / 1e9)
+
+    def to_report(self, now_ns: int) -> list[Trouble]:
+        """Count what failed; what of it is to be reported now."""
+        out = []
+        for trouble in TROUBLES.take():
+            self._stats.add(f"errors_{trouble.call}", trouble.times)
+            key = (trouble.call, trouble.number, trouble.whose)
+            reported_ns, times = self._reported.pop(key, (-REPEAT_NS, 0))
+            times += trouble.times
+            if now_ns - reported_ns >= REPEAT_NS:
+                out.append(trouble._replace(times=times))
+                reported_ns, times = now_ns, 0
+            self._reported[key] = (reported_ns, times)
+        while len(self._reported) > _MOST:
+            del self._reported[next(iter(self._reported))]
+        return out
+
+
+class Timer(NamedTuple):
+    """``due`` gives the due time, None while nothing is; ``handler`` is called with the time of the turn."""
+
+    name: str
+    due: Callable[[], int | None]
+    handler: Callable[[int], object]
+
+
+#: Calls a handler with the time of the turn (`Guard`).
+Call = Callable[[Callable[[int], object], int], object]
+
+
+class Timers:
+    """In the order in which they run where several are due.
+
+    The owner of a timer knows its due time and is asked for it; the table keeps none, so none can be stale.
+    """
+
+    def __init__(self, timers: Sequence[Timer]) -> None:
+        self._rows = tuple((timer.due, timer.handler) for timer in timers)
+
+    def next_ns(self) -> int | None:
+        """The earliest due time; None: nothing is due before something happens."""
+        earliest = None
+        for due, _ in self._rows:
+            at = due()
+            if at is not None and (earliest is None or at < earliest):
+                earliest = at
+        return earliest
+
+    def run_due(self, now_ns: int, call: Call) -> None:
+        """Call the handler of each timer that is due by ``now_ns``, also where an earlier handler made it so."""
+        for due, handler in self._rows:
+            at = due()
+            if at is not None and at <= now_ns:
+                call(handler, now_ns)
+
+
+class Sleep:
+    """Waits for the descriptors of an epoll, to the microsecond where that is short."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._timer = alarms.Timer()
+        epoll.register(self._timer.fileno(), self._timer.events)
+
+    def until(self, due_ns: int | None) -> Iterator[int]:
+        """The descriptors that are ready, as soon as there are any, or none at ``due_ns`` (CLOCK_MONOTONIC)."""
+        timeout_s = -1.0
+        if due_ns is not None:
+            left = due_ns - time.monotonic_ns()
+            if 0 < left < SHORT_NS:
+                self._timer.set(left)
+            timeout_s = max(0.0, left / 1e9)
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._timer.fileno():
+                self._timer.acknowledge()
+            else:
+                yield fd
 
 
 class Listener:

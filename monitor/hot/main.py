@@ -26,17 +26,16 @@ from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.eviction_note import EvictionNote
 from monitor.hot.evictor import Evictor
 from monitor.hot.gauge import Gauge, NodeGone
-from monitor.hot.guard import Guard
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.life_cycle import LifeCycle
-from monitor.hot.loop import Loop
+from monitor.hot.loop import Guard, Loop
 from monitor.hot.outbox import Outbox
-from monitor.hot.parts import Parts
+from monitor.hot.parts import Core, Parts
 from monitor.hot.patience import Patience
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.registry import Registry
 from monitor.hot.report import Report
-from monitor.hot.schedule import Schedule
+from monitor.hot.schedule import timer_table
 from monitor.hot.sd_notify import Service
 from monitor.hot.side_restarts import SideRestarts
 from monitor.hot.supervise import Side
@@ -44,7 +43,7 @@ from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.sched import may_kill, protect
 from monitor.link.counters import SharedStats
-from monitor.policy.eviction_order import EvictionOrder
+from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import Era, era
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 from monitor.sources.source import open_memory_source
@@ -75,24 +74,7 @@ class Hot:
         self._ends = loop.listener(self._process_ended)
         note = EvictionNote(source.eviction)
         evictor = Evictor(gauge, registry, trigger, patience, stats, self._ends, outbox.send, note)
-        disks = DiskSignals(config, policy, outbox.send)
-        decider = Decider(
-            config,
-            pass_config,
-            gauge,
-            registry,
-            trigger,
-            disks,
-            evictor,
-            patience,
-            stats,
-            outbox.send,
-            recorder,
-        )
-        records = ladder.records(source, config, gauge, registry, decider, stats, outbox.send)
-        sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
-        self.life = LifeCycle(gauge.arming, decider, evictor)
-        self.parts = parts = Parts(
+        core = Core(
             config,
             stats,
             guard,
@@ -104,20 +86,21 @@ class Hot:
             trigger,
             patience,
             evictor,
-            disks,
-            decider,
-            records,
-            sweeps,
-            self.life,
+            DiskSignals(config, policy, outbox.send),
             recorder,
         )
+        decider = Decider(core, pass_config)
+        records = ladder.records(source, core, decider)
+        sweeps = Sweeps(gauge, registry, stats, records.read_events, outbox.log)
+        self.life = LifeCycle(gauge.arming, decider, evictor)
+        self.parts = parts = Parts(**vars(core), decider=decider, records=records, sweeps=sweeps, life=self.life)
         self.housekeeping = Housekeeping(parts)
         pods = PodSync(parts, self.housekeeping)
         self.restarts = SideRestarts(
             side, outbox, loop, stats, self.life, started=pods.begin, lost=self._side_lost, receive=pods.receive
         )
         self.report = Report(parts, self.service, self.restarts)
-        self.timers = Schedule(parts, self.housekeeping, pods, self.report, self.restarts, self.service).timers
+        self.timers = timer_table(parts, self.housekeeping, pods, self.report, self.restarts, self.service)
 
     @staticmethod
     def _eviction_order(config: RunConfig, policy: Era, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:

@@ -1,16 +1,55 @@
 """What the hot process sends to the side: without waiting, and again to the next side where one died before it stored
 it.
+
+A side that is killed takes with it what waited in its socket, the episode that was going on, and what waited for the
+disk. The kernel's record of an OOM kill has been read by then, and would be lost.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from monitor.hot.supervise import Side
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import HotMessage, LogLine
-from monitor.link.resend import KINDS, UnstoredMessages
+from monitor.link.messages import OF_RACES, HotMessage, LogLine, RaceMessage
+
+#: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30.
+MOST = 2048
+
+
+class UnstoredMessages:
+    """Both ends count the messages of `OF_RACES`; the side says up to which of them all is stored."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, RaceMessage]] = deque(maxlen=MOST)
+        self._sent = 0
+
+    def note(self, message: HotMessage) -> None:
+        """This message was given to the side, or there is none to give it to."""
+        if isinstance(message, OF_RACES):
+            self._sent += 1
+            self._kept.append((self._sent, message))
+
+    def stored(self, count: int) -> None:
+        """The side has stored all that came of its first ``count``."""
+        while self._kept and self._kept[0][0] <= count:
+            self._kept.popleft()
+
+    def resend(self, offer: Callable[[HotMessage], bool]) -> int:
+        """Send a new side all that is kept, in order; how many it did not take."""
+        kept = [message for _, message in self._kept]
+        self._kept.clear()
+        self._sent = 0
+        refused = 0
+        for message in kept:
+            if offer(message._replace(resent=True)):
+                self.note(message)
+            else:
+                refused += 1
+        return refused
 
 
 class Outbox:
@@ -33,7 +72,7 @@ class Outbox:
         if self.offer(message):
             self._stats.add("channel_sent")
             self._unstored.note(message)
-        elif isinstance(message, KINDS) and self._side.sock is None:
+        elif isinstance(message, OF_RACES) and self._side.sock is None:
             self._unstored.note(message)  # for the next side
         else:
             self._stats.dropped(message)

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from monitor.hot.disk_signals import DiskSignals
     from monitor.hot.evictor import Evictor
     from monitor.hot.gauge import Gauge
-    from monitor.hot.guard import Guard
     from monitor.hot.life_cycle import LifeCycle
-    from monitor.hot.loop import Loop
+    from monitor.hot.loop import Guard, Loop
     from monitor.hot.outbox import Outbox
     from monitor.hot.pass_record import PassRecorder
     from monitor.hot.patience import Patience
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Made once, in `monitor.hot.main`."""
+class Core:
+    """What decisions are made with. Made once, in `monitor.hot.main`, as `Parts`."""
 
     config: RunConfig
     stats: SharedStats
@@ -41,8 +40,14 @@ class Parts:
     patience: Patience
     evictor: Evictor
     disks: DiskSignals
+    recorder: PassRecorder | None
+
+
+@dataclass(frozen=True)
+class Parts(Core):
+    """All of them."""
+
     decider: Decider
     records: Records
     sweeps: Sweeps
     life: LifeCycle
-    recorder: PassRecorder | None

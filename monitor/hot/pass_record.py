@@ -18,10 +18,9 @@ from monitor.link.messages import HotMessage
 from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
-from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.eviction_pass import hurries
 from monitor.policy.patience import Coming
-from monitor.policy.ranking import Candidate, Key
+from monitor.policy.ranking import Candidate, EvictionOrder, Key
 from monitor.policy.synchronize import Observation, Outcome, State
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.

@@ -102,28 +102,14 @@ class PodSync:
         """A sweep has been over all pods that were sent."""
         self._parts.records.pods_came()
         if not self._decider.may_act:
-            self._succeed()
+            if self._parts.config.enforce:
+                from monitor.hot.succession import succeed  # once, before the first decision
+
+                succeed(self._parts)
             self._decider.begin()
             self._decider.evict_over_limit()
         self._decider.prepare()
         self._decider.changed = True
-
-    def _succeed(self) -> None:
-        """Before the first decision: has a pod been dying since before this daemon?"""
-        parts = self._parts
-        if parts.config.enforce:
-            from monitor.hot.succession import succeed
-
-            succeed(
-                parts.evictor,
-                parts.registry,
-                parts.trigger,
-                parts.patience,
-                parts.gauge,
-                parts.records.pulled_ns,
-                parts.decider.pressed,
-                parts.outbox.send,
-            )
 
     def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""

@@ -96,7 +96,7 @@ class SideRestarts:
     def _ended(self, pidfd: int) -> None:
         """The epoll forgets descriptors as they are closed."""
         if pidfd != self._side.pidfd:
-            self._side.left(pidfd)  # killed long ago
+            self._side.collect()  # killed long ago
             return
         killed = self._side.is_killed
         status = self._side.reap()

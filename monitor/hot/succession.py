@@ -10,30 +10,19 @@ import time
 
 from monitor.actions.evict import Eviction
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, Noted
-from monitor.hot.evictor import EVICTION_TIMEOUT_NS, Evictor
-from monitor.hot.gauge import Gauge
-from monitor.hot.patience import MOST_BOUND_NS, Patience
-from monitor.hot.registry import PodEntry, Registry
-from monitor.hot.trigger import Trigger
+from monitor.hot.evictor import EVICTION_TIMEOUT_NS
+from monitor.hot.parts import Parts
+from monitor.hot.patience import MOST_BOUND_NS
+from monitor.hot.registry import PodEntry
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 from monitor.link.messages import LogLine, Send
 
 
-def succeed(
-    evictor: Evictor,
-    registry: Registry,
-    trigger: Trigger,
-    patience: Patience,
-    gauge: Gauge,
-    pulled_ns: int,
-    pressed: bool,
-    send: Send,
-) -> None:
-    """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known.
-
-    ``pulled_ns``: when the kernel pulled the trigger, if no daemon has heard of that. ``pressed``: memory is short now.
-    """
+def succeed(parts: Parts) -> None:
+    """Go on with the eviction that the daemon before was at, if it was. Called once, when all pods are known."""
+    evictor, registry, trigger, patience = parts.evictor, parts.registry, parts.trigger, parts.patience
+    send, pulled_ns = parts.outbox.send, parts.records.pulled_ns
     noted = evictor.note.read()
     if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
         noted = Noted(KILLED, trigger.inherited, pulled_ns, 0, pulled_ns, 0, 0)
@@ -41,7 +30,7 @@ def succeed(
     if noted is None or entry is None:
         return
     now = time.monotonic_ns()
-    usage = gauge.table.working_set(entry.index)
+    usage = parts.gauge.table.working_set(entry.index)
     until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
     if not noted.reported and now < until:
         _log(send, "the daemon before ended while it was signalling a pod", entry, noted, usage)
@@ -53,7 +42,7 @@ def succeed(
             registry.set_evicted(entry, True)  # and what stays is nobody's reason to evict it again
         evictor.note.gone(entry.cgroup_id)
         return
-    if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
+    if now > until or not (parts.decider.pressed or noted.state == ASKED or _is_dying(entry)):
         # Its signal may not have gone out at all: the note is written first.
         evictor.note.drop(entry.cgroup_id)
         return

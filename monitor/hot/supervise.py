@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from monitor.kernel.alarms import Timer
 from monitor.kernel.troubles import TROUBLES
@@ -104,7 +105,7 @@ class Side:
 
     def is_overdue(self, now_ns: int) -> bool:
         """Whether it was killed and should have been gone by now."""
-        return bool(self.pid and self._killed_ns) and now_ns > self._killed_ns + _KILLED_NS
+        return self.is_killed and now_ns > self._killed_ns + _KILLED_NS
 
     @property
     def is_killed(self) -> bool:
@@ -116,18 +117,6 @@ class Side:
         self._leaving[self.pidfd] = self.pid
         self.pidfd, self.pid = -1, 0
         self._lost()
-
-    def left(self, pidfd: int) -> bool:
-        """Collect the one of this pidfd, if it is one that was not waited for."""
-        pid = self._leaving.pop(pidfd, 0)
-        if not pid:
-            return False
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            pass
-        os.close(pidfd)
-        return True
 
     def collect(self) -> None:
         """Those that were not waited for and are gone by now, also where nobody heard of their end."""
@@ -160,14 +149,11 @@ class Side:
             self._open_channel()
         except OSError as error:  # no descriptor now: tried again when the next one is started
             TROUBLES.note("side", error)
-        early = self._ended_early()
+        early = time.monotonic_ns() < self._started_ns + _STEADY_NS
         self._failures = self._failures + 1 if early else 0
         if early:
             pause_ns = min(_BACKOFF_NS << max(0, self._failures - _QUICK), _MOST_NS)
             self.next_start_ns = self._started_ns + pause_ns
-
-    def _ended_early(self) -> bool:
-        return time.monotonic_ns() < self._started_ns + _STEADY_NS
 
     def hand_over(self) -> None:
         """Leave it, and the counters it reads, to the program this process becomes by execv (see `adopt`)."""
@@ -198,10 +184,8 @@ class Side:
         """Collect the dead child: its wait status (0 if it was not ours to collect)."""
         status = 0
         if self.pid:
-            try:
+            with suppress(ChildProcessError):
                 _, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                status = 0
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.pid, self.pidfd = 0, -1

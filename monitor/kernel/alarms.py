@@ -40,7 +40,19 @@ class _Itimerspec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
 
 
-class Timer:
+class _Descriptor:
+    """The owner of one descriptor."""
+
+    _fd: int
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Timer(_Descriptor):
     """A timerfd (os.timerfd_create came with Python 3.13): readable once after the time set. ``fd``: inherited."""
 
     events = select.EPOLLIN
@@ -54,9 +66,6 @@ class Timer:
             raise CannotError(f"no timerfd: {os.strerror(ctypes.get_errno())}", "raise RLIMIT_NOFILE")
         self._spec = _Itimerspec()
 
-    def fileno(self) -> int:
-        return int(self._fd)
-
     def set(self, ns: int) -> None:
         """Readable in ``ns`` from now (at least 1)."""
         self._spec.first_s, self._spec.first_ns = divmod(max(1, ns), 1_000_000_000)
@@ -66,11 +75,8 @@ class Timer:
         with suppress(BlockingIOError):
             os.read(self._fd, 8)
 
-    def close(self) -> None:
-        os.close(self._fd)
 
-
-class PsiTrigger:
+class PsiTrigger(_Descriptor):
     """A PSI trigger: tasks of the cgroup (or the machine) stalled for want of memory. Raises CannotError."""
 
     events = select.EPOLLPRI
@@ -93,14 +99,8 @@ class PsiTrigger:
         os.close(self._fd)
         raise _no_trigger(path, problem)
 
-    def fileno(self) -> int:
-        return self._fd
-
     def acknowledge(self) -> None:
         """Nothing to do: epoll itself takes the event."""
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def _no_trigger(path: Path, problem: OSError) -> CannotError:
@@ -112,7 +112,7 @@ def _no_trigger(path: Path, problem: OSError) -> CannotError:
     return CannotError(f"no PSI trigger on {path}: {problem.strerror}", remedy)
 
 
-class EventsFile:
+class EventsFile(_Descriptor):
     """memory.events of a v2 cgroup: modified when it meets its limit or somebody in it is killed. Raises OSError."""
 
     events = select.EPOLLPRI
@@ -122,16 +122,10 @@ class EventsFile:
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self.acknowledge()
 
-    def fileno(self) -> int:
-        return self._fd
-
     def acknowledge(self) -> None:
         """Reading it is what makes the next change an event."""
         with suppress(OSError):
             os.pread(self._fd, 4096, 0)
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def alarm_remedy(error: OSError) -> str:
@@ -188,12 +182,8 @@ class UsageThreshold:
 
     def _serve(self) -> None:
         while (order := self._orders.get()) is not None:
-            while not self._orders.empty():  # only the last one counts
-                newer = self._orders.get()
-                if newer is None:
-                    self._orders.put(None)
-                    break
-                order = newer
+            if not self._orders.empty():  # only the last one counts
+                continue
             fresh = -1
             try:
                 fresh = os.eventfd(0, _EFD)

@@ -55,16 +55,6 @@ def floor_ns(cost_ns: int) -> int:
     return max(FINEST_NS, SHARE * cost_ns)
 
 
-def polled_bytes(rate: int, interval_ns: int, cpus: int) -> int:
-    """What can be taken between two looks, and what memory.stat does not say yet."""
-    return rate * interval_ns // 1_000_000_000 + cpus * BATCH * PAGE
-
-
-def notified_bytes(cpus: int, huge_page: int) -> int:
-    """What can be charged before the kernel compares usage with a threshold of cgroup v1 (``huge_page`` 0: off)."""
-    return cpus * max(huge_page, EVENT_PAGES * PAGE)
-
-
 class Bound(NamedTuple):
     """``unseen_bytes`` can move, for ``unseen_ns``, before outrace looks or is notified."""
 
@@ -94,15 +84,15 @@ def reread_ns(ahead: int | None, rate: int, look_ns: int) -> int:
 
 
 def looked(rate: int, cpus: int, wait_ns: int, *, machine: bool) -> Bound:
-    """Memory is read again after ``wait_ns``."""
-    return Bound(polled_bytes(rate, wait_ns, cpus) + cpus * _lag(machine), wait_ns)
+    """Memory is read again after ``wait_ns``; memory.stat does not say all of it yet."""
+    return Bound(rate * wait_ns // 1_000_000_000 + cpus * (BATCH * PAGE + _lag(machine)), wait_ns)
 
 
 def announced(rate: int, cpus: int, huge_page: int, wait_ns: int, *, machine: bool, hidden: int) -> Bound:
     """The same, and a usage threshold is in place: whichever of the two comes first. Usage cannot pass it unannounced;
     only page cache, of which ``hidden`` bytes are inactive, can hide growth.
     """
-    notified = hidden + REAIM_BYTES + notified_bytes(cpus, huge_page) + cpus * _lag(machine)
+    notified = hidden + REAIM_BYTES + cpus * (max(huge_page, EVENT_PAGES * PAGE) + _lag(machine))
     return Bound(min(notified, looked(rate, cpus, wait_ns, machine=machine).unseen_bytes), wait_ns)
 
 

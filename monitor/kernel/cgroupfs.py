@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from monitor.errors import CannotError, ConfigError, MonitorError
@@ -249,9 +250,7 @@ def make(path: Path) -> Path:
 def enable_controllers(path: Path, names: Iterable[str] = ("memory",)) -> None:
     """v2: hand the controllers down to the children of ``path``, through every ancestor that does not do so yet."""
     wanted = list(names)
-    chain = [path]
-    while os.path.exists(chain[-1].parent / "cgroup.subtree_control"):
-        chain.append(chain[-1].parent)
+    chain = [path, *takewhile(lambda above: os.path.exists(above / "cgroup.subtree_control"), path.parents)]
     for cgroup in reversed(chain):
         missing = [n for n in wanted if n not in _controllers(cgroup, "cgroup.subtree_control")]
         if missing:

@@ -175,10 +175,8 @@ def _untraceable() -> str:
     try:
         with (_TRACEFS / "available_filter_functions").open() as file:
             left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}
-    except FileNotFoundError:
-        left = set(_ARGUMENTS) if tracefs_shown() else set()
-    except OSError:
-        return ""
+    except OSError as error:
+        left = set(_ARGUMENTS) if isinstance(error, FileNotFoundError) and tracefs_shown() else set()
     return min(left, default="")
 
 

@@ -1,9 +1,7 @@
-"""A kernel header tree BCC accepts.
+"""A kernel header tree that BCC accepts: it includes `linux/kconfig.h` and `linux/types.h` before our program.
 
-BCC insists on some header tree (it includes `linux/kconfig.h` and `linux/types.h` before our program), but our
-programs include no kernel structs, so headers of another release do: offsets come from BTF (monitor/kernel/btf.py).
-Where the running kernel has none installed, a distribution's packaged trees are merged by symlinks into one directory
-for BCC_KERNEL_SOURCE.
+Our programs include no kernel structs (offsets come from BTF), so headers of another release do: where the running
+kernel has none, a distribution's packaged trees are merged by symlinks into one directory for BCC_KERNEL_SOURCE.
 """
 
 from __future__ import annotations
@@ -129,10 +127,11 @@ def prepare(directory: Path, root: Path = Path("/"), release: str = "") -> str |
         return None
     source = choose(list(sources(root)), release)
     if source is None:
+        others = "linux-headers-cloud-amd64, linux-headers-generic or any other linux-headers package"
         raise CannotError(
             "BCC needs a kernel headers package and none is installed",
-            f"apt-get install linux-headers-{release} (or, where that does not exist, linux-headers-cloud-amd64, "
-            f"linux-headers-generic or any other linux-headers package: their release need not match)",
+            f"apt-get install linux-headers-{release} (or, where that does not exist, {others}: their release need not "
+            "match)",
         )
     tree = directory / f"headers-{source.release}"
     if not _complete(tree, tree):

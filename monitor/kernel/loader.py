@@ -134,9 +134,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     offers = [offer for offer in charging.offered() if hook in (AUTO, offer.name)]
     known = charging.refused_stamps(state_dir) if hook == AUTO else {}
     last: CannotError | None = None
-    for offer in offers:
-        if not offer.ok:
-            continue
+    for offer in (offer for offer in offers if offer.ok):
         mark = marks[offer.name]
         if mark in known:
             last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
@@ -149,11 +147,6 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
     if last is not None:
         raise last
     raise CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
-
-
-def is_pinned(state_dir: Path, hook: str) -> bool:
-    """Whether the programs of this hook are pinned, as they are now and for this kernel."""
-    return (instance_directory(state_dir) / stamp(hook)).is_dir()
 
 
 def pinned(state_dir: Path) -> frozenset[str]:
@@ -207,9 +200,8 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
             file.write(f"{done.stderr}\nthe loader ended with status {done.returncode}\n")
         tidy(instance)
         why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
-        raise CannotError(
-            f"the BPF loader ended with status {done.returncode}: {tail}", f"{why}details in {log}"
-        ) from None
+        problem = f"the BPF loader ended with status {done.returncode}: {tail}"
+        raise CannotError(problem, f"{why}details in {log}") from None
     if "error" in answer:
         tidy(instance)
         kind = HookRefusedError if answer["hook"] else CannotError

@@ -145,9 +145,9 @@ class Pins:
     @property
     def hook(self) -> str:
         """Which hook's programs are pinned here."""
-        for hook, programs in HOOKS.items():
-            if (self.directory / f"prog_{programs[0]}").exists():
-                return hook
+        found = (hook for hook, programs in HOOKS.items() if (self.directory / f"prog_{programs[0]}").exists())
+        if hook := next(found, ""):
+            return hook
         raise MonitorError(f"no programs of any hook are pinned at {self.directory}", "`outrace unload`")
 
     @property

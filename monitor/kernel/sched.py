@@ -46,11 +46,10 @@ def set_realtime() -> tuple[str, str]:
             f"SCHED_FIFO refused ({error.strerror}): detection may be late by milliseconds on busy CPUs; "
             "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
         )
-    try:
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    except OSError:
-        return "default", note
-    return "nice -20", note
+        return "nice -20", note
+    return "default", note
 
 
 def started() -> None:
@@ -97,16 +96,17 @@ def lock_memory() -> tuple[bool, str]:
     )
 
 
-def set_oom_score_adj(value: int = OOM_SCORE_ADJ, path: Path = Path("/proc/self/oom_score_adj")) -> tuple[int, str]:
+def set_oom_score_adj() -> tuple[int, str]:
     """Lower this process's OOM score: (the value in force, note or "")."""
+    path = Path("/proc/self/oom_score_adj")
     try:
-        path.write_text(str(value))
-        return value, ""
+        path.write_text(str(OOM_SCORE_ADJ))
+        return OOM_SCORE_ADJ, ""
     except OSError as error:  # EACCES: lowering below what the process was started with needs CAP_SYS_RESOURCE
         now = int(path.read_text())
         risk = f"the OOM killer may choose this process (now {now})"
         remedy = "give it CAP_SYS_RESOURCE (systemd: OOMScoreAdjust=-999)"
-        return now, f"oom_score_adj {value} refused ({error.strerror}): {risk}; {remedy}"
+        return now, f"oom_score_adj {OOM_SCORE_ADJ} refused ({error.strerror}): {risk}; {remedy}"
 
 
 def protect() -> Protection:
@@ -121,7 +121,7 @@ def protect() -> Protection:
     return Protection(scheduler, mlocked, adj, [note for note in (no_realtime, no_lock, no_adj) if note])
 
 
-def may_kill(status: Path = Path("/proc/self/status")) -> bool:
+def may_kill() -> bool:
     """Whether this process may signal processes of other users (CAP_KILL, capability 5)."""
-    capabilities = status.read_text().partition("\nCapEff:")[2].split()[0]
-    return bool(int(capabilities, 16) >> 5 & 1)
+    effective = Path("/proc/self/status").read_text().partition("\nCapEff:")[2].split()[0]
+    return bool(int(effective, 16) >> 5 & 1)

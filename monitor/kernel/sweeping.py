@@ -96,11 +96,8 @@ class Sweeper(Stepwise):
 
     def __init__(self, pins: Pins, table: DomainTable) -> None:
         self._table = table
-        self._begin: Program = pins.program("begin")
-        self._sweep: Program = pins.program("sweep")
-        self._commit: Program = pins.program("commit")
-        self._reread: Program = pins.program("reread")
-        self._touch: Program = pins.program("touch")
+        programs = map(pins.program, ("begin", "sweep", "commit", "reread", "touch"))
+        self._begin, self._sweep, self._commit, self._reread, self._touch = programs
         self._leaves: Map = pins.map("leaves", 8 * _LEAF_WORDS)
         # Never used before, also not by an earlier daemon: the programs remember which sweep counted what.
         self.number = time.monotonic_ns()
@@ -109,10 +106,8 @@ class Sweeper(Stepwise):
 
     def steps(self, forget: bool) -> Iterator[bool]:
         self.number = number = self.number + 1
-        index, end = 0, self._table.high
-        while index < end:
-            index = self._begin.run(index, number, end, int(forget)) or end
-            yield False
+        end = self._table.high
+        yield from self._over(self._begin, number, end, int(forget))
         status = self._sweep.run(number, 1, 0, 0)
         for _ in range(_ATTEMPTS):
             while status == _SWEEP_MORE:
@@ -125,13 +120,18 @@ class Sweeper(Stepwise):
         else:
             yield True
             return
-        index = 0
-        while index < end:
-            index = self._commit.run(index, number, end, 0) or end
-            yield False
+        yield from self._over(self._commit, number, end, 0)
         if time.monotonic_ns() >= self._tidy_ns:
             yield from self._tidy(number)
             self._tidy_ns = time.monotonic_ns() + _TIDY_NS
+
+    @staticmethod
+    def _over(program: Program, number: int, end: int, argument: int) -> Iterator[bool]:
+        """Run a program over the first ``end`` entries, some at a time."""
+        index = 0
+        while index < end:
+            index = program.run(index, number, end, argument) or end
+            yield False
 
     def _tidy(self, number: int) -> Iterator[bool]:
         """Take out the entries of cgroups that this sweep has not been to: they are no more."""

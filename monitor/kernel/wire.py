@@ -138,8 +138,7 @@ def _comm(raw: bytes) -> str:
 
 def printable(name: bytes) -> str:
     """A process's name, which it may make of any bytes: control characters, what is no UTF-8 and what turns text around
-    as the kernel's log writes such things, ``\\x1b``. So it can neither be taken for another line or field nor do
-    anything to a terminal.
+    as the kernel's log writes them, ``\\x1b``, so that it is no other line or field, and does nothing to a terminal.
     """
     text = name.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)

@@ -29,12 +29,15 @@ _AMOUNTS = frozenset(("p50", "p99", "mean", "max", "target"))
 
 @dataclass
 class Found:
-    """What a bench found, where that is more than rows: ``more`` for the JSON, the exit code, another way to print."""
+    """What a bench found, where that is more than rows: ``more`` for the JSON (``document``: instead of it), the exit
+    code, another way to print.
+    """
 
     rows: list[Row]
     more: dict[str, Any] = field(default_factory=dict)
     code: int = EXIT_OK
     show: Callable[[], None] | None = None
+    document: dict[str, Any] | None = None
 
 
 def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[Row] | Found]], click.Command]:
@@ -51,7 +54,7 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
             if not isinstance(found, Found):
                 found = Found(found)
             if output == "json":
-                print_json({"bench": name, "results": found.rows, **found.more})
+                print_json(found.document or {"bench": name, "results": found.rows, **found.more})
             elif found.show is not None:
                 found.show()
             else:

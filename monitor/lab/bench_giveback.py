@@ -117,8 +117,8 @@ def in_time(directory: Path) -> bool:
     """A pod of a tmpfs that outlives it crosses, and as soon as it is gone another takes what is left at full speed:
     whether it was evicted before the OOM killer came.
     """
-    place = tempfile.TemporaryDirectory(prefix="outrace-bench-", dir="/dev/shm")
-    with LabNode("bench-giveback", RACE_MIB * MIB) as node, place as files:
+    tmpfs = tempfile.TemporaryDirectory(prefix="outrace-bench-", dir="/dev/shm")
+    with LabNode("bench-giveback", RACE_MIB * MIB) as node, tmpfs as files:
         hog_pod, fast_pod = node.add_pod("files"), node.add_pod("grower", priority=1)
         with _monitor(node, directory) as d:
             fast = node.start_hog(fast_pod, mib=RACE_MIB)

@@ -148,8 +148,8 @@ def time_lookups(pods: int, critical: int, name: str, repeats: int) -> Row:
     registry = Registry(cast(Any, _NoCounters()), MIB)
     with tempfile.TemporaryDirectory(prefix="outrace-bench-policy-") as directory:
         for i in range(pods):
-            place = Path(directory) / f"p{i:05d}"
-            place.mkdir()
+            cgroup = Path(directory) / f"p{i:05d}"
+            cgroup.mkdir()
             pod = PodSeen(
                 uid=f"uid-{i:05d}",
                 namespace="ns",
@@ -160,7 +160,7 @@ def time_lookups(pods: int, critical: int, name: str, repeats: int) -> Row:
                 spec_known=True,
                 critical=i < critical,
                 grace_s=30,
-                cgroup=str(place),
+                cgroup=str(cgroup),
                 containers={},
             )
             registry.move(registry.put(pod), MIB)

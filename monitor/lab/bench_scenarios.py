@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
 
-from monitor.cli.output import output_option, print_json, print_table
-from monitor.errors import EXIT_FAILURE
-from monitor.kernel import mounts
-from monitor.lab.bench import number
+from monitor.cli.output import print_lines, print_table, table_lines
+from monitor.errors import EXIT_FAILURE, EXIT_OK
+from monitor.lab.bench import Found, Row, bench, number, progress
+from monitor.lab.node import require_root
 from monitor.lab.scenario import Scenario
 from monitor.lab.scenarios import named
 from monitor.lab.stage import play
-from monitor.lab.truth import Outcome
+from monitor.lab.truth import NOTHING, Outcome
 from monitor.race.forecast import score
 from monitor.race.incident import VERDICTS
 
 
-@click.command()
+@bench(root=False)
 @number("--runs", 20, "Runs of each scenario.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario; may be given several times.")
 @number("--jobs", 1, "Scenarios played at once.", 1, 4)
-@click.option("--list", "only_list", is_flag=True, help="Only say which scenarios there are.")
-@output_option
-def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool, output: str) -> int:
+@click.option("--list", "only_list", is_flag=True, help="Only list the scenarios.")
+def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:
     """Play scripted situations and compare the incidents with the truth; exit code 1 if any is wrong.
 
     The truth is the verdict, exactly these flags, who was evicted and who was killed. Also: how far off forecasts of
@@ -35,74 +34,57 @@ def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool, outp
     """
     chosen = named(only)
     if only_list:
-        _list(chosen, output)
-        return 0
+        keys = ("name", "truth", "flags", "story")
+        rows = [(s.name, s.truth.verdict, " ".join(sorted(s.truth.flags)) or None, s.story) for s in chosen]
+        listed = [dict(zip(keys, row, strict=True)) for row in rows]
+        return Found([], document={"scenarios": listed}, show=lambda: print_table(keys, rows))
+    require_root("bench scenarios", "makes cgroups and loads BPF programs")
     if not only:  # a scenario that is named fails with the reason
-        for scenario in chosen:
-            if problem := scenario.needs():
-                click.echo(f"{scenario.name}: left out: {problem}", err=True)
-        chosen = tuple([scenario for scenario in chosen if not scenario.needs()])
-    mounts.ensure()
+        problems = {scenario.name: scenario.needs() for scenario in chosen}
+        for name, problem in problems.items():
+            if problem:
+                progress(f"{name}: left out: {problem}")
+        chosen = tuple(scenario for scenario in chosen if not problems[scenario.name])
     with ThreadPoolExecutor(jobs) as pool:
-        played = list(zip(chosen, pool.map(lambda scenario: _play(scenario, runs), chosen), strict=True))
-    report = _report(played)
-    if output == "json":
-        print_json(report)
-    else:
-        _print(played, report)
-    return 0 if all(o.right for _, outcomes in played for o in outcomes) else EXIT_FAILURE
-
-
-def _list(chosen: Sequence[Scenario], output: str) -> None:
-    rows = [(s.name, s.truth.verdict, " ".join(sorted(s.truth.flags)) or None, s.story) for s in chosen]
-    keys = ("name", "truth", "flags", "story")
-    if output == "json":
-        print_json({"scenarios": [dict(zip(keys, row, strict=True)) for row in rows]})
-    else:
-        print_table(keys, rows)
+        played = dict(zip(chosen, pool.map(lambda scenario: _play(scenario, runs), chosen), strict=True))
+    rows_of = [_row(scenario, outcomes) for scenario, outcomes in played.items()]
+    confusion: dict[str, Counter[str]] = {}
+    for scenario, outcomes in played.items():
+        confusion.setdefault(scenario.truth.verdict, Counter()).update(o.verdict for o in outcomes)
+    more = {"confusion": confusion, **_totals([o for outcomes in played.values() for o in outcomes])}
+    code = EXIT_OK if more["right"] == more["runs"] else EXIT_FAILURE
+    return Found(rows_of, more, code, lambda: print_lines(_lines(rows_of, more)))
 
 
 def _play(scenario: Scenario, runs: int) -> list[Outcome]:
     outcomes = play(scenario, runs)
-    click.echo(f"{scenario.name}: {sum(o.right for o in outcomes)} of {len(outcomes)}", err=True)
+    progress(f"{scenario.name}: {sum(o.right for o in outcomes)} of {len(outcomes)}")
     for wrong in dict.fromkeys(o.wrong for o in outcomes if o.wrong):
-        click.echo(f"  {wrong}", err=True)
+        progress(f"  {wrong}")
     return outcomes
 
 
-def _report(played: Sequence[tuple[Scenario, list[Outcome]]]) -> dict[str, Any]:
-    everything = [o for _, outcomes in played for o in outcomes]
-    forecasts = score(pair for o in everything for pair in o.forecasts)
-    guessed = [o for o in everything if o.guess is not None]
+def _totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    guesses = [_guessed(o) for o in outcomes if o.guess is not None]
     return {
-        "bench": "scenarios",
-        "results": [_row(scenario, outcomes) for scenario, outcomes in played],
-        "runs": len(everything),
-        "right": sum(o.right for o in everything),
-        "confusion": {
-            truth: dict(Counter(o.verdict for s, outcomes in played for o in outcomes if s.truth.verdict == truth))
-            for truth in dict.fromkeys(s.truth.verdict for s, _ in played)
-        },
-        "forecast": forecasts.to_json(),
-        "likely_victim": {"total": len(guessed), "right": sum(_guessed(o) for o in guessed)},
+        "runs": len(outcomes),
+        "right": sum(o.right for o in outcomes),
+        "forecast": score(pair for o in outcomes for pair in o.forecasts).to_json(),
+        "likely_victim": {"total": len(guesses), "right": sum(guesses)},
     }
 
 
-def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _row(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
     seen = [{flag for i in o.incidents for flag in i["flags"]} for o in outcomes]
-    guessed = [o for o in outcomes if o.guess is not None]
     return {
         "name": scenario.name,
         "truth": scenario.truth.verdict,
         "flags": sorted(scenario.truth.flags),
-        "runs": len(outcomes),
-        "right": sum(o.right for o in outcomes),
         "verdicts": dict(Counter(o.verdict for o in outcomes)),
         "flags_missing": dict(Counter(flag for flags in seen for flag in scenario.truth.flags - flags)),
         "flags_extra": dict(Counter(flag for flags in seen for flag in flags - scenario.truth.flags)),
         "wrong": [o.wrong for o in outcomes if o.wrong],
-        "likely_victim": {"total": len(guessed), "right": sum(_guessed(o) for o in guessed)},
-        "forecast": score(pair for o in outcomes for pair in o.forecasts).to_json(),
+        **_totals(outcomes),
     }
 
 
@@ -113,34 +95,25 @@ def _guessed(outcome: Outcome) -> bool:
     return bool(victims) and victims[0]["pid"] == outcome.guess.pid
 
 
-def _print(played: Sequence[tuple[Scenario, list[Outcome]]], report: dict[str, Any]) -> None:
-    print_table(
+def _lines(rows: Sequence[Row], more: dict[str, Any]) -> Iterator[str]:
+    yield from table_lines(
         ("scenario", "truth", "flags", "runs", "right"),
-        [(r["name"], r["truth"], " ".join(r["flags"]) or None, r["runs"], r["right"]) for r in report["results"]],
+        [(r["name"], r["truth"], " ".join(r["flags"]) or None, r["runs"], r["right"]) for r in rows],
     )
-    click.echo()
-    click.echo("Truth (rows) and verdicts (columns):")
-    _print_confusion(report["confusion"])
-    forecasts, victims = report["forecast"], report["likely_victim"]
-    click.echo()
-    click.echo(
+    yield from ("", "Truth (rows) and verdicts (columns):")
+    known, confusion = (NOTHING, *VERDICTS), more["confusion"]
+    seen = {v for row in confusion.values() for v in row}
+    columns = [v for v in known if v in seen or v in confusion] + sorted(seen - set(known))
+    truths = sorted(confusion, key=known.index)
+    yield from table_lines(("", *columns), [(truth, *(confusion[truth][v] for v in columns)) for truth in truths])
+    forecasts, victims = more["forecast"], more["likely_victim"]
+    yield ""
+    yield (
         f"Forecasts of the crossing: {forecasts['n']}; median error {_percent(forecasts['error_p50'])}, "
         f"p90 {_percent(forecasts['error_p90'])}, bias {_percent(forecasts['bias'])}, "
         f"within their interval {_percent(forecasts['covered'])}."
     )
-    click.echo(f"The kernel's victim was the expected one in {victims['right']} of {victims['total']} kills.")
-
-
-def _print_confusion(confusion: dict[str, dict[str, int]]) -> None:
-    known = ("none", *VERDICTS)
-    seen = {v for row in confusion.values() for v in row}
-    columns = [v for v in known if v in seen or v in confusion] + sorted(seen - set(known))
-    rows = _sorted(confusion, known)
-    print_table(("", *columns), [(truth, *(confusion[truth].get(v, 0) for v in columns)) for truth in rows])
-
-
-def _sorted(names: Iterable[str], known: Sequence[str]) -> list[str]:
-    return sorted(names, key=known.index)
+    yield f"The kernel's victim was the expected one in {victims['right']} of {victims['total']} kills."
 
 
 def _percent(part: float | None) -> str:

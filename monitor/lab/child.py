@@ -12,7 +12,7 @@ from pathlib import Path
 from monitor.errors import MonitorError
 
 _WORKER = Path(__file__).with_name("worker.py")
-#: Only a hang takes so long, also on an emulated machine.
+#: Only a hang takes so long, also on an emulated machine (where compiling the programs takes half a minute).
 PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
 PYTHON = (sys.executable, "-S", "-E")

@@ -21,11 +21,10 @@ from typing import Any, Self
 
 from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader
+from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import LabNode
 
 Record = dict[str, Any]
-#: Only a hang takes so long, also where a kernel is emulated: there compiling the programs takes half a minute.
-PATIENCE_S = 120.0
 
 
 class LabDaemon:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, NoReturn
 
 import click
 
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.errors import EXIT_OK, CannotError, ConfigError
+from monitor.errors import CannotError, ConfigError
+from monitor.lab.bench import number
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import Monitor, Nobody, RaceResult, populate, run_race
@@ -38,24 +40,16 @@ class Size(click.ParamType[int]):
 
 
 @click.command()
-@click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="How many races.")
-@click.option(
-    "--margin", default="8Mi", show_default=True, type=Size(), help="Threshold: evict when less is available."
-)
-@click.option(
-    "--node-memory", default="512Mi", show_default=True, type=Size(), help="The node's memory (a cgroup limit)."
-)
-@click.option(
-    "--hogs", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that take memory at once."
-)
+@number("--runs", 3, "How many races.")
+@click.option("--margin", default="8Mi", show_default=True, type=Size(), help="Evict when less than this is available.")
+@click.option("--node-memory", default="512Mi", show_default=True, type=Size(), help="Memory of the node, a cgroup.")
+@number("--hogs", 1, "Processes that take memory at once.", 1, 64)
 @click.option("--thp", is_flag=True, help="Let them take huge pages.")
 @click.option(
-    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="Who pulls it."
+    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="As of `run`."
 )
-@click.option(
-    "--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="The rung of the hook ladder."
-)
-@click.option("--no-monitor", is_flag=True, help="Nobody watches: see what the kernel does alone.")
+@click.option("--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="A rung of the hook ladder.")
+@click.option("--no-monitor", is_flag=True, help="Start no monitor: see what the kernel does alone.")
 @output_option
 def demo(
     runs: int,
@@ -87,23 +81,16 @@ def demo(
         raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
     # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
     signal.signal(signal.SIGTERM, _terminated)
+    options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
     results: list[RaceResult] = []
     with LabNode("demo", node_memory) as node:
         victim = populate(node)
-        if no_monitor:
-            _races(results, runs, node, victim, Nobody(), hogs, thp)
-        else:
-            options = (
-                "--enforce",
-                "--trigger",
-                trigger,
-                "--hooks",
-                hooks,
-                "--eviction-hard",
-                f"memory.available<{margin}",
-            )
-            with LabDaemon(node, *options) as daemon:
-                _races(results, runs, node, victim, Monitor(daemon), hogs, thp)
+        with nullcontext() if no_monitor else LabDaemon(node, *options) as daemon:
+            watcher = Nobody() if daemon is None else Monitor(daemon)
+            for i in range(runs):
+                results.append(run_race(node, victim, watcher, hogs, thp))
+                if sys.stderr.isatty():
+                    click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)
     if output == "json":
         print_json({"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins})
@@ -125,14 +112,6 @@ def demo(
             ],
         )
         click.echo(f"\neviction won {wins} of {len(results)}")
-    sys.exit(EXIT_OK)
-
-
-def _races(results: list[RaceResult], runs: int, node: LabNode, pod: Any, watcher: Any, hogs: int, thp: bool) -> None:
-    for i in range(runs):
-        results.append(run_race(node, pod, watcher, hogs, thp))
-        if sys.stderr.isatty():
-            click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
 
 
 def _terminated(*_: object) -> NoReturn:

@@ -52,6 +52,9 @@ _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not ha
 _MAPPED = 2 * MIB
 #: Between two looks at stdin: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
 _FULL_SPEED_CHUNK = 16 * MIB
+#: With a rate, a delay of so many seconds is made up for; after a longer one, of a CPU that stood still, memory would
+#: be taken at once that is to come slowly.
+_MADE_UP_S = 0.02
 
 
 class Gone(Exception):
@@ -194,7 +197,10 @@ def _grow(memory: Memory, rate: int) -> None:
         due = began + (start + chunk) / MIB / rate if rate else 0.0
         if stdin_is_ready():  # closed, which ends the process here; a line waits
             _read()
-        time.sleep(max(0.0, due - time.monotonic()))
+        ahead = due - time.monotonic()
+        time.sleep(max(0.0, ahead))
+        if ahead < -_MADE_UP_S:
+            began -= ahead
     memory.finish()
 
 

@@ -1,4 +1,4 @@
-"""Removes a lab node whatever became of its owner. Run as a file: `python3 -S -E janitor.py CGROUP`.
+"""Removes a lab node when its owner is done with it, or has ended. Run as a file: `python3 -S -E janitor.py CGROUP`.
 
 A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
 session of its own, so neither Ctrl-C nor a closed terminal reaches it. On stdin, one line each: `pid N` is a process

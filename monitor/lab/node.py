@@ -59,10 +59,7 @@ class LabNode:
             self.cgroup = self.hierarchy.root / f"{stem}-{taken}"
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
         self._janitor: subprocess.Popen[bytes] | None = None
-        self._pidfds: list[int] = []
         self._peak_fd = -1
-        self._directories: list[str] = []
-        self._freezers: list[str] = []
 
     def __enter__(self) -> Self:
         # The janitor first: whatever is made after it has someone to remove it.
@@ -98,19 +95,17 @@ class LabNode:
         """End the node's own processes, remove its cgroups and files. MonitorError if a cgroup would not go."""
         for child in self.children:
             child.close()
+        self.children = []
         self._close_peak()
-        gone = janitor.clean(str(self.cgroup), self._pidfds, self._directories, self._freezers)
-        for fd in self._pidfds:
-            os.close(fd)
-        self.children, self._pidfds, self._directories, self._freezers = [], [], [], []
-        if self._janitor is not None:
-            assert self._janitor.stdin is not None
-            assert self._janitor.stdout is not None
-            self._janitor.stdin.close()
-            self._janitor.wait()
-            self._janitor.stdout.close()
-            self._janitor = None
-        if not gone:
+        if self._janitor is None:
+            return
+        assert self._janitor.stdin is not None
+        assert self._janitor.stdout is not None
+        self._janitor.stdin.close()
+        status = self._janitor.wait()
+        self._janitor.stdout.close()
+        self._janitor = None
+        if status:
             held = cgroup_procs.processes(self.cgroup)
             raise MonitorError(f"the lab's cgroup {self.cgroup} could not be removed: processes {held}")
 
@@ -122,12 +117,10 @@ class LabNode:
 
     def also_end(self, pid: int) -> None:
         """Process ``pid`` (one the owner started) ends with the node: SIGTERM, after 5 s SIGKILL."""
-        self._pidfds.append(os.pidfd_open(pid))
         self._send_to_janitor(f"pid {pid}")
 
     def also_remove(self, directory: Path) -> None:
         """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
-        self._directories.append(str(directory))
         self._send_to_janitor(f"dir {directory}")
 
     def load_programs(self) -> Path:
@@ -139,7 +132,6 @@ class LabNode:
 
     def also_thaw(self, freezer: Path) -> None:
         """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
-        self._freezers.append(str(freezer))
         self._send_to_janitor(f"freezer {freezer}")
 
     # -- pods ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.oom_candidates import Owner, candidates, groups, total_pages
-from monitor.lab.child import Hog
+from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.scenario import Scenario
@@ -28,8 +28,6 @@ from monitor.race.badness import likely_victim
 from monitor.race.forecast import Point
 from monitor.side.incidents.reader import IncidentReader
 
-#: Only a hang takes so long; a scenario takes one or two seconds, and its incident is final 2 s after the last event.
-PATIENCE_S = 120.0
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
 STEADY = 100
 #: Between two looks at the kernel's likely victim, and at the available memory.

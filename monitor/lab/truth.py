@@ -91,21 +91,11 @@ def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
     suffix = f"-{stage.run}"
     names = {f"{pod.namespace}/{pod.name}": name for name, pod in stage.pods.items()}
     killed = tuple(dict.fromkeys(names.get(v["pod"], v["pod"] or "").removesuffix(suffix) for v in i["oom_victims"]))
-    seen = {
-        "verdict": i["verdict"],
-        "flags": sorted(i["flags"]),
-        "evicted": tuple(names.get(e["pod"], e["pod"]) for e in i["evicted"]),
-        "killed": killed,
-        "observed": i["observed"],
-    }
-    want_all = {
-        "verdict": truth.verdict,
-        "flags": sorted(truth.flags),
-        "evicted": truth.evicted,
-        "killed": truth.killed,
-        "observed": truth.observed,
-    }
-    wrong = [f"{key} {seen[key]!r} instead of {want_all[key]!r}" for key in seen if seen[key] != want_all[key]]
+    evicted = tuple(names.get(e["pod"], e["pod"]) for e in i["evicted"])
+    seen = (i["verdict"], sorted(i["flags"]), evicted, killed, i["observed"])
+    wanted = (truth.verdict, sorted(truth.flags), truth.evicted, truth.killed, truth.observed)
+    what = ("verdict", "flags", "evicted", "killed", "observed")
+    wrong = [f"{k} {got!r} instead of {want!r}" for k, got, want in zip(what, seen, wanted, strict=True) if got != want]
     if not i["domain"].endswith(truth.domain):
         wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""

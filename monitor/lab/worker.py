@@ -27,6 +27,7 @@ WORKERS = {
     "neighbour": "monitor.lab.workers:neighbour",
     "poller": "monitor.lab.workers:poller",
     "oom_kills": "monitor.lab.workers:oom_kills",
+    "filler": "monitor.lab.workers:filler",
 }
 Options = Mapping[str, str]
 

@@ -148,3 +148,21 @@ def _kill_in(cgroup: str, mib: int, out: int) -> None:
         if not os.WIFSIGNALED(status):
             os._exit(1)
         os.write(out, b"x")
+
+
+def filler(options: Options) -> None:
+    """For each line `FIRST LAST PAGES` moves through these of the cgroups `crowd`/c0, c1, ... and appends pages to a
+    file of `files` in each; answers `done`. (A process for each takes 2 ms.)
+    """
+    say("ready")
+    for line in sys.stdin:
+        first, last, pages = map(int, line.split())
+        for i in range(first, last):
+            try:
+                join(f"{options['crowd']}/c{i}")
+            except FileNotFoundError:
+                continue
+            with open(f"{options['files']}/{i}", "ab", buffering=0) as file:
+                file.write(bytes(4096 * pages))
+        join(options["cgroup"])
+        say("done")

@@ -295,6 +295,9 @@ HotMessage = (
 )  # fmt: skip
 SideMessage = PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
 Message = HotMessage | SideMessage
+#: What an episode is made of.
+RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom
+OF_RACES = (Cross, Clear, Decision, Killed, Evicted, Oom)
 
 Send = Callable[[HotMessage], None]
 

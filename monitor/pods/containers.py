@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,19 +69,12 @@ def look(hierarchy: Hierarchy, qos: str, path: Path, mem_total: int, age_s: floa
     return InferredSpec(False, spared, request_from_adj(best, mem_total))
 
 
-def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
+def is_sandbox(hierarchy: Hierarchy, path: Path, *, any_score: bool = False) -> bool:
     """Whether the cgroup is that of a pod's sandbox: one process is alone in it, of a program called pause, started
     from outside the pod (by the runtime's shim), with the oom_score_adj that only a privileged process can give.
+
+    ``any_score``: or another, as a runtime that may not lower it leaves it as it was.
     """
-    return _pause(hierarchy, path, (PAUSE_ADJ,))
-
-
-def may_be_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
-    """The same, whatever its oom_score_adj is (a runtime that may not lower it leaves it as it was)."""
-    return _pause(hierarchy, path, range(-1000, 1001))
-
-
-def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
     pids = cgroup_procs.processes(path)
     if len(pids) != 1:
         return False
@@ -90,7 +82,7 @@ def _pause(hierarchy: Hierarchy, path: Path, scores: Container[int]) -> bool:
         adj, exe = process.oom_score_adj(), process.exe()
         # Without CAP_SYS_PTRACE the program is not readable: then the name will do, with the score.
         named = process.comm() == _PAUSE and adj == PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
-        if adj not in scores or not named:
+        if adj is None or not (any_score or adj == PAUSE_ADJ) or not named:
             return False
         parent = process.parent()
     if not parent:

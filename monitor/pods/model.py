@@ -61,10 +61,13 @@ class PodSource(ABC):
     monitor.
     """
 
-    def __init__(self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = ()) -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
+    ) -> None:
         self.hierarchy = hierarchy
         self.node = node or hierarchy.root
         self._spared = tuple(spared)
+        self._cgroup_root = cgroup_root
         self._known: dict[str, FoundPod] = {}
         self._problems: tuple[str, ...] = ()
         self._watcher = Watcher.open()

@@ -33,9 +33,8 @@ class SpecSource(PodSource):
     def __init__(
         self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
     ) -> None:
-        super().__init__(hierarchy, node, spared)
+        super().__init__(hierarchy, node, spared, cgroup_root)
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
-        self._cgroup_root = cgroup_root
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long

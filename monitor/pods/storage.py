@@ -106,12 +106,6 @@ def measure(found: FoundPod, roots: Roots | None = None, stop: Callable[[], bool
 
 
 @dataclass
-class _Container:
-    rootfs: Usage | None = None
-    logs: Usage | None = None
-
-
-@dataclass
 class _Look:
     """One look at one pod."""
 
@@ -133,16 +127,16 @@ class _Look:
 
     def stats(self) -> PodStats:
         pod = self.found.pod
-        containers = {c.name: _Container() for c in (*pod.containers, *pod.init_containers)}
-        for name in self.found.containers:
-            containers.setdefault(name, _Container())
+        names = (*(c.name for c in (*pod.containers, *pod.init_containers)), *self.found.containers)
+        containers: dict[str, dict[str, Usage]] = {name: {} for name in names}
         self._check_notes(ROOTFS_NOTE, containers.keys(), "container")
         self._check_notes(VOLUME_NOTE, {volume.name for volume in pod.volumes}, "volume")
         ephemeral = self._logs(containers)
-        for name, container in containers.items():
-            container.rootfs = self._rootfs(name)
-            if container.rootfs is not None:
-                ephemeral += container.rootfs
+        for name, parts in containers.items():
+            rootfs = self._rootfs(name)
+            if rootfs is not None:
+                parts["rootfs"] = rootfs
+                ephemeral += rootfs
         volumes: dict[str, Usage] = {}  # the kubelet's names are unique in a pod
         for name, path, counts in self._volumes():
             usage = self._usage(path)
@@ -151,7 +145,10 @@ class _Look:
                 ephemeral += usage if counts else NOTHING
         raw: dict[str, Any] = {
             "podRef": {"uid": pod.uid, "namespace": pod.namespace, "name": pod.name},
-            "containers": [_container(name, container) for name, container in containers.items()],
+            "containers": [
+                {"name": name} | {part: _figures(usage) for part, usage in parts.items()}
+                for name, parts in containers.items()
+            ],
             "volume": [{"name": name, **_figures(usage)} for name, usage in volumes.items()],
             "ephemeral-storage": _figures(ephemeral),
         }
@@ -211,7 +208,7 @@ class _Look:
         # A link in a manifest is its author's will; below it none is followed.
         return Path(os.path.realpath(text))
 
-    def _logs(self, containers: dict[str, _Container]) -> Usage:
+    def _logs(self, containers: dict[str, dict[str, Usage]]) -> Usage:
         """Each container's logs, into ``containers``; all of them with the files beside them, as a sum."""
         total = NOTHING
         directory = self._log_directory()
@@ -221,7 +218,7 @@ class _Look:
             if entry.is_dir(follow_symlinks=False):
                 usage = self._usage(Path(entry.path))
                 if usage is not None:
-                    containers.setdefault(entry.name, _Container()).logs = usage
+                    containers.setdefault(entry.name, {})["logs"] = usage
                     total += usage
             else:
                 total += self._usage(Path(entry.path)) or NOTHING
@@ -268,11 +265,6 @@ class _Look:
                 # One in memory (medium: Memory) is a mount of its own. It is measured for its sizeLimit only.
                 on_disk = known.local if known is not None else not os.path.ismount(entry.path)
                 yield entry.name, Path(entry.path), plugin in _EPHEMERAL_PLUGINS and on_disk
-
-
-def _container(name: str, found: _Container) -> dict[str, Any]:
-    parts = (("rootfs", found.rootfs), ("logs", found.logs))
-    return {"name": name} | {key: _figures(usage) for key, usage in parts if usage is not None}
 
 
 def _figures(usage: Usage) -> dict[str, int]:

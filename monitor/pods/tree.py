@@ -40,8 +40,7 @@ class TreeSource(PodSource):
         spared: Iterable[int] = (),
         cgroup_root: str = "",
     ) -> None:
-        super().__init__(hierarchy, node, spared)
-        self._cgroup_root = cgroup_root
+        super().__init__(hierarchy, node, spared, cgroup_root)
         self._mem_total = mem_total
         self._settled: dict[int, InferredSpec] = {}  # by container cgroup id: fixed once processes are in it
         self._looked_s, self._again = time.monotonic(), False

@@ -1,22 +1,17 @@
-"""Which pods a node under pressure takes in, and how its conditions look from outside."""
+"""Which pods a node under pressure takes in."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import NamedTuple
 
+from monitor.policy.messages import REASON
 from monitor.policy.pods import Pod, Toleration
 from monitor.policy.qos import BEST_EFFORT, is_critical, qos_class
-from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
+from monitor.policy.signals import MEMORY_PRESSURE
 
-#: Condition -> the taint (always with effect NoSchedule) the control plane puts on the node for it.
-TAINTS: dict[str, str] = {
-    MEMORY_PRESSURE: "node.kubernetes.io/memory-pressure",
-    DISK_PRESSURE: "node.kubernetes.io/disk-pressure",
-    PID_PRESSURE: "node.kubernetes.io/pid-pressure",
-}
-#: A refused pod ends as Failed with this reason: from outside it looks like an eviction.
-REASON = "Evicted"
+#: The taint (with effect NoSchedule) the control plane puts on a node under memory pressure.
+MEMORY_TAINT = "node.kubernetes.io/memory-pressure"
 
 
 class Admission(NamedTuple):
@@ -41,8 +36,9 @@ def admit(pod: Pod, conditions: Collection[str], pod_level: bool = True) -> Admi
     if set(conditions) == {MEMORY_PRESSURE}:
         if qos_class(pod, pod_level) != BEST_EFFORT:
             return _YES
-        if any(tolerates(t, TAINTS[MEMORY_PRESSURE]) for t in pod.tolerations):
+        if any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations):
             return _YES
+    # A refused pod ends as Failed with this reason: from outside it looks like an eviction.
     return Admission(False, REASON, f"The node had condition: [{' '.join(sorted(conditions))}]. ")
 
 

@@ -165,7 +165,6 @@ def grace_s(config: PassConfig, outcome: Outcome) -> int:
 
 
 def is_of_memory(outcome: Outcome) -> bool:
-    """Whether the threshold acted on is one for memory."""
     return outcome.starved is not None and outcome.starved.signal in MEMORY_SIGNALS
 
 

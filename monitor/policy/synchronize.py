@@ -149,8 +149,7 @@ def synchronize(
     merged = _merged(config, state.met, observations)
     first, met, deadline = _since(config, state.first, merged, now_ns)
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
-    seen = [observations.get(signal) for signal in config.signals]
-    stamps = tuple([None if o is None else o.stamp_ns for o in seen])
+    stamps = tuple([None if (o := observations.get(signal)) is None else o.stamp_ns for signal in config.signals])
     next_state = State(first, met, stamps, last, conditions)
     if not merged:
         if not conditions and deadline is None:

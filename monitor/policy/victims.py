@@ -102,7 +102,6 @@ def _usage(signal: str, pods: Sequence[Pod], stats: Mapping[str, PodStats], layo
 
 
 def _keys(signal: str, pods: Sequence[Pod], used: Sequence[int | None], pod_level: bool) -> list[Key]:
-    """The sort key of each pod, given what it uses."""
     if signal == PID:
         return [_pid_key(pod, processes) for pod, processes in zip(pods, used, strict=True)]
     beside = _beside_usage.each(pods, RESOURCE[signal], pod_level)

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race.codec import Record
-from monitor.race.events import KUBEPODS, NODE, Crossing, Sample
-from monitor.race.facts import Facts, growth
+from monitor.race.events import Crossing, Sample
+from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.series import TimeSeries
 
 #: Times looked at, in ms: from outrace's reaction over a notified kubelet's 2.05-2.25 s to the 12 s of one that polls.
 #: In between growth is taken as even.
 TIMES_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 2500, 3000, 4000, 6000, 8000, 10_000, 12_500)
-_SIGNAL = {NODE: MEMORY, KUBEPODS: ALLOCATABLE_MEMORY}
 #: Moments that windows begin or end at; of a longer record, evenly chosen ones.
 _MOST_POINTS = 2000
 
@@ -51,7 +49,7 @@ class Burst(Record):
 def burst(f: Facts) -> Burst | None:
     """The growth of an episode that was about a threshold; None if it was not, or too little was recorded."""
     domain = f.episode.domain
-    if domain not in _SIGNAL or not (f.race or f.crossed_ns is not None):
+    if domain not in SIGNAL_OF or not (f.race or f.crossed_ns is not None):
         return None
     watched = [w for w in f.episode.watched if w.domain == domain]
     acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
@@ -71,9 +69,9 @@ def burst(f: Facts) -> Burst | None:
         on_ns = TIMES_MS[-1] * 1_000_000
         points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
     series = TimeSeries(points)
-    hard = [w.quantity for w in watched if w.hard and w.signal == _SIGNAL[domain]]
+    hard = [w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain]]
     return Burst(
-        signal=_SIGNAL[domain],
+        signal=SIGNAL_OF[domain],
         capacity=watched[0].capacity,
         threshold=hard[0] if hard else None,
         beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,

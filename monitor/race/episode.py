@@ -99,7 +99,6 @@ def event_key(event: ev.Event) -> tuple[int, int, str]:
 
 
 def moment(event: ev.Event) -> tuple[int, int]:
-    """Time, and cause before effect."""
     return (event.ts_ns, _PLACE[type(event)])
 
 

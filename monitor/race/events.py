@@ -52,7 +52,6 @@ class _OfThreshold(_Event):
 
     @property
     def threshold(self) -> tuple[str, str, bool]:
-        """Which threshold it is about."""
         return self.domain, self.signal, self.hard
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import working_set
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, working_set
 from monitor.race import events as ev
 from monitor.race.episode import Episode
 from monitor.race.evictions import RecordedEviction, by_kubelet, met_before, recorded_evictions
 from monitor.race.forecast import slope
 
+#: The signal of memory of each domain that has one.
+SIGNAL_OF = {ev.NODE: MEMORY, ev.KUBEPODS: ALLOCATABLE_MEMORY}
 #: Marks by one invoking thread this close together are one OOM kill: the kernel goes through a group in one go.
 GROUP_NS = 10_000_000
 #: The same in one cgroup that is known to die as a whole. The kernel prints a line for each victim before it marks the
@@ -64,7 +66,6 @@ class Facts:
 
     @property
     def kill_ns(self) -> int | None:
-        """When the first victim was marked."""
         return self.kills[0].ts_ns if self.kills else None
 
     @property
@@ -247,7 +248,6 @@ def _order(events: Sequence[ev.Event], at_ns: int | None, given: Sequence[Candid
 
 
 def domain_of(mark: ev.Mark) -> str:
-    """The domain whose limit was hit."""
     if mark.scope in ev.KUBEPODS_SCOPES:
         return ev.KUBEPODS
     return ev.NODE if mark.scope in ("global", ev.NODE) else mark.oom_path or mark.memcg

@@ -108,7 +108,6 @@ def _came_after(e: RecordedEviction, d: Decided) -> bool:
 
 
 def _kept(e: RecordedEviction) -> int:
-    """What an evicted pod never gave back."""
     return max(0, (e.decision.working_set or 0) - (e.freed or 0))
 
 

@@ -82,7 +82,6 @@ def key_of(event: ev.Event) -> tuple[str, str] | None:
 
 
 def concerns(o: Open, event: ev.Event) -> bool:
-    """Whether an event belongs to an episode that is open."""
     if isinstance(event, ev.Clock):
         return False
     if isinstance(event, ev.Sample):  # most events by far
@@ -137,7 +136,6 @@ def of_victim(old: ev.Event, event: ev.Event) -> bool:
 
 
 def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Open:
-    """The episode with one more event."""
     if isinstance(event, ev.Sample):
         samples = (*o.samples, event)
         if len(samples) > bounds.samples:

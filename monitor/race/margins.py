@@ -25,7 +25,6 @@ class Ruling(NamedTuple):
 
 
 def margins(f: Facts, ruling: Ruling) -> Margins:
-    """By how much, for a verdict that turns on its basis."""
     verdict, basis = ruling.verdict, ruling.basis
     if verdict == i.EVICTION_WON and basis is not None:
         return _observed(f, basis, won=True) if f.kills else _won(f, basis)

@@ -20,7 +20,6 @@ _NEIGHBOURS = ("systemReservedCgroup", "kubeReservedCgroup", "reservedSystemCPUs
 #: From this likeness on (`difflib`'s ratio, from 0 to 1) an unknown key is a misspelt one of ours. One letter missing,
 #: too many or wrong in a key of twelve gives 0.92 to 0.96; the most alike that two real keys are is 0.82.
 _ALIKE = 0.86
-_DROP_IN_SUFFIX = ".conf"
 
 
 def read_own(path: str, known: Sequence[str]) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _walk(directory: str) -> Iterator[str]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(entry.path)
-        elif entry.name.endswith(_DROP_IN_SUFFIX):
+        elif entry.name.endswith(".conf"):
             yield entry.path
 
 

@@ -39,9 +39,8 @@ _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting
 
 
 class Resolved(NamedTuple):
-    """A configuration, and what it was made of: for those who explain it.
-
-    `reserved`: what the node keeps from its pods, by resource. `drop_ins`: those that were applied, in order.
+    """A configuration, and what it was made of: for those who explain it. `reserved`: what the node keeps from its
+    pods, by resource. `drop_ins`: those that were applied, in order.
     """
 
     config: RunConfig
@@ -74,9 +73,8 @@ def read(
     *,
     ask_kubelet: bool = False,
 ) -> Resolved:
-    """`build`, with what the configuration was made of. Raises ConfigError.
-
-    ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
+    """`build`, with what the configuration was made of. Raises ConfigError. ``variables``: option name -> the variable
+    of the environment that gave its value, instead of a flag.
     ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer.
     """
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
@@ -117,13 +115,11 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
         if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
-            raise ConfigError(
-                f"{source.name}: {MERGE_DEFAULTS}: {source.content[MERGE_DEFAULTS]!r} is not true or false"
-            )
+            problem = f"{source.content[MERGE_DEFAULTS]!r} is not true or false"
+            raise ConfigError(f"{source.name}: {MERGE_DEFAULTS}: {problem}")
+    kubelets = {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}
     try:
-        settings = configuration.in_force(
-            file, drop_ins, {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}, rules
-        )
+        settings = configuration.in_force(file, drop_ins, kubelets, rules)
     except PolicyError as error:
         raise ConfigError(str(error)) from None
 
@@ -145,9 +141,8 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     reserved = {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
     for key, amounts in reserved.items():
         found[_FIELDS[key]] = amounts.get("memory", ZERO).value
-    entry_origins = {
-        field: {name: entry.origin for name, entry in settings.maps[key].items()} for key, field in _FIELDS.items()
-    }
+    entries = {field: settings.maps[key].items() for key, field in _FIELDS.items()}
+    entry_origins = {field: {name: entry.origin for name, entry in items} for field, items in entries.items()}
     config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
     config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules))
     return Resolved(config, settings, reserved, file, drop_ins)

@@ -26,11 +26,10 @@ class BrakeReport:
         self.takers: tuple[str, ...] = ()
         self._view = view
         self._log = view.log
-        self._worker = Worker("takers", 1)  # while one look is under way, another would say the same
+        self._worker = Worker("takers", 1)  # while one look is under way, another would give the same
         view.takers = lambda: self.takers
 
     def released(self, message: Released) -> None:
-        """Evictions are not held any more."""
         self._log.info("evictions are not held any more", reason="", **message._asdict())
         self.takers = ()
 

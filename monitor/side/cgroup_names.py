@@ -66,7 +66,6 @@ class CgroupNames:
         return [at for at, named in self._names.items() if named.pod is not None and at not in before]
 
     def ids(self) -> list[int]:
-        """Ids of the node, kubepods and every pod."""
         return [at for at, named in self._names.items() if named.kind in ("node", "kubepods", "pod")]
 
     def of_cgroup(self, cgroup_id: int, pod: str | None = None) -> NamedCgroup:

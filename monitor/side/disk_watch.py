@@ -167,7 +167,7 @@ class DiskWatch:
     # the node, every second
 
     def _turn(self) -> float | None:
-        # What was cleaned up before the disks are looked at, so that what is said of them is newer.
+        # What was cleaned up before the disks are looked at, so that their figures are newer.
         with self._lock:
             reclaimed, self._reclaimed = self._reclaimed, []
             violations, self._violations = self._violations, {}
@@ -282,10 +282,15 @@ class DiskWatch:
         pods = self._pods()
         if any(uid not in pods for uid in self._measured):
             self._measured = {uid: known for uid, known in self._measured.items() if uid in pods}
-        due = {uid: self._due_s(uid) for uid, found in pods.items() if self._wanted(found.pod)}
+        measured = self._measured
+        due = {
+            uid: measured[uid].due_s(self._urgent) if uid in measured else 0.0
+            for uid, found in pods.items()
+            if self._wanted(found.pod)
+        }
         if not due:
             return None
-        uid = min(due, key=lambda uid: due[uid])
+        uid = min(due, key=due.__getitem__)
         wait = due[uid] - time.monotonic()
         if wait > 0:
             return wait
@@ -303,10 +308,6 @@ class DiskWatch:
                 self._sampler.wake()  # it waits for this
             return 0.0
         return found.took_s  # walking again what is known already takes half of a CPU at most
-
-    def _due_s(self, uid: str) -> float:
-        measured = self._measured.get(uid)
-        return 0.0 if measured is None else measured.due_s(self._urgent)
 
     def _wanted(self, pod: Pod) -> bool:
         return (self._urgent or (self._config.local_storage and limited(pod))) and not self._era.is_critical(pod)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """Answers from a `View` and from the side's own parts, on ``listener`` (bound already), in a thread for each
-    path."""
+    """Answers on ``listener`` (bound already), in a thread for each path."""
 
     def __init__(self, listener: socket.socket, view: View, scores: OomScores, files: Worker, lines: Worker) -> None:
         self._view = view

@@ -84,7 +84,6 @@ class EventBuilder:
 
     @property
     def open(self) -> bool:
-        """Whether an episode is going on."""
         return bool(self._state.open or self._state.waiting)
 
     def handle(self, message: messages.Message | messages.Bad) -> None:
@@ -305,7 +304,7 @@ class EventBuilder:
 
 
 def _time_of(message: messages.Message | messages.Bad, now_ns: int) -> int:
-    """When what a message is about happened, where it says so."""
+    """When what a message is about happened, where it has that."""
     if isinstance(message, messages.Oom):
         return message.event.ts_ns
     return int(getattr(message, "ts_ns", now_ns))

@@ -53,9 +53,8 @@ def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: 
 def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
     """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
     # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import MEMCG, POLL, counterfactual
+    from monitor.race.counterfactual import MEMCG, POLL, counterfactual, world
     from monitor.race.facts import facts
-    from monitor.race.world import world
 
     seen = world(facts(found))
     if seen is None:
@@ -67,7 +66,7 @@ def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> 
 class Latest(Generic[T]):
     """What waits, by key: a newer version takes the place of the one that waits. For several threads.
 
-    Of a key that was never taken the first version goes before all that was heard of already. Where there is no room,
+    Of a key that was never taken the first version goes before those of keys that were. Where there is no room,
     the oldest version that is not final goes (another one will come), and only among finals the oldest; both are
     counted in ``dropped``.
     """
@@ -132,7 +131,7 @@ class Judge:
         self._episodes: Latest[Episode] = Latest(_QUEUE)
         self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
-        # A job only says that something waits: a surplus job finds nothing, and a job that finds no room is surplus.
+        # A job only means that something waits: a surplus job finds nothing, and a job that finds no room is surplus.
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
@@ -147,7 +146,7 @@ class Judge:
         self._worker.submit(self._judge_next)
 
     def close(self, timeout_s: float) -> None:
-        """Finish what is queued, within that time in all, and say what could not be stored.
+        """Finish what is queued, within that time in all, and log what could not be stored.
 
         The first incident of a new state dir makes the store, which waits for the disk several times. A disk that
         refuses is asked once more for each incident, without a pause.

@@ -26,7 +26,7 @@ _CGROUPS = 4096
 
 
 class RecordedKill(NamedTuple):
-    """What the record says of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
+    """What is recorded of a kill: its victim's cgroup, and whose limit it was (None: the machine's)."""
 
     ts_ns: int
     cgroup_id: int
@@ -43,9 +43,8 @@ class KillConfirmation:
         self._feed = feed
         self._awaited: dict[int, RecordedKill] = {}  # by pid of a victim; not in the log yet
         self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
-        self._placed: dict[
-            int, tuple[int, Constraint]
-        ] = {}  # pid -> when the log had its constraint, which precedes its end
+        # pid -> when the log had its constraint, which precedes its end
+        self._placed: dict[int, tuple[int, Constraint]] = {}
         self._uncounted: dict[int, RecordedKill] = {}  # by pid
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
         self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
@@ -117,7 +116,7 @@ class KillConfirmation:
         self._feed(Checked(now_ns, source, pid, counted - base >= seen, detail))
 
     def _ask(self, cgroup_id: int, path: str) -> int | None:
-        """The kills a cgroup has counted; None if it is gone, another one of that name by now, or does not say."""
+        """The kills a cgroup has counted; None if it is gone, another one by now, or does not count them."""
         directory = self._hierarchy.root / path.lstrip("/")
         try:
             if cgroupfs.cgroup_id(directory) != cgroup_id:

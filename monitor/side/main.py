@@ -132,7 +132,6 @@ class Side:
     # the loop
 
     def run(self) -> None:
-        """Serve until the channel closes."""
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.watch.start()
         self._wait_for_pods()
@@ -244,7 +243,6 @@ class Side:
         self.lines.close(_CLOSE_S)
 
     def stop(self) -> None:
-        """End the loop at its next turn."""
         self._ending = True
 
     def _guarded(self, step: Callable[[], object]) -> None:
@@ -325,7 +323,7 @@ def main() -> int:
     stats = SharedStats(int(os.environ[STATS_FD]))
     listener = socket.socket(fileno=config.listen_fd)
     listener.setblocking(False)  # a client that hangs up between readiness and accept must not hold up the others
-    # Ctrl-C reaches the whole process group; the hot process ends first and says so through the channel.
+    # Ctrl-C reaches the whole process group; the hot process ends first, and closes the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")
     try:

@@ -242,27 +242,28 @@ class MessageHandler:
         about = f"cgroup {event.victim_cgroup}"
         if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
-            known = {key: getattr(event, key) for key in ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup")}
+            known = ["ts_ns", "victim_pid", "victim_comm", "victim_cgroup"]
             if event.kind == "exit":
-                self.log_budget("info", "a killed process is gone", pod=pod, about=about, **known)
+                text = "a killed process is gone"
             elif event.si_code == SI_KERNEL:
-                self.log_budget("info", "SIGKILL by the kernel", pod=pod, about=about, **known)
-            elif event.invoker_pid != self.view.hot_pid:  # our own kills are reported as evictions
-                sender = {key: getattr(event, key) for key in ("invoker_pid", "invoker_comm", "si_code")}
-                said = "SIGKILL by a process: no OOM kill"
-                self.log_budget("info", said, pod=pod, about=about, **known, **sender)
+                text = "SIGKILL by the kernel"
+            elif event.invoker_pid == self.view.hot_pid:
+                return  # our own kills are reported as evictions
+            else:
+                text = "SIGKILL by a process: no OOM kill"
+                known += ["invoker_pid", "invoker_comm", "si_code"]
+            self.log_budget("info", text, pod=pod, about=about, **{key: getattr(event, key) for key in known})
             return
         more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name", "reported")}
         fields = event_fields(event) | more
         del fields["kind"]
         scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"
+        level, text = "warning", "the kernel's OOM killer killed a process"
         if event.exiting:
-            said = "OOM killer chose a process that was exiting anyway"
-            self.log_budget("info", said, pod=pod, about=about, scope=scope, **fields)
-            return
-        self.view.oom_kills[scope] += 1
-        said = "the kernel's OOM killer killed a process"
-        self.log_budget("warning", said, pod=pod, about=about, scope=scope, **fields)
+            level, text = "info", "OOM killer chose a process that was exiting anyway"
+        else:
+            self.view.oom_kills[scope] += 1
+        self.log_budget(level, text, pod=pod, about=about, scope=scope, **fields)
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
@@ -270,7 +271,7 @@ class MessageHandler:
 
 
 def _logged(message: messages.Decision) -> dict[str, Any]:
-    """What the log says of a decision beside the pod's name."""
+    """The fields of a decision in the log, beside the pod's name."""
     left_out = {"pod", "name", "order"}
     if message.signal is None:
         left_out |= _NOT_OF_LIMITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.kernel import cgroup_procs
@@ -26,51 +26,45 @@ def ranked(ts_ns: int, leaders: Sequence[Sequence[Any]]) -> Ranked:
     return Ranked(ts_ns, tuple([Candidate(*fields) for fields in leaders]))
 
 
+@dataclass
 class OomEvents:
     """``feed`` takes the events, in order. ``pressed()``: whether a threshold is crossed."""
 
-    def __init__(
-        self,
-        view: View,
-        names: CgroupNames,
-        confirmation: KillConfirmation,
-        feed: Callable[[Event], None],
-        pressed: Callable[[], bool],
-    ) -> None:
-        self.stopping_pods = StoppingPods(view, feed)
-        self._view = view
-        self._names = names
-        self._confirmation = confirmation
-        self._feed = feed
-        self._pressed = pressed
+    view: View
+    names: CgroupNames
+    confirmation: KillConfirmation
+    feed: Callable[[Event], None]
+    pressed: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.stopping_pods = StoppingPods(self.view, self.feed)
 
     def handle(self, message: messages.Oom) -> None:
-        """One step of an OOM kill."""
         event = message.event
         kind, pod = event.kind, message.pod
         if not self._is_of_the_node(message):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            self._names.locate(event.victim_cgroup)
+            self.names.locate(event.victim_cgroup)
             if event.oom_cgroup:
-                self._names.locate(event.oom_cgroup)
+                self.names.locate(event.oom_cgroup)
         if message.while_away and kind == "mark":
             # No daemon ran: what led to it, and what was decided, nobody saw.
             for what in ("cross", "decision"):
-                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+                self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
         for what in message.missing:  # without BPF: what could not be known of this kill
             if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"):
-                self._feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
-        victim = self._names.of_cgroup(event.victim_cgroup, pod)
+                self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
+        victim = self.names.of_cgroup(event.victim_cgroup, pod)
         if kind == "reclaim":
-            limit = self._names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
+            limit = self.names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
             memcg = "global" if limit is None else limit.path
-            self._feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
+            self.feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
         elif kind == "kill":
             self._on_kill(message, victim)
         elif kind == "exit":
             who = (pod or victim.pod, message.pod_name or victim.name)
-            self._feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
+            self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *who))
         else:
             self._on_mark(message, victim)
 
@@ -87,12 +81,12 @@ class OomEvents:
             si_code=event.si_code,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
-            ours=event.si_code != 128 and sender in (self._view.hot_pid, self._view.side_pid),
+            ours=event.si_code != 128 and sender in (self.view.hot_pid, self.view.side_pid),
         )
-        if kill.by_runtime and self._names.is_of_a_pod(event.invoker_cgroup):
+        if kill.by_runtime and self.names.is_of_a_pod(event.invoker_cgroup):
             kill = replace(kill, sender_in_pod=True)
-        self._feed(kill)
-        if kill.by_runtime and kill.pod is not None and self._pressed():
+        self.feed(kill)
+        if kill.by_runtime and kill.pod is not None and self.pressed():
             self.stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
 
     def _is_of_the_node(self, message: messages.Oom) -> bool:
@@ -102,26 +96,26 @@ class OomEvents:
         victim's is.)
         """
         event = message.event
-        if self._view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
+        if self.view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
             return True
-        if is_outside_node(message, self._view.config.node_cgroup):
+        if is_outside_node(message, self.view.config.node_cgroup):
             return False
         at = event.oom_cgroup
         if event.kind == "reclaim":  # begun often, and only of interest where something else happens
-            return not at or self._names.knows(at)
-        return not at or self._names.locate(at) or self._names.locate(event.victim_cgroup)
+            return not at or self.names.knows(at)
+        return not at or self.names.locate(at) or self.names.locate(event.victim_cgroup)
 
     def _on_mark(self, message: messages.Oom, victim: NamedCgroup) -> None:
         event = message.event
-        self._feed(ranked(event.ts_ns, message.order))
+        self.feed(ranked(event.ts_ns, message.order))
         pod = message.pod or victim.pod
         at = event.oom_cgroup
-        limit = self._names.of_cgroup(at, pod) if at else None
+        limit = self.names.of_cgroup(at, pod) if at else None
         # adj is a thousandth of what the OOM killer may hand out: the limit's pages, or the machine's.
-        pages = event.oom_limit // PAGE if at else self._view.mem_total // PAGE
+        pages = event.oom_limit // PAGE if at else self.view.mem_total // PAGE
         same = event.invoker_cgroup == event.victim_cgroup
-        invoker = victim if same else self._names.of_process(event.invoker_pid, event.invoker_cgroup)
-        self._feed(
+        invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
+        self.feed(
             Mark(
                 ts_ns=event.ts_ns,
                 victim_pid=event.victim_pid,
@@ -149,14 +143,14 @@ class OomEvents:
         )
         if not event.exiting and not message.while_away:  # nobody listened to the log then
             kill = RecordedKill(event.ts_ns, event.victim_cgroup, victim.path, None if limit is None else limit.path)
-            self._confirmation.marked(event.victim_pid, kill)
+            self.confirmation.marked(event.victim_pid, kill)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
-        if self._view.hierarchy.version == 1:
+        if self.view.hierarchy.version == 1:
             return False
-        path, found = self._view.hierarchy.root / victim.path.lstrip("/"), None
-        while path != self._view.hierarchy.root:
+        path, found = self.view.hierarchy.root / victim.path.lstrip("/"), None
+        while path != self.view.hierarchy.root:
             try:
                 found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
             except OSError:
@@ -165,16 +159,16 @@ class OomEvents:
         return found
 
 
+@dataclass
 class StoppingPods:
     """Pods that a runtime is stopping, under pressure perhaps for a kubelet's eviction. ``feed`` gets each when its
     cgroup is empty or gone.
     """
 
-    def __init__(self, view: View, feed: Callable[[Gone], None]) -> None:
-        self._view = view
-        self._feed = feed
-        self._until: dict[str, tuple[int, str]] = {}  # uid -> until when to wait, and its name
-        self._looked_ns = 0
+    view: View
+    feed: Callable[[Gone], None]
+    _until: dict[str, tuple[int, str]] = field(default_factory=dict)  # uid -> until when to wait, and its name
+    _looked_ns: int = 0
 
     def due_ns(self) -> int | None:
         """When to look next; None if no pod is being stopped."""
@@ -194,10 +188,10 @@ class StoppingPods:
         for uid, (until, name) in list(self._until.items()):
             if self._is_empty(uid):
                 del self._until[uid]
-                self._feed(Gone(now_ns, uid, name, None, KUBELET))
+                self.feed(Gone(now_ns, uid, name, None, KUBELET))
             elif now_ns >= until:
                 del self._until[uid]
 
     def _is_empty(self, uid: str) -> bool:
-        found = self._view.pods.get(uid)
+        found = self.view.pods.get(uid)
         return found is None or cgroup_procs.empty(found.cgroup)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from monitor.pods.model import FoundPod
 from monitor.side.view import View, label
@@ -26,51 +27,48 @@ def over(view: View, found: FoundPod) -> dict[str, int]:
     return total
 
 
+@dataclass
 class OverBudget:
     """``look_for(uid)``: the pod has processes without a record. The view's log budget is flushed here, too."""
 
-    def __init__(
-        self,
-        view: View,
-        look_for: Callable[[str], None],
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._view = view
-        self._look_for = look_for
-        self._clock = clock
+    view: View
+    look_for: Callable[[str], None]
+    clock: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
         self._reported: dict[
             str, tuple[int, dict[str, int]]
-        ] = {}  # uid -> when it was last logged, and the counts then
+        ] = {}  # uid -> when it was last logged, and what it had then
 
     def records_came(self) -> None:
         """Records of processes or kills came: more may have been withheld."""
         if self._due_ns is None:
-            self._due_ns = self._clock() + LOOK_NS
+            self._due_ns = self.clock() + LOOK_NS
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        return min((due for due in (self._due_ns, self._view.log_budget.due_ns()) if due is not None), default=None)
+        return min((due for due in (self._due_ns, self.view.log_budget.due_ns()) if due is not None), default=None)
 
     def turn(self) -> None:
-        """Look, if it is time, at every pod (a millisecond for 110 of them); say what the log left out."""
-        now, lines_ns = self._clock(), self._view.log_budget.due_ns()
+        """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
+        now, lines_ns = self.clock(), self.view.log_budget.due_ns()
         if lines_ns is not None and now >= lines_ns:
-            self._view.log_budget.flush()
+            self.view.log_budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
 
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
-        for uid, found in self._view.pods.items():
-            counted = over(self._view, found)
+        for uid, found in self.view.pods.items():
+            counted = over(self.view, found)
             if not any(counted.values()):
                 continue
             self._seen[uid] = counted
             old = before.get(uid, {})
             if counted.get("processes", 0) > old.get("processes", 0):
-                self._look_for(uid)
+                self.look_for(uid)
             if counted != old:
                 self._due_ns = now + LOOK_NS
             if not self._report(uid, found, counted, now):
@@ -88,7 +86,7 @@ class OverBudget:
         if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
         self._reported[uid] = (now_ns, counted)
-        self._view.log(
+        self.view.log(
             "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
         )
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
@@ -18,35 +19,30 @@ from monitor.side.pod_watch import PodWatch, pod_message
 from monitor.side.view import View, label
 
 
+@dataclass
 class PodSync:
     """``ping()`` is called between pods: 110 of them may take longer than a heartbeat."""
 
-    def __init__(
-        self,
-        view: View,
-        sock: socket.socket,
-        watch: PodWatch,
-        scores: OomScores,
-        ping: Callable[[], None],
-    ) -> None:
-        self._view = view
-        self._sock = sock
-        self._watch = watch
-        self._scores = scores
-        self._log = view.log
-        self._ping = ping
-        self._era = era(view.config.policy)
+    view: View
+    sock: socket.socket
+    watch: PodWatch
+    scores: OomScores
+    ping: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._log = self.view.log
+        self._era = era(self.view.config.policy)
         self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
 
     @property
     def pending(self) -> bool:
         """Whether there is something to `send` again."""
-        return bool(self._unsent) or not self._view.synced
+        return bool(self._unsent) or not self.view.synced
 
     def take(self) -> Change:
         """What the watch found since the last call; the hot process gets it first of all."""
         total = Change()
-        for found in self._watch.take():
+        for found in self.watch.take():
             if isinstance(found, MonitorError):
                 self._log.error(str(found))
                 continue
@@ -61,39 +57,38 @@ class PodSync:
     def send(self) -> None:
         """Send what the hot process does not have yet; what does not get through is tried again at the next look."""
         for uid, packet in list(self._unsent.items()):
-            if not channel.send_packet(self._sock, packet):
+            if not channel.send_packet(self.sock, packet):
                 self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
                 return
             del self._unsent[uid]
-        if not self._view.synced and self._watch.wait_known(0):
-            self._view.synced = channel.send(self._sock, Synced())
+        if not self.view.synced and self.watch.wait_known(0):
+            self.view.synced = channel.send(self.sock, Synced())
 
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
         for problem in change.problems:
             self._log.warning(problem)
         for uid in change.removed:
-            self._scores.remove_pod(uid)
+            self.scores.remove_pod(uid)
             if uid in before:
-                self._view.log_budget.forget(label(before[uid].pod))
+                self.view.log_budget.forget(label(before[uid].pod))
             self._log.info("pod gone", pod=label(before[uid].pod) if uid in before else uid, uid=uid)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)
             try:
-                self._scores.set_pod(found)
+                self.scores.set_pod(found)
             except MonitorError as error:
                 self._log.error(str(error))
-            self._ping()
+            self.ping()
 
     def find_kubepods(self) -> None:
-        """Search for the kubepods directory of the node that is watched."""
-        view = self._view
+        view = self.view
         view.kubepods = of_pods(view.hierarchy, view.node_path, view.pods.values(), view.config.cgroup_root)
 
     def _sendable(self, change: Change) -> Change:
         """The change without the pods whose message is too large: they are a problem, and not watched."""
-        pods = self._view.pods
+        pods = self.view.pods
         sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems))
         for found in change.updated:
             uid = found.pod.uid
@@ -110,7 +105,7 @@ class PodSync:
         return sendable
 
     def _update_view(self, change: Change) -> None:
-        view, now = self._view, time.time()
+        view, now = self.view, time.time()
         if change.removed or change.updated:
             pods = {uid: found for uid, found in view.pods.items() if uid not in change.removed}
             pods |= {found.pod.uid: found for found in change.updated}
@@ -122,7 +117,7 @@ class PodSync:
     def _log_new(self, found: FoundPod) -> None:
         pod, name = found.pod, label(found.pod)
         self._log.info("pod found", pod=name, uid=pod.uid, qos=self._era.qos_class(pod), cgroup=str(found.cgroup))
-        admission = admit(pod, self._view.conditions)
+        admission = admit(pod, self.view.conditions)
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"
             self._log.warning(refused, pod=name, reason=admission.reason, message=admission.message)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, Bad, Message, Record, State, Stored
-from monitor.link.resend import KINDS
+from monitor.link.messages import NAMES, OF_RACES, Bad, Message, Record, State, Stored
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event
 from monitor.side.alerts.rules import alerts_for, alerts_for_state
@@ -31,8 +30,6 @@ _ALERTS_NS = 1_000_000_000
 
 
 class Races:
-    """See the module."""
-
     def __init__(self, view: View) -> None:
         config, log = view.config, view.log
         self._view = view
@@ -51,7 +48,7 @@ class Races:
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
-        self._received = self._stored = 0  # messages of `KINDS`; those of them that are judged and stored
+        self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
         self._forecast_problem = ""
         self._lost: dict[str, int] = {}
@@ -65,7 +62,6 @@ class Races:
         return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
 
     def start(self) -> None:
-        """Start the forecasts and the sending of alerts."""
         self.forecaster.start()
         if self.alerts is not None:
             self.alerts.start()
@@ -88,7 +84,7 @@ class Races:
         """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.handle(message)
-        self._received += isinstance(message, KINDS)
+        self._received += isinstance(message, OF_RACES)
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError) as error:
@@ -110,7 +106,6 @@ class Races:
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
-        """Do what is due."""
         if self.recorder is not None:
             self.recorder.turn()
         if self.event_builder.turn():
@@ -122,7 +117,7 @@ class Races:
         if self.forecaster.problem != self._forecast_problem:
             self._forecast_problem = self.forecaster.problem
             if self._forecast_problem:
-                self._log.error("nothing can be said of what is ahead", problem=self._forecast_problem)
+                self._log.error("forecasts failed; trying again", problem=self._forecast_problem)
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now

@@ -88,12 +88,10 @@ class Recorder:
 
     @property
     def written(self) -> int:
-        """Bytes written so far."""
         return self._writer.written
 
     @property
     def failing(self) -> bool:
-        """Whether nothing can be written at the moment."""
         return self._error is not None
 
     _queue_dropped = _hot_missed = 0

@@ -189,7 +189,7 @@ class Damage(NamedTuple):
 class Reader:
     """One file of a recording: its ``header`` (None if that much is damaged), then its records in order.
 
-    `damage` says after the last record why there are no more; None at an undamaged end. Raises MonitorError if the file
+    `damage` is after the last record why there are no more; None at an undamaged end. Raises MonitorError if the file
     is no recording, or one of a newer format.
     """
 
@@ -211,7 +211,7 @@ class Reader:
             self.spoilt("it ends before its header")
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The records: each an object with its number `n`, its kind `k` and what it says, `v`. Ends at the first
+        """The records: each an object with its number `n`, its kind `k` and its content, `v`. Ends at the first
         damage.
         """
         if self._is_spoilt():
@@ -229,12 +229,7 @@ class Reader:
         self.damage = self.damage or Damage(self._name, self._offset, self._next, problem)
 
     def _check_first_line(self) -> None:
-        line = b""
-        while len(line) < _FIRST_LINE and not line.endswith(b"\n"):
-            char = self._read(1)
-            if not char:
-                break
-            line += char
+        line = self._read(_FIRST_LINE, line=True)
         version = line[len(MAGIC) : -1]
         if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
             raise MonitorError(f"{self._name}: no recording", "name a file that `outrace run --record FILE` wrote")
@@ -270,35 +265,37 @@ class Reader:
         head = self._read(_HEAD.size)
         if not head:
             return None
-        if len(head) < _HEAD.size:
-            self.spoilt("it ends within the head of a block")
+        try:
+            return self._body(head)
+        except ValueError as error:
+            self.spoilt(str(error))
             return None
+
+    def _body(self, head: bytes) -> bytes:
+        """What a block holds, unpacked. Raises ValueError that says how it is damaged."""
+        if len(head) < _HEAD.size:
+            raise ValueError("it ends within the head of a block")
         mark, size, plain_size, _, crc = _HEAD.unpack(head)
         if mark != _MARK or max(size, plain_size) > _MOST_BYTES:
-            self.spoilt("no block begins here")
-            return None
+            raise ValueError("no block begins here")
         body = self._read(size)
         if len(body) < size:
-            self.spoilt(f"it ends within a block, after {len(body)} of its {size} bytes")
-            return None
+            raise ValueError(f"it ends within a block, after {len(body)} of its {size} bytes")
         if zlib.crc32(body, zlib.crc32(head[:-4])) != crc:
-            self.spoilt("a block does not have the checksum it was written with")
-            return None
+            raise ValueError("a block does not have the checksum it was written with")
         self._length = _HEAD.size + size
         try:
             plain = zlib.decompressobj().decompress(body, plain_size + 1)
         except zlib.error as error:
-            self.spoilt(f"a block cannot be unpacked: {error}")
-            return None
+            raise ValueError(f"a block cannot be unpacked: {error}") from None
         if len(plain) != plain_size:
-            self.spoilt("a block has another size than it says")
-            return None
+            raise ValueError("a block has another size than it says")
         return plain
 
-    def _read(self, size: int) -> bytes:
-        """Up to ``size`` bytes; fewer at the end, also where a compressed file was cut off."""
+    def _read(self, size: int, line: bool = False) -> bytes:
+        """Up to ``size`` bytes, or a ``line``; fewer at the end, also where a compressed file was cut off."""
         try:
-            return self._file.read(size)
+            return self._file.readline(size) if line else self._file.read(size)
         except (EOFError, OSError, zlib.error) as error:
             self.spoilt(f"it cannot be read on: {error}")
             return b""

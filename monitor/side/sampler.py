@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -33,22 +34,22 @@ _DROPPED = {
 _SAMPLES = 20_000
 
 
+@dataclass
 class Sampler:
     """``feed`` takes the samples, in order."""
 
-    def __init__(self, view: View, names: CgroupNames, feed: Callable[[Sample], None]) -> None:
-        self.samples: list[Sample] = []  # of the last minute, for forecasts
-        self._view = view
-        self._names = names
-        self._feed = feed
-        self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample and when that was
+    view: View
+    names: CgroupNames
+    feed: Callable[[Sample], None]
+    samples: list[Sample] = field(default_factory=list)  # of the last minute, for forecasts
+    _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
 
     def sample(self, now_ns: int) -> None:
         """Read the node, kubepods and every pod."""
-        table = self._view.table
+        table = self.view.table
         before, self._still = self._still, {}
-        for at in self._names.ids():
-            named = self._names.of_cgroup(at)
+        for at in self.names.ids():
+            named = self.names.of_cgroup(at)
             reading = table.read(at) if table is not None else self._from_files(named)
             if reading is None:
                 continue
@@ -62,7 +63,7 @@ class Sampler:
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
-        hierarchy = self._view.hierarchy
+        hierarchy = self.view.hierarchy
         try:
             found = cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
         except MonitorError:
@@ -78,7 +79,7 @@ class Sampler:
         self.samples.append(sample)
         if len(self.samples) > _SAMPLES:
             del self.samples[: _SAMPLES // 2]
-        self._feed(sample)
+        self.feed(sample)
 
 
 class Losses:

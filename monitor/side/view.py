@@ -86,7 +86,6 @@ class View:
 
     @property
     def conditions(self) -> Sequence[str]:
-        """The node conditions that are true."""
         return self.state.conditions if self.state is not None else ()
 
     @property
@@ -233,7 +232,7 @@ def label(pod: Pod) -> str:
 
 
 def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
-    """What says in which pod a cgroup is: by its own path, or by one above it."""
+    """A function from a cgroup to its pod: by its own path, or by one above it."""
     owners = {path: found for found in pods.values() for path in (found.cgroup, *found.containers.values())}
 
     def owner(cgroup: Path) -> Owner | None:

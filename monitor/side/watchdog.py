@@ -10,7 +10,7 @@ from monitor.kernel.sched import take_time
 
 
 class WatchedThread:
-    """Calls ``turn()`` until ``closing`` is set; each says how many seconds to rest after it, None: until `wake`.
+    """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
 
     What a turn raises goes to ``on_failure`` and ends the thread.
     """

@@ -53,7 +53,6 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
         return self._queue.qsize()
 
     @property

@@ -152,7 +152,6 @@ class OomLog:
             anon_rss=anon * _KIB,
             file_rss=file * _KIB,
             shmem_rss=shmem * _KIB,
-            swap=0,
             total_vm=total_vm * _KIB,
             pgtables=pgtables * _KIB,
             invoker_pid=report.invoker_pid,
@@ -162,10 +161,6 @@ class OomLog:
             oom_cgroup=at,
             oom_usage=report.usage,
             oom_limit=report.limit,
-            oom_inactive_file=None,
-            oom_active_file=None,
-            memsw=False,
-            exiting=False,
             si_code=SI_KERNEL,
         )
         return LoggedKill(event, tuple(missing), task)

@@ -19,11 +19,14 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
+from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 
 VMSTAT = "/proc/vmstat"
@@ -43,38 +46,26 @@ _VMSTAT_KEYS = (b"\nnr_inactive_file ", b"\nnr_active_file ", b"\nnr_anon_pages 
 _MOST = 1 << 16
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One watched cgroup; sizes in bytes, ceilings in pages of working set."""
 
-    __slots__ = (
-        "active",
-        "below",
-        "ceilings",
-        "cgroup_id",
-        "crossed",
-        "gone",
-        "inactive",
-        "kmem_fd",
-        "noted",
-        "path",
-        "stat_fd",
-        "stat_ns",
-        "step",
-        "synced",
-        "usage",
-        "usage_fd",
-    )
-
-    def __init__(self, cgroup_id: int, step: int, path: Path | None, usage_fd: int, stat_fd: int) -> None:
-        self.cgroup_id = cgroup_id
-        self.step = step
-        self.path = path  # None: the machine
-        self.below: list[Entry] = []  # the watched cgroups right below
-        self.usage_fd, self.stat_fd = usage_fd, stat_fd
-        self.usage = self.inactive = self.active = self.noted = self.stat_ns = self.synced = self.crossed = 0
-        self.ceilings: list[int] = []
-        self.kmem_fd = -1  # v1, with ceilings
-        self.gone = False  # removed: it keeps what was read last
+    cgroup_id: int
+    step: int
+    path: Path | None  # None: the machine
+    usage_fd: int
+    stat_fd: int
+    kmem_fd: int = -1  # v1, with ceilings
+    usage: int = 0
+    inactive: int = 0
+    active: int = 0
+    noted: int = 0
+    stat_ns: int = 0
+    synced: int = 0
+    crossed: int = 0
+    ceilings: list[int] = field(default_factory=list)
+    below: list[Entry] = field(default_factory=list)  # the watched cgroups right below
+    gone: bool = False  # removed: it keeps what was read last
 
     @property
     def machine(self) -> bool:
@@ -103,10 +94,9 @@ class PolledTable:
         self._leaves: list[Entry] = []
         self._next_leaf = 0
 
-    # reading: what `DomainTable` has
+    # reading: what `DomainTable` has, and says
 
     def index(self, cgroup_id: int) -> int | None:
-        """Where the cgroup's entry is, None if it is not watched."""
         return self._known.get(cgroup_id)
 
     def read(self, cgroup_id: int) -> Reading | None:
@@ -130,7 +120,6 @@ class PolledTable:
         return 0 if e is None else e.working_set
 
     def working_sets(self, indexes: Sequence[int]) -> list[int]:
-        """The same of many."""
         return [self.working_set(index) for index in indexes]
 
     def room(self, index: int) -> int:
@@ -143,12 +132,10 @@ class PolledTable:
         return 0 if e is None else e.cgroup_id
 
     def synced(self, index: int) -> int:
-        """Number of the last complete sweep that this entry took part in; 0 if none."""
         e = self._entries[index]
         return 0 if e is None else e.synced
 
     def crossed(self, index: int) -> int:
-        """Bit per ceiling that the working set was above when it was last compared."""
         e = self._entries[index]
         return 0 if e is None else e.crossed
 
@@ -163,7 +150,6 @@ class PolledTable:
     # writing
 
     def reset(self) -> None:
-        """Forget every entry."""
         for entry in self:
             entry.close()
         self._entries.clear()
@@ -236,10 +222,8 @@ class PolledTable:
         entry = self.entry(index)
         entry.ceilings, entry.crossed = list(ceilings), 0
         if self._hierarchy.version == 1 and entry.path is not None and entry.kmem_fd < 0:
-            try:
+            with suppress(OSError):  # built without: kernel memory is not in usage either
                 entry.kmem_fd = os.open(entry.path / "memory.kmem.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                pass  # built without: kernel memory is not in usage either
 
     def clear_crossings(self, index: int, mask: int) -> None:
         """Take the ceilings in ``mask`` as not crossed, so that being above them is reported as a crossing again."""
@@ -298,10 +282,8 @@ class PolledTable:
             if b"\nkernel " not in data:
                 known += sum([_number(data, key) for key in _KERNEL_KEYS])
         elif entry.kmem_fd >= 0:
-            try:
+            with suppress(OSError):  # removed
                 known += int(os.pread(entry.kmem_fd, 32, 0))
-            except OSError:
-                pass  # removed
         return max(0, entry.usage - known - _AHEAD)
 
     def refresh_a_leaf(self) -> None:
@@ -323,6 +305,38 @@ class PolledTable:
             if parent is not None:
                 parent.below.append(entry)
         self._leaves = [entry for entry in by_path.values() if not entry.below]
+
+
+class PolledSweeper(Stepwise):
+    """Reads every watched cgroup; takes the place of the BPF programs' sweep."""
+
+    def __init__(self, table: PolledTable) -> None:
+        self._table = table
+
+    def steps(self, forget: bool) -> Iterator[bool]:
+        self.number = number = self.number + 1
+        if forget:
+            for entry in self._table:
+                entry.synced = 0
+        for entry in list(self._table):
+            if not self._table.holds(entry):
+                continue  # removed since the last stretch: its descriptors may be other files by now
+            self._table.read_usage(entry)
+            if not entry.machine:
+                self._table.read_stat(entry)
+            entry.synced = number
+            yield False
+
+    def reread(self) -> None:
+        """Usage of everything, but not the file lists."""
+        for entry in self._table:
+            self._table.read_usage(entry)
+
+    def touch_root(self) -> None:
+        """Bring the machine's own entry up to date."""
+        for entry in self._table:
+            if entry.machine:
+                self._table.read_stat(entry)
 
 
 def _number(data: bytes, key: bytes) -> int:

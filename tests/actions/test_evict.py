@@ -51,11 +51,9 @@ def without_pause(check: Callable[[], bool]) -> None:
 
 
 def test_pids_of_the_whole_tree_and_of_nothing(pod: Path) -> None:
-    assert pids_below(pod) == set()
-    assert pids_below(pod / "never") == set()
+    assert (pids_below(pod), pids_below(pod / "never")) == (set(), set())
     with live.Puppet(pod / "c0" / "deep") as deep, live.Puppet(pod / "c1") as flat:
-        assert pids_below(pod) == {deep.pid, flat.pid}
-        assert pids_below(pod / "c0") == {deep.pid}
+        assert (pids_below(pod), pids_below(pod / "c0")) == ({deep.pid, flat.pid}, {deep.pid})
 
 
 def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:

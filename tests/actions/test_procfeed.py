@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.procfeed import new_process
-from tests.puppet import TIMEOUT_S
+from tests.commands import run
 from tests.seccomp import refusing_netlink
 
 pytestmark = pytest.mark.live
@@ -30,7 +30,7 @@ pid = int(child.stdout)
 poll = select.poll()
 poll.register(feed.fileno(), select.POLLIN)
 while seen.count(pid) < 2:
-    assert poll.poll(30_000), f"no event for {pid} in {seen}"
+    assert poll.poll(100_000), f"no event for {pid} in {seen}"
     feed.consume()
 feed.close()
 print("fork and exec")
@@ -52,13 +52,8 @@ def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]
     test.
     """
     root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        [*wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR],
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
+    return run(
+        *wrapper, sys.executable, "-W", "ignore", "-c", before + CONNECTOR, env=os.environ | {"PYTHONPATH": root}
     )
 
 

@@ -79,4 +79,4 @@ def test_a_dying_process_that_cannot_run_gives_its_memory_back(hog: subprocess.P
         result = reap([hog.pid])
         assert (result.released, result.failed) == (1, {})
         assert anonymous(hog.pid) < SIZE // 8
-    assert hog.wait(30) == -signal.SIGKILL
+    assert hog.wait(live.TIMEOUT_S) == -signal.SIGKILL

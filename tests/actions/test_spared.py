@@ -16,6 +16,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import Spared, is_kernel_thread
 from tests import live
+from tests.commands import run as run_command
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version
@@ -38,23 +39,14 @@ while child.poll() is None and time.monotonic() < deadline:
 print(child.returncode, flush=True)
 """
 
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("spared") as path:
-        yield path
+pod = live.fixture(live.cgroup, "spared")
 
 
 def test_the_monitor_and_its_parent_survive_the_eviction_of_their_own_cgroup(pod: Path) -> None:
     """`cgroup.kill` took them all; by pidfd the parent's parent was among the victims."""
     run = f'echo $$ > {pod}/cgroup.procs; ("$@"; echo parent) ; echo grandparent'
-    done = subprocess.run(
-        ["sh", "-c", run, "sh", sys.executable, "-c", SUICIDE, str(pod), str(VERSION)],
-        env=live.environment(),
-        capture_output=True,
-        text=True,
-        timeout=live.TIMEOUT_S,
-        check=False,
+    done = run_command(
+        "sh", "-c", run, "sh", sys.executable, "-c", SUICIDE, str(pod), str(VERSION), env=live.environment()
     )
     assert done.stdout.split() == [str(-signal.SIGKILL), "parent", "grandparent"], done.stderr
 

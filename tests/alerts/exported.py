@@ -1,27 +1,20 @@
 """Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet."""
 
-import os
 from pathlib import Path
 from typing import Any, cast
 
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
-from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.export.metrics import Metrics
 from monitor.side.races import Races
-from monitor.side.view import View
 from monitor.side.worker import Worker
+from tests.side.views import view as side_view
 
-_SUFFIXES = {
-    "counter": ("_total",),
-    "histogram": ("_bucket", "_sum", "_count"),
-    "gauge": ("",),
-    "info": ("_info",),
-}
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
 
 
 class _NoServer:
@@ -34,18 +27,8 @@ def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     hierarchy, log = cgroupfs.detect(), Log()
-    view = View(
-        config=config,
-        hierarchy=hierarchy,
-        capacity=meminfo.mem_total(),
-        stats=SharedStats.create(),
-        send=lambda _: False,
-        hot_pid=os.getpid(),
-        side_pid=os.getpid(),
-        wake_side=lambda: None,
-        mem_total=meminfo.mem_total(),
-        thresholds=config.thresholds(),
-    )
+    total = meminfo.mem_total()
+    view = side_view(config, hierarchy, total, mem_total=total, thresholds=config.thresholds())
     view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
     view.races = Races(view)
     worker = Worker("none")

@@ -48,8 +48,7 @@ def test_an_incident_is_visible_at_once(tmp_path: Path, capsys: pytest.CaptureFi
         "verdict": "oom_during_grace",
     }
     assert found["annotations"]["summary"] == OOM_DURING_GRACE["summary"]
-    assert found["startsAt"] == "2026-01-31T12:00:00.250Z"
-    assert found["status"]["state"] == "active"
+    assert (found["startsAt"], found["status"]["state"]) == ("2026-01-31T12:00:00.250Z", "active")
 
 
 def acknowledged(sending: AlertSender) -> bool:
@@ -117,8 +116,7 @@ def test_what_was_raised_while_it_was_down_arrives(tmp_path: Path) -> None:
             until(lambda: len(alertmanager.alerts()) == 3, "all arrive")
             until(lambda: sending.counters[name]["waiting"] == 0, "all acknowledged")
             assert {alert["startsAt"] for alert in alertmanager.alerts(OOM_KILL)} == {rfc3339(now - 120)[:23] + "Z"}
-    assert sending.counters[name]["sent"] == 3
-    assert sending.counters[name]["dropped"] == 0
+    assert (sending.counters[name]["sent"], sending.counters[name]["dropped"]) == (3, 0)
     (failure,) = log.said("cannot be delivered")  # said once, not at every try
     assert "refused" in failure["problem"]
     assert log.said("delivered again")

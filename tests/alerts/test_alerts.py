@@ -29,10 +29,7 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
     [
         (EVICTION_WON, [(rules.EVICTION, "warning")]),
         ({**EVICTION_WON, "observed": True}, [(rules.EVICTION, "info")]),
-        (
-            {**EVICTION_WON, "flags": ["over_eviction"]},
-            [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")],
-        ),
+        ({**EVICTION_WON, "flags": ["over_eviction"]}, [(rules.EVICTION, "warning"), (rules.OVER_EVICTION, "warning")]),
         (OOM_DURING_GRACE, [(rules.OOM_KILL, "critical"), (rules.WRONG_VICTIM, "warning")]),
         *(
             ({**OOM_DURING_GRACE, "flags": [], "verdict": verdict}, [(rules.OOM_KILL, "critical")])
@@ -221,8 +218,7 @@ def test_any_text_can_be_sent() -> None:
     ],
 )
 def test_urls(option: str, url: str, used: str) -> None:
-    assert check_url(url, option) == used
-    assert check_url(used, option) == used
+    assert (check_url(url, option), check_url(used, option)) == (used, used)
 
 
 @pytest.mark.parametrize(
@@ -258,5 +254,4 @@ def test_a_password_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         check_url("http://me:s3cret@h:0/", "--webhook")
     assert "s3cret" not in str(caught.value)
-    assert address("https://me:s3cret@h/T0K3N?k=v") == "h:443"
-    assert address("http://[::1]/") == "[::1]:80"
+    assert (address("https://me:s3cret@h/T0K3N?k=v"), address("http://[::1]/")) == ("h:443", "[::1]:80")

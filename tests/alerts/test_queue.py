@@ -46,8 +46,7 @@ def test_fires_once_and_resolves_once(every: bool) -> None:
     assert outbox.active()[0].starts_at == 100
     assert delivered(outbox, 104) == [(FIRING, "P")]
     outbox.end(lasting().fingerprint, 110)
-    assert delivered(outbox, 109) == []
-    assert delivered(outbox, 110) == [(RESOLVED, "P")]
+    assert (delivered(outbox, 109), delivered(outbox, 110)) == ([], [(RESOLVED, "P")])
     assert delivered(outbox, 999) == []
     assert not outbox.firing
 
@@ -64,8 +63,7 @@ def test_an_event_that_goes_on_is_extended(every: bool) -> None:
     assert not outbox.fire(event(at=100, hold=400))  # what was known earlier and comes late
     for one in (outbox, restarted(outbox)):
         assert one.active()[0].ends_at == 100 + 330 + 990
-        assert delivered(one, 1419) == []
-        assert delivered(one, 1422) == [(RESOLVED, "E")]
+        assert (delivered(one, 1419), delivered(one, 1422)) == ([], [(RESOLVED, "E")])
 
 
 def test_an_event_is_not_extended_for_a_few_seconds() -> None:
@@ -114,8 +112,7 @@ def test_a_second_event_counts_and_prolongs() -> None:
     assert outbox.fire(event(at=130))
     (change,) = outbox.batch(64)
     assert change.alert.annotations["occurrences"] == "2"
-    assert delivered(outbox, 130) == [(FIRING, "E")]
-    assert delivered(outbox, 179) == []
+    assert (delivered(outbox, 130), delivered(outbox, 179)) == ([(FIRING, "E")], [])
     assert delivered(outbox, 180) == [(RESOLVED, "E")]
 
 
@@ -125,8 +122,7 @@ def test_alertmanager_hears_late_events_for_the_whole_hold_time() -> None:
     outbox.fire(event(at=100, hold=50))
     outbox.fire(lasting(at=100))
     outbox.end(lasting().fingerprint, 120)
-    assert delivered(outbox, 1000) == [(FIRING, "E"), (FIRING, "P")]
-    assert delivered(outbox, 1049) == []
+    assert (delivered(outbox, 1000), delivered(outbox, 1049)) == ([(FIRING, "E"), (FIRING, "P")], [])
     assert delivered(outbox, 1050) == [(RESOLVED, "E")]
     assert delivered(outbox, 1000 + HOLD_S) == [(RESOLVED, "P")]
 

@@ -12,6 +12,7 @@ import yaml
 from monitor.side.alerts.rules import NAMES, runbook
 from tests.alerts.exported import exported_names
 from tests.alerts.services import DEPLOY, ROOT, binary
+from tests.commands import run
 
 RULES = DEPLOY / "prometheus" / "outrace.rules.yml"
 UNIT_TESTS = DEPLOY / "prometheus" / "outrace.rules.test.yml"
@@ -41,7 +42,7 @@ def expressions() -> dict[str, str]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([binary("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
+    return run(binary("promtool"), *map(str, arguments))
 
 
 def test_the_rules_and_the_example_configuration_are_valid() -> None:
@@ -53,7 +54,7 @@ def test_the_rules_and_the_example_configuration_are_valid() -> None:
 
 def test_the_alertmanager_example_is_valid() -> None:
     command = [binary("amtool"), "check-config", str(DEPLOY / "alertmanager" / "alertmanager.yml")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run(*command)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -90,8 +91,7 @@ def test_pushed_alerts_and_rules_have_the_same_names() -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, rule in rules().items():
-        assert rule["annotations"]["runbook_url"] == runbook(name)
-        assert rule["labels"]["source"] == "rule"
+        assert (rule["annotations"]["runbook_url"], rule["labels"]["source"]) == (runbook(name), "rule")
         text = (ROOT / runbook(name)).read_text()
         assert text.startswith(f"# {name}\n")
         assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name

@@ -90,8 +90,7 @@ def test_from_the_counter_to_alertmanager(tmp_path: Path, capsys: pytest.Capture
         with capsys.disabled():
             print(f"\n  counter to Alertmanager, scrape and evaluation every {INTERVAL_S} s: {took:.2f} s")
         (kill,) = alertmanager.alerts("OutraceOOMKill")
-        assert kill["labels"]["verdict"] == "oom_during_grace"
-        assert kill["labels"]["source"] == "rule"
+        assert (kill["labels"]["verdict"], kill["labels"]["source"]) == ("oom_during_grace", "rule")
         assert kill["annotations"]["runbook_url"] == "docs/runbooks/OutraceOOMKill.md"
         assert kill["status"]["state"] == "active"
         assert {alert["labels"]["alertname"] for alert in alertmanager.alerts()} == {

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ MEMORY = "memory.available"
 NOTHING = "nothing is starved: nobody would be evicted now"
 
 
-@contextmanager
 def explained_node() -> Iterator[LabNode]:
     """A pod of each QoS class and a critical one; the Burstable one is furthest above its request."""
     if os.geteuid() != 0:

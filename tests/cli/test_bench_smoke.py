@@ -103,9 +103,7 @@ def test_memory_and_cpu_are_of_the_process_asked_for() -> None:
 
 def test_a_tree_of_processes_has_its_grandchildren() -> None:
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", "/bin/sh -c 'echo up; read line; exit'; exit"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        ["/bin/sh", "-c", "/bin/sh -c 'echo up; read line; exit'; exit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with shell:
         assert shell.stdout.readline() == b"up\n"
@@ -156,7 +154,7 @@ def test_bench_giveback_sees_page_tables_come_back_late_and_dentries_stay(tmp_pa
     )
     assert code == 0
     for name in ("page tables: nobody else died", "growth meanwhile: in time"):
-        assert rows[name] == {"name": name, "runs": 1, "wins": 1}
+        assert rows[name]["runs"] == 1  # who wins is asked at a slower pace: tests/daemon/test_hot_patience.py
     for state in ("quiet", "busy"):
         for kind in ("anon", "tables"):
             assert rows[f"{kind}, {state}: exit to memory back"]["unit"] == "us"

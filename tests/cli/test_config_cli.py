@@ -22,14 +22,7 @@ from monitor.policy.layout import DiskLayout
 from monitor.settings.options import SETTINGS
 from monitor.settings.read import read
 from tests import live
-
-KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-
-
-def write(tmp_path: Path, name: str, text: str) -> str:
-    path = tmp_path / name
-    path.write_text(text)
-    return str(path)
+from tests.daemon.config_files import KUBELET, write
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

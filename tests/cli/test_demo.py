@@ -49,7 +49,7 @@ def demo(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_eviction_wins_every_race() -> None:
-    process = demo("--runs", "2", "--margin", "2Mi")
+    process = demo("--runs", "2", "--margin", "128Mi")  # what the machine may be late by: 0.1 s
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert err == ""
@@ -127,7 +127,6 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
 )
 def test_bad_input_is_refused_before_anything_is_made(arguments: tuple[str, ...], code: int, says: str) -> None:
     done = live.outrace("demo", *arguments)
-    assert done.returncode == code
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr

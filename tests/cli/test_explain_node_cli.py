@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ from monitor.policy.releases import ERAS
 from tests.cli.explain_node import MEMORY, NOTHING, explain, explained_node, names, options, text
 from tests.live import MIB, Puppet, cgroup, daemon, filled, one_line, outrace, until
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LabNode]:
-    with explained_node() as made:
-        yield made
+node = pytest.fixture(explained_node, scope="module")
 
 
 def test_thresholds_of_a_quiet_node(node: LabNode) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ from monitor.policy.releases import ERAS
 from tests.cli.explain_node import MEMORY, NOTHING, explain, explained_node, names, text
 from tests.live import MIB, filled
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LabNode]:
-    with explained_node() as made:
-        yield made
+node = pytest.fixture(explained_node, scope="module")
 
 
 def test_the_whole_order(node: LabNode) -> None:

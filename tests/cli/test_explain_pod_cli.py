@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,7 @@ from tests.cli.explain_node import explain, explained_node, names, text
 from tests.live import MIB, Puppet
 from tests.puppet import TIMEOUT_S
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LabNode]:
-    with explained_node() as made:
-        yield made
+node = pytest.fixture(explained_node, scope="module")
 
 
 @pytest.mark.parametrize("how", ["label", "uid", "name"])
@@ -109,8 +104,7 @@ def test_the_kernel_kills_whom_it_says() -> None:
             marked.do("anon(100)")
             growing.do("anon(60)")
             found = explain(node, "big")["pod"]["badness"]
-            assert found["node"]["pid"] == marked.pid
-            assert found["pod"]["pid"] == growing.pid
+            assert (found["node"]["pid"], found["pod"]["pid"]) == (marked.pid, growing.pid)
             ends = [os.pidfd_open(puppet.pid) for puppet in (marked, growing)]
             growing.tell("anon(40)")
             assert select.select(ends, [], [], TIMEOUT_S)[0] == ends[:1]

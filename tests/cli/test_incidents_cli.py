@@ -17,6 +17,7 @@ from monitor.cli import incident_steps, incident_text
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
 from tests import live
+from tests.commands import run
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, NOW, OWN_LIMIT, SAMPLES
 
 UTC = {"env": live.environment(TZ="UTC-01:00")}  # POSIX signs: one hour east of Greenwich
@@ -256,7 +257,7 @@ def test_a_reader_without_rights_is_told_what_to_do(state: str) -> None:
 
         def as_nobody() -> subprocess.CompletedProcess[str]:
             arguments = [sys.executable, "-c", code, "incidents", "list", "--state-dir", str(closed)]
-            return subprocess.run(arguments, cwd="/", capture_output=True, text=True, timeout=60, check=False, **UTC)
+            return run(*arguments, cwd="/", **UTC)
 
         done = as_nobody()
         if "ModuleNotFoundError" in done.stderr:
@@ -314,6 +315,5 @@ def test_advise_shows_the_threshold_that_would_have_won(tmp_path: Path) -> None:
 
 def test_advise_without_a_race(tmp_path: Path) -> None:
     done = incidents("advise", "--state-dir", str(tmp_path))
-    assert done.returncode == 0
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (0, "")
     assert "no race for memory among the 0 incidents" in done.stderr

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from monitor.kernel import loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import run
 from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
@@ -61,15 +61,7 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
         "import sys; from pathlib import Path; from monitor.kernel import loader, pins; "
         "pins.ROOT = Path(sys.argv[1]); loader.ensure_loaded(Path(sys.argv[2]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(root), str(state)],
-        env=live.environment(),
-        cwd=evil,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run(sys.executable, "-P", "-c", code, str(root), str(state), env=live.environment(), cwd=evil)
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
     (found,) = [path.parent for path in root.glob("*/*/prog_on_mark_victim")]

@@ -44,6 +44,17 @@ def decided(daemon: LabDaemon) -> list[str]:
     return [record["pod"].split("/")[1] for record in live.messages(daemon, "evicting")]
 
 
+def passes(daemon: LabDaemon, more: int = 2) -> None:
+    """Wait until the policy was asked anew, once at least from begin to end: what grew before is no growth of now."""
+    begin = live.metric(daemon, "passes_total")
+    live.until(lambda: live.metric(daemon, "passes_total") >= begin + more, "passes of the policy")
+
+
+def up_to(node: LabNode, used: int) -> int:
+    """How many MiB are to be taken until ``used`` are in use: what processes and cgroups weigh is known by looking."""
+    return round(used - node.usage() / MIB)
+
+
 def armed() -> int:
     """Id of the pod cgroup whose processes the kernel may signal inside their own charge; 0: nobody's."""
     with Pins.open(live.pin_dir()).mmap("victims", 32) as memory:

@@ -15,14 +15,7 @@ from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KUBELET_SWITCH, SETTINGS, Option
 from monitor.settings.read import build
-
-KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-
-
-def write(tmp_path: Path, name: str, text: str) -> str:
-    path = tmp_path / name
-    path.write_text(text)
-    return str(path)
+from tests.daemon.config_files import KUBELET, write
 
 
 def test_defaults_are_the_kubelets() -> None:
@@ -31,7 +24,7 @@ def test_defaults_are_the_kubelets() -> None:
     assert config.eviction_pressure_transition_period_ns == 300 * 10**9
     assert config.eviction_max_pod_grace_period_s == 0
     assert (config.listen_host, config.listen_port, config.state_dir) == ("127.0.0.1", 9469, "/var/lib/outrace")
-    assert (config.pods, config.trigger, config.hooks, config.mode) == ("cgroups", "user", "auto", "observe")
+    assert (config.pods, config.trigger, config.hooks, config.mode) == ("auto", "user", "auto", "observe")
     assert (config.max_fill_rate, config.step) == (12 << 30, 1 << 20)
     assert set(config.origins.values()) == {"default"}
     signals = [t.signal for t in config.thresholds()]
@@ -63,7 +56,7 @@ def test_defaults_are_the_kubelets() -> None:
         ({"listen": "localhost:65536"}, "--listen", "HOST:PORT"),
         ({"pods": "manifests:/no/such/directory"}, "--pods", "not a directory"),
         ({"pods": "kubelet:localhost:10250"}, "--pods", "names no http or https URL"),
-        ({"pods": "docker"}, "--pods", "cgroups or manifests:DIR"),
+        ({"pods": "docker"}, "--pods", "manifests:DIR or cgroups"),
         ({"hooks": "uprobe"}, "--hooks", "memcg-tracepoint"),
         ({"trigger": "nobody"}, "--trigger", "user, kernel"),
         ({"step": "0"}, "--step", "1 to 4Ei"),
@@ -114,8 +107,7 @@ def test_precedence_and_origin(tmp_path: Path) -> None:
     own = write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\neviction-max-pod-grace-period: 20\n")
     config = build({"eviction-hard": "memory.available<3Gi"}, own, kubelet)
     assert config.eviction_hard == {"memory.available": "3Gi"}
-    assert config.eviction_max_pod_grace_period_s == 20
-    assert config.system_reserved == 300 << 20
+    assert (config.eviction_max_pod_grace_period_s, config.system_reserved) == (20, 300 << 20)
     assert config.kernel_memcg_notification
     assert config.origins["eviction_hard"] == "--eviction-hard"
     assert config.origins["eviction_max_pod_grace_period_s"] == f"{own}: eviction-max-pod-grace-period"
@@ -144,8 +136,7 @@ def test_own_file_can_name_the_kubelets(tmp_path: Path) -> None:
 
 def test_an_older_policy_has_its_own_defaults(tmp_path: Path) -> None:
     old = build({"policy": "kubelet-1.8"})
-    assert old.eviction_hard == {"memory.available": "100Mi"}
-    assert old.origins["eviction_hard"] == "default"
+    assert (old.eviction_hard, old.origins["eviction_hard"]) == ({"memory.available": "100Mi"}, "default")
     assert [t.signal for t in old.thresholds()] == ["memory.available", "allocatableMemory.available"]
     kubelet = KUBELET + "evictionHard: {nodefs.available: 1%}\nmergeDefaultEvictionSettings: true\n"
     merged = build({"policy": "kubelet-1.17"}, None, write(tmp_path, "kubelet.yaml", kubelet))
@@ -261,8 +252,7 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("quantity._parse", "thresholds.parse_duration", "thresholds.parse_percentage"):
         monkeypatch.setattr(f"monitor.policy.{module}", parse)
     there = RunConfig.from_json(config.to_json())
-    assert there == config
-    assert there.pass_config() == config.pass_config()
+    assert (there, there.pass_config()) == (config, config.pass_config())
     shown = [f"{t} {t.min_reclaim}" for t in there.thresholds()]
     assert shown == [f"{t} {t.min_reclaim}" for t in config.thresholds()]
     assert shown[0] == "memory.available<1500000Ki 5%"

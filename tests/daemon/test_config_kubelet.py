@@ -9,8 +9,8 @@ from monitor.errors import ConfigError
 from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.settings.options import KUBELET_KEYS
 from monitor.settings.read import build
+from tests.daemon.config_files import KUBELET, write
 
-KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 #: The fields of a KubeletConfiguration (kubelet.config.k8s.io/v1beta1) that say nothing about eviction.
 OTHER_FIELDS = """
 enableServer staticPodPath podLogsDir syncFrequency fileCheckFrequency httpCheckFrequency staticPodURL
@@ -35,12 +35,6 @@ reservedMemory enableProfilingHandler enableDebugFlagsHandler seccompDefault mem
 memoryReservationPolicy registerWithTaints registerNode tracing containerRuntimeEndpoint
 imageServiceEndpoint failCgroupV1 userNamespaces
 """.split()  # noqa: SIM905 - a list of words reads better so
-
-
-def write(tmp_path: Path, name: str, text: str) -> str:
-    path = tmp_path / name
-    path.write_text(text)
-    return str(path)
 
 
 def test_kubelets_all_or_nothing_rule(tmp_path: Path) -> None:

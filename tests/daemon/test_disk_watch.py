@@ -173,8 +173,7 @@ def test_there_is_no_order_before_every_pod_was_measured(bench: Bench, monkeypat
     assert gate.waiting.get(timeout=live.TIMEOUT_S) == "b"
     watch.take()
     message = bench.next()
-    assert message.orders == {}
-    assert message.observations["nodefs.available"][:2] == [5 * MI, SIZE]
+    assert (message.orders, message.observations["nodefs.available"][:2]) == ({}, [5 * MI, SIZE])
     gate.open.set()
     message = bench.until(lambda m: m.orders)
     assert message.orders["nodefs.available"] == ["uid-b", "uid-a"]
@@ -209,8 +208,7 @@ def test_closing_ends_a_walk_and_forgets_it(bench: Bench, monkeypatch: pytest.Mo
 def test_a_pod_is_measured_again_when_it_is_due_and_not_before(bench: Bench) -> None:
     bench.add(pod("a"), 2 * MI)
     watch = bench.open({"nodefs.available": "7Mi"}, start=False)
-    assert watch._turn() == disk_watch.PERIOD_S
-    assert watch._measure_next() == 0
+    assert (watch._turn(), watch._measure_next()) == (disk_watch.PERIOD_S, 0)
     wait = watch._measure_next()
     assert wait is not None
     assert 0 < wait <= 10

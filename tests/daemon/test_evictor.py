@@ -2,7 +2,6 @@
 
 import select
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,10 +59,7 @@ class Bench:
         return [message.msg if isinstance(message, LogLine) else NAMES[type(message)] for message in self.sent]
 
 
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("evictor") as path:
-        yield path
+pod = live.fixture(live.cgroup, "evictor")
 
 
 def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) -> None:

@@ -48,11 +48,7 @@ CALLS: dict[str, tuple[int, ...]] = {
 }
 TIMES = 12
 #: What these say is the truth, where the kernel says it: the cgroup, or the process behind a pidfd, is there no more.
-TRUE = {
-    "signal": {errno.ESRCH},
-    "open": {errno.ENOENT, errno.ENODEV},
-    "scandir": {errno.ENOENT, errno.ENODEV},
-}
+TRUE = {"signal": {errno.ESRCH}, "open": {errno.ENOENT, errno.ENODEV}, "scandir": {errno.ENOENT, errno.ENODEV}}
 
 
 class Faults:

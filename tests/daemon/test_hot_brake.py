@@ -13,7 +13,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.policy.eviction_brake import OBSERVE_NS
 from tests import live
-from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node
+from tests.daemon.hot_node import IN_KERNEL, armed, decided, evicted, hard, losing_node, passes, up_to
 
 pytestmark = pytest.mark.kernel
 #: In guests one test that nobody dies and one that the right one does: how growth is measured differs by rung, what
@@ -39,9 +39,9 @@ def stranger(node: LabNode, **options: str | int) -> Hog:
 TOO_MUCH = 100
 
 
-def small(node: LabNode, number: int = 5) -> list[Hog]:
-    """Pods of 3 MiB, each far below its request."""
-    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), 3) for n in range(number)]
+def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
+    """Pods that are far below their requests."""
+    return [live.filled(node, node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), mib) for n in range(number)]
 
 
 def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
@@ -71,6 +71,7 @@ def test_a_process_in_no_pod_costs_no_pod_its_life(node: LabNode, options: tuple
     with live.daemon(node, *options, *hard(32)) as daemon:
         pods = small(node)
         hog = stranger(node, mib=TOO_MUCH, rate=100)
+        passes(daemon)
         hog.go()
         assert live.message(daemon, HELD)["reason"] in ("outgrown", "not_covered")
         said = live.message(daemon, HELD, reason="not_covered")
@@ -151,7 +152,7 @@ def test_a_pod_that_becomes_known_meanwhile_has_not_grown(node: LabNode, hooks: 
     away = manifest.rename(manifest.with_suffix(".away"))
     with live.daemon(node, "--enforce", "--hooks", hooks, *hard(32)) as daemon:
         pods = small(node)
-        before = stranger(node, mib=(96 * MIB - node.usage()) // MIB - 6, rate=200)
+        before = stranger(node, mib=up_to(node, 96 - 6), rate=200)
         before.go()
         before.expect("grown")
         hog = stranger(node, mib=14, rate=3)
@@ -175,7 +176,8 @@ def test_who_gives_back_outside_is_waited_for(node: LabNode) -> None:
         with live.daemon(node, "--enforce", *hard(32)) as daemon:
             live.message(daemon, HELD, reason="not_covered")
             time.sleep(1.5 * OBSERVE_NS / 1e9)  # nobody goes before that anyway
-            outside.do("while kept: kept.pop().close(); time.sleep(0.02)")
+            # From where pods cover what is missing to the end in 0.05 s: a break of 0.1 s there is taken for the end.
+            outside.do("while kept: kept.pop().close(); time.sleep(0.003)")
             live.message(daemon, OVER, why="the shortage is over")
             live.ended(daemon)
         assert decided(daemon) == []
@@ -197,6 +199,7 @@ def test_the_kernel_takes_the_process_that_grows_and_no_pod_was_evicted_before(n
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
         pods = small(node)
         hog = stranger(node, mib=200, rate=100)
+        passes(daemon)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         survive(pods)
@@ -222,7 +225,7 @@ def test_a_pod_that_grows_is_evicted_while_evictions_are_held(node: LabNode, opt
         outside.go()
         outside.expect("grown")
         live.message(daemon, HELD)
-        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=100)
+        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=20)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         evicted(daemon, node.pods["hog"])
@@ -241,7 +244,7 @@ def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
         outside.expect("grown")
         live.message(daemon, HELD)
         survive(pods)
-        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=100)
+        hog = node.start_hog(node.add_pod("hog"), mib=100, rate=20)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         survive(pods)
@@ -252,8 +255,8 @@ def test_without_bpf_the_same_are_held_and_let_go(node: LabNode) -> None:
 @pytest.mark.once
 def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(48)) as daemon:
-        outside = stranger(node, mib=24, rate=40)
-        hogs = [node.start_hog(node.add_pod(name), mib=100, rate=60) for name in ("one", "two")]
+        outside = stranger(node, mib=24, rate=10)
+        hogs = [node.start_hog(node.add_pod(name), mib=100, rate=15) for name in ("one", "two")]
         for each in (outside, *hogs):
             each.go()
         for hog in hogs:
@@ -267,11 +270,12 @@ def test_hogs_in_two_pods_beside_one_outside_are_evicted(node: LabNode) -> None:
 def test_candidates_that_just_cover_what_is_missing_are_evicted(node: LabNode) -> None:
     """Outside of the pods grew, and stands still: with one pod less the shortage is over."""
     with live.daemon(node, "--enforce", *hard(32)) as daemon:
-        pods = small(node)
-        outside = stranger(node, mib=70, rate=200)
+        pods = small(node, mib=8)
+        outside = stranger(node, mib=40, rate=200)
         outside.go()
         outside.expect("grown")
-        more = stranger(node, mib=11, rate=100)
+        passes(daemon)
+        more = stranger(node, mib=up_to(node, 96 + 4), rate=20)  # half of a pod is missing then
         more.go()
         more.expect("grown")
         live.message(daemon, HELD)
@@ -288,7 +292,8 @@ def test_growth_that_demands_it_takes_a_pod_that_covers(node: LabNode) -> None:
     """The pod covers what is missing; memory would be used up otherwise, and was not yet when it was crossed."""
     with live.daemon(node, "--enforce", *hard(48)) as daemon:
         large = live.filled(node, node.add_pod("large"), 56)
-        hog = stranger(node, mib=68, rate=100)
+        hog = stranger(node, mib=68, rate=20)
+        passes(daemon)
         hog.go()
         live.message(daemon, HELD)
         decision = live.message(daemon, "evicting", pod="lab/large")

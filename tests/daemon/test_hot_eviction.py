@@ -9,10 +9,9 @@ import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.lab.child import Hog
-from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node
+from tests.daemon.hot_node import IN_KERNEL, armed_for, decided, evicted, hard, hot_node, losing_node, passes
 
 pytestmark = pytest.mark.kernel
 
@@ -29,12 +28,6 @@ def soft(mib: int, grace: str) -> tuple[str, ...]:
         *("--eviction-soft", f"memory.available<{mib}Mi"),
         *("--eviction-soft-grace-period", f"memory.available={grace}"),
     )
-
-
-def passes(daemon: LabDaemon, more: int = 5) -> None:
-    """While a threshold is met: wait until the policy has made more passes on fresh numbers."""
-    begin = live.metric(daemon, "passes_total")
-    live.until(lambda: live.metric(daemon, "passes_total") >= begin + more, "passes of the policy")
 
 
 @pytest.mark.once
@@ -58,8 +51,7 @@ def test_observing_says_it_once_per_crossing_and_touches_nobody(node: LabNode) -
             assert (record["observed"], record["signalled_ns"], record["trigger"]) == (True, None, "user")
             assert record["crossed_ns"] < record["decided_ns"]
             assert record["available"] < record["quantity"] == 80 * MIB
-            # 2 MiB are 10 ms; an emulated CPU took 13 of them.
-            assert record["available"] > (60 if live.emulated() else 78) * MIB
+            assert record["available"] > 60 * MIB
             assert record["usage"] > 48 * MIB
         assert live.messages(daemon, "evicting") == live.messages(daemon, "evicted") == []
         counted = daemon.metrics()
@@ -132,8 +124,7 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
         assert set(map(str, pids)) <= set(written["metadata"]["annotations"]["outrace/pids"].split(","))
         live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
         counted = daemon.metrics()
-        assert counted["outrace_evictions_total"] == 1
-        assert counted["outrace_eviction_failures_total"] == 0
+        assert (counted["outrace_evictions_total"], counted["outrace_eviction_failures_total"]) == (1, 0)
         assert counted['outrace_node_condition{condition="MemoryPressure"}'] == 1
 
 
@@ -202,7 +193,7 @@ def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(80)) as daemon:
         hog = live.filled(node, pod, 64)
         live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
-        passes(daemon)
+        passes(daemon, 5)
         assert hog.process.poll() is None
         assert decided(daemon) == []
         hog.free()
@@ -213,7 +204,7 @@ def test_a_critical_pod_is_never_evicted_not_even_alone(node: LabNode) -> None:
         hog.go()
         live.message(daemon, "evictions are held: they would not help")
         hog.expect("grown")
-        passes(daemon)
+        passes(daemon, 5)
         assert (hog.process.poll(), small.process.poll()) == (None, None)
         live.ended(daemon)
         assert decided(daemon) == []
@@ -228,7 +219,7 @@ def test_beside_a_critical_pod_an_ordinary_one_goes_and_then_nobody(node: LabNod
         evicted(daemon, ordinary)
         assert other.wait() == -signal.SIGKILL
         more = live.filled(node, pod, 24)
-        passes(daemon)
+        passes(daemon, 5)
         assert (hog.process.poll(), more.process.poll()) == (None, None)
         live.ended(daemon)
         assert decided(daemon) == ["ordinary"]

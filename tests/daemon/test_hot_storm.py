@@ -54,7 +54,7 @@ def test_a_hog_is_evicted_in_the_midst_of_it(kind: str) -> None:
         with storm(node, kind):
             for _ in range(2):
                 since = len(daemon.log)
-                hog = node.start_hog(pod, mib=112, rate=400)
+                hog = node.start_hog(pod, mib=108, rate=400)
                 hog.go()
                 evicted(daemon, pod, since)
                 assert hog.wait() == -signal.SIGKILL
@@ -91,7 +91,7 @@ def test_a_daemon_that_starts_in_the_midst_of_it_is_ready(kind: str) -> None:
         with storm(node, kind):
             for _ in range(2):
                 with live.daemon(node, "--enforce", *hard(24)) as daemon:  # which is ready, or raises
-                    hog = node.start_hog(pod, mib=112, rate=400)
+                    hog = node.start_hog(pod, mib=108, rate=400)
                     hog.go()
                     evicted(daemon, pod)
                     daemon.process.kill()  # the next one finds the rings as they are

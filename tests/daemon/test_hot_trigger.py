@@ -41,7 +41,7 @@ def test_the_kernel_signals_nobody_outside_the_armed_pod(node: LabNode) -> None:
         prey = live.filled(node, victim, 16)
         armed_for(victim)
         signals = live.metric(daemon, 'records_total{kind="signal",side="kernel"}')
-        crosser = live.filled(node, database, 64)
+        crosser = live.filled(node, database, 70)
         decision, _ = evicted(daemon, victim)
         assert prey.wait() == -signal.SIGKILL
         assert decision["trigger"] == "user"

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot.ring_budget import SAVED_NS, SHARE, Ration
+from monitor.hot.ring_records import SAVED_NS, SHARE, Ration
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
 from monitor.link.messages import HOT_TO_SIDE, Oom

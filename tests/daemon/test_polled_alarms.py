@@ -6,7 +6,6 @@ And PSI and memory.events of v2 ring.
 import errno
 import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,10 +73,7 @@ class Aimed:
         self.epoll.close()
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with live.cgroup("aim") as path:
-        yield path
+place = live.fixture(live.cgroup, "aim")
 
 
 @v1

@@ -150,8 +150,10 @@ def test_every_kill_is_told_once_through_a_step_down_and_back(node: LabNode, sta
         hog.go()
         environment = Path(f"/proc/{first.pid}/environ")
         live.until(lambda: b"OUTRACE_LEFT=" in environment.read_bytes(), "it became itself again, and is not ready yet")
+        os.kill(first.pid, signal.SIGSTOP)
         meanwhile.go()
         assert meanwhile.wait() == -signal.SIGKILL
+        os.kill(first.pid, signal.SIGCONT)
         again = first.wait_for(lambda r: r.get("msg") == "ready" and "unwatched_ns" in r)
         assert again is not None
         pids += [meanwhile.pid, killed(node, pod)]

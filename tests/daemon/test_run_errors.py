@@ -16,34 +16,17 @@ from monitor.cli.run import bind, lock
 from monitor.errors import MonitorError
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
+from tests.commands import run as run_command
+from tests.live import one_line as refused
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "import sys; from monitor.cli.main import main; sys.exit(main())"
 
 
 def run(*arguments: str, root: Path = ROOT, user: int | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", CODE, "run", *arguments],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        user=user,
-        group=user,
-        extra_groups=None if user is None else [],
-    )
-
-
-def refused(result: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
-    lines = result.stderr.strip().splitlines()
-    assert result.returncode == code, result.stderr
-    assert result.stdout == ""
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("outrace: error: ")
-    for text in says:
-        assert text in lines[0]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    who = {"user": user, "group": user, "extra_groups": None if user is None else []}
+    return run_command(sys.executable, "-c", CODE, "run", *arguments, env=env, cwd="/", **who)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs root to get this far")

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from monitor.hot.sd_notify import Service
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import run
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"
 SECOND = 1_000_000_000
@@ -126,6 +126,6 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
     """Verified as systemd reads it, but for the place of the program, which is the user's."""
     unit = tmp_path / "outrace.service"
     unit.write_text(UNIT.read_text().replace("/opt/outrace/.venv/bin/outrace", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    done = run("systemd-analyze", "verify", str(unit))
     assert done.returncode == 0, done.stderr
     assert "outrace.service" not in done.stderr  # an option it does not know is only a warning

@@ -35,8 +35,7 @@ def test_pods_are_told_when_they_come_change_and_go(node: Node) -> None:
     node.pod("b", memory="1Gi")
     assert hot.receive("pod+").request == 1 << 30
     (node.manifests / "b.json").unlink()
-    assert hot.receive("pod-") == PodGone("uid-b")
-    assert hot.end() == 0
+    assert (hot.receive("pod-"), hot.end()) == (PodGone("uid-b"), 0)
     assert 'msg="pod gone" pod=default/b' in hot.log()
 
 

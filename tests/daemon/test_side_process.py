@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from monitor.kernel.sched import STARTING
 from monitor.link import channel
 from monitor.link.messages import Evicted, LogLine, Oom
 from monitor.settings.config import RunConfig
+from tests.commands import run
 from tests.daemon import harness
 from tests.daemon.harness import DECISION, Node, eventually, metric, oom
 
@@ -56,7 +56,7 @@ def test_termination_signal_ends_it_too(node: Node) -> None:
 
 
 def test_without_a_pod_source_it_says_why(tmp_path: Path) -> None:
-    hot = harness.Hot(RunConfig(pods="kubelet:x", state_dir=str(tmp_path)), tmp_path / "log")
+    hot = harness.Hot(RunConfig(pods="apiserver", state_dir=str(tmp_path)), tmp_path / "log")
     try:
         hot.start()
         assert hot.process.wait(harness.TIMEOUT_S) == 2
@@ -69,9 +69,7 @@ def test_importing_the_side_stays_light() -> None:
     """What only a feature needs is loaded by that feature: bcc never, pyroute2 and prometheus_client on demand."""
     code = "import sys, monitor.side.main; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = run(sys.executable, "-c", code, env=environment, check=True).stdout.split()
     assert not {"bcc", "pyroute2", "prometheus_client", "yaml", "click", "psutil", "asyncio"} & set(loaded)
 
 
@@ -82,7 +80,7 @@ with contextlib.suppress(KeyError):  # it is given no descriptors
     runpy.run_module("monitor.side.main", run_name="__main__")
 print(os.nice(0))"""
     environment = os.environ | {"PYTHONPATH": str(harness.ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-c", code, env=environment)
     assert done.stdout.strip() == str(STARTING), done.stderr
 
 

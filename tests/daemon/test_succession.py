@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from monitor.hot.eviction_note import ASKED, GONE, KILLED, EvictionNote
+from monitor.hot.outbox import MOST, UnstoredMessages
 from monitor.kernel import cgroupfs, procfs
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, Killed, LogLine
-from monitor.link.resend import MOST, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import evicted, hard, hot_node, losing_node
@@ -121,7 +121,7 @@ def test_a_signal_that_did_not_go_out_does_not_when_the_shortage_is_over(node: L
 @pytest.mark.parametrize("state", [KILLED, GONE])
 def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: int) -> None:
     pod = node.add_pod("again")
-    with live.daemon(node, "--enforce", *hard(4)) as daemon:
+    with live.daemon(node, "--enforce", *hard(40)) as daemon:
         crash(daemon)
         noted(state, pod, ago_s=1.0)
         hog = node.start_hog(pod, mib=32)
@@ -130,7 +130,7 @@ def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: i
         daemon.start()
         time.sleep(0.5)
         assert hog.process.poll() is None
-        hog = node.start_hog(pod, mib=256)  # and it is a candidate as any other
+        hog = node.start_hog(pod, mib=90)  # and it is a candidate as any other
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         live.message(daemon, "evicting", pod="lab/again")
@@ -141,8 +141,8 @@ def test_who_was_started_in_the_pod_since_is_not_touched(node: LabNode, state: i
 @pytest.mark.once
 def test_what_an_evicted_pod_left_is_no_reason_for_the_next_daemon_to_evict_it_again(node: LabNode) -> None:
     pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(16)) as daemon:
-        hog = node.start_hog(pod, mib=256)
+    with live.daemon(node, "--enforce", *hard(40)) as daemon:
+        hog = node.start_hog(pod, mib=110)
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         evicted(daemon, pod)

@@ -12,7 +12,7 @@ from monitor.lab.cgroups import Crowd
 from monitor.lab.node import LabNode
 from tests import live
 from tests.cli.test_bench_smoke import run_bench
-from tests.daemon.hot_node import evicted, hard, hot_node
+from tests.daemon.hot_node import evicted, hard, hot_node, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 MIB = live.MIB
@@ -26,7 +26,7 @@ def test_with_thousands_of_cgroups_a_pod_is_evicted_all_the_same() -> None:
         pod, other = node.add_pod("pod"), node.add_pod("other")
         with live.daemon(node, *hard(24), "--enforce") as daemon:
             live.filled(node, other, 8)
-            node.start_hog(pod, mib=120).go()
+            node.start_hog(pod, mib=up_to(node, 118)).go()
             decision, _ = evicted(daemon, pod)
             assert decision["trigger"] == "user"
             live.until(lambda: live.metric(daemon, "sweeps_total") > 1, "sweeps")
@@ -62,7 +62,7 @@ def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
         pod = node.add_pod("pod", under=FAR_DOWN)
         with live.daemon(node, *hard(20), "--enforce", "--node-cgroup", relative) as daemon:
             live.until(lambda: live.rung(daemon) not in BPF_RUNGS, "another rung")
-            node.start_hog(pod, mib=80, rate=200).go()
+            node.start_hog(pod, mib=56).go()
             evicted(daemon, pod)
         options = ("--node-cgroup", relative, "--hooks", live.Watching(attach=False).pins.hook)
         refused = live.outrace(

@@ -1,7 +1,6 @@
 """Who would be killed next, kept ready: real pods, in a registry that stands in for the real one."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,7 @@ from tests import live
 
 pytestmark = pytest.mark.kernel
 
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("next") as path:
-        yield path
+pod = live.fixture(live.cgroup, "next")
 
 
 def ready(pod: Path, version: int) -> tuple[Trigger, Any]:

@@ -22,6 +22,7 @@ from monitor.kernel.rungs import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import run
 
 pytestmark = pytest.mark.kernel
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "outrace.service"
@@ -79,13 +80,13 @@ class Service:
 
     def systemctl(self, verb: str, *options: str) -> str:
         command = ["systemctl", verb, *options, *(() if verb == "daemon-reload" else (self.name,))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = run(*command, timeout=300)
         assert done.returncode == 0, f"{command}: {done.stderr}\n{self.journal()}"
         return done.stdout.strip()
 
     def journal(self) -> str:
         said = ["journalctl", "--no-pager", "--lines=60", f"--unit={self.name}"]
-        return subprocess.run(said, capture_output=True, text=True, check=False).stdout
+        return run(*said).stdout
 
     def shows(self, what: str) -> str:
         return self.systemctl("show", "--value", f"--property={what}")
@@ -118,7 +119,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not there: the package systemd has it")
     copy = tmp_path / "outrace.service"
     copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE))
-    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False, timeout=60)
+    done = run(analyze, "verify", copy)
     about = [line for line in done.stderr.splitlines() if "outrace" in line]
     assert (done.returncode, about) == (0, [])
 
@@ -149,8 +150,7 @@ def test_the_kubelet_does_not_wait_for_it() -> None:
 
 
 def test_its_memory_is_kept_although_no_slice_keeps_any() -> None:
-    assert said("Slice") == ["-.slice"]
-    assert said("MemoryMin") == ["64M"]
+    assert (said("Slice"), said("MemoryMin")) == (["-.slice"], ["64M"])
     assert (said("OOMPolicy"), said("OOMScoreAdjust")) == (["continue"], ["-999"])
 
 

@@ -147,11 +147,7 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
     asked = []
     parts: Any = MagicMock()
     parts.gauge = SimpleNamespace(
-        look=lambda *_: False,
-        arming=SimpleNamespace(rereads=True),
-        headroom=headroom,
-        crossed=crossed,
-        recapped=False,
+        look=lambda *_: False, arming=SimpleNamespace(rereads=True), headroom=headroom, crossed=crossed, recapped=False
     )
     parts.decider = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
     Housekeeping(parts).look(5)

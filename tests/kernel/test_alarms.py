@@ -6,10 +6,8 @@ import platform
 import re
 import resource
 import select
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +16,14 @@ from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
 from monitor.kernel.alarms import EventsFile, PsiTrigger, Timer, UsageThreshold
 from tests import live
+from tests.commands import run
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
 V1 = cgroupfs.detect().version == 1
 PRESSURE = Path("/proc/pressure/memory")
 
-
-@pytest.fixture
-def epoll() -> Iterator[select.epoll]:
-    with select.epoll() as made:
-        yield made
+epoll = live.fixture(select.epoll)
 
 
 def test_a_timer_is_ready_once_after_its_time(epoll: select.epoll) -> None:
@@ -125,14 +120,7 @@ def test_a_psi_trigger_takes_the_shortest_window_that_is_allowed(dropped: bool) 
     running = (int(release[1]), int(release[2]))
     quickest = 50_000 if running >= (6, 5) else 500_000
     wrapper = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource") if dropped else ()
-    done = subprocess.run(
-        [*wrapper, sys.executable, "-c", WINDOW],
-        env=live.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=live.TIMEOUT_S,
-    )
+    done = run(*wrapper, sys.executable, "-c", WINDOW, env=live.environment())
     assert (done.stdout, done.stderr) == (f"{quickest if capable or running < (6, 1) else 2_000_000}\n", "")
 
 

@@ -14,6 +14,7 @@ from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.wire import PAGE
 from tests import live
+from tests.commands import run
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -236,8 +237,7 @@ def test_v2_limit_and_controllers_write_the_right_files(v2: Hierarchy) -> None:
 def test_make_limit_read_and_remove_on_the_kernel(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     child = cgroupfs.make(path / "a/b")
-    assert cgroupfs.make(child) == child
-    assert cgroupfs.resolve(hierarchy, f"{path.name}/a/b") == child
+    assert (cgroupfs.make(child), cgroupfs.resolve(hierarchy, f"{path.name}/a/b")) == (child, child)
     assert cgroupfs.cgroup_id(child) == os.stat(child).st_ino
     assert cgroupfs.descendants(path) == [path / "a", child]
     assert cgroupfs.limit(child) is None
@@ -275,7 +275,7 @@ def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
 ) -> None:
     hierarchy, path = real
     cgroupfs.set_limit(path, 128 * MI)
-    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], check=True, capture_output=True, text=True).stdout
+    kind = run("stat", "-f", "-c", "%T", tmp_path, check=True).stdout
     if kind.strip() in ("tmpfs", "ramfs"):
         pytest.skip(f"{tmp_path} is on {kind.strip()}, whose pages are no page cache")
     # 16 MiB of page cache, written once, which is what inactive_file is.

@@ -2,8 +2,6 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,13 +32,6 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
             pytest.fail(f"{name} is offered, but refused: {error}", pytrace=False)
         pytest.skip(f"offered, but refused: {error}")
     return name
-
-
-@pytest.fixture
-def files() -> Iterator[Path]:
-    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory)
 
 
 def test_what_is_offered_is_told_best_first() -> None:
@@ -79,8 +70,7 @@ def test_the_best_that_is_expected_is_taken(expected_rungs: tuple[str, ...]) -> 
 
 def test_the_pins_say_whose_they_are(hook: str) -> None:
     found = pins.Pins.open(live.pin_dir(hook))
-    assert found.hook == hook
-    assert found.pressure == pins.HOOKS[hook]
+    assert (found.hook, found.pressure) == (hook, pins.HOOKS[hook])
     others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
     assert [name for name in others if (found.directory / f"prog_{name}").exists()] == []
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.kernel import disks
 from monitor.kernel.disks import Usage, file_system, find_disks, pid_counts, tree_usage
+from tests.commands import run
 from tests.filesystems import Mounts
 
 MI = 1 << 20
@@ -22,7 +23,7 @@ def du(path: Path) -> Usage:
 
     def count(*options: str) -> int:
         command = ["du", "-s", "-x", *options, str(path)]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+        return int(run(*command, check=True).stdout.split()[0])
 
     return Usage(count("--block-size=1"), count("--inodes"))
 
@@ -143,8 +144,7 @@ def test_a_tree_takes_what_du_says(mounts: Mounts) -> None:
         (tree / "many" / f"{i:0100}").touch()  # a directory of several blocks
     (tree / "dangling").symlink_to("nowhere")
     (tree / "long").symlink_to("x" * 200)  # a link with a block of its own
-    assert tree_usage(tree) == du(tree)
-    assert tree_usage(tree / "holes") == Usage(0, 1)
+    assert (tree_usage(tree), tree_usage(tree / "holes")) == (du(tree), Usage(0, 1))
 
 
 @settings(max_examples=25)

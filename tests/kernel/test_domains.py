@@ -150,8 +150,7 @@ def test_a_slot_used_again_carries_nothing_over() -> None:
         assert watch.add(second) == index
         assert watch.table.read(cgroupfs.cgroup_id(first)) is None
         assert watch.table.read(cgroupfs.cgroup_id(second)) is None, "not counted before the first sweep"
-        assert watch.table.reading(index) == Reading(0, 0, 0)
-        assert watch.table.crossed(index) == 0
+        assert (watch.table.reading(index), watch.table.crossed(index)) == (Reading(0, 0, 0), 0)
         words = watch.table._words[index * 32 + 1 : index * 32 + 32].tolist()
         assert [word for word in words if word not in (0, NO_CEILING, 4, 5_000_000)] == []
 

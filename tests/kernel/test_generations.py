@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,13 +15,6 @@ pytestmark = pytest.mark.kernel
 MIB = live.MIB
 SWITCH = Path("/sys/kernel/mm/lru_gen/enabled")
 ON, OFF = "7", "0"
-
-
-@pytest.fixture
-def files() -> Iterator[Path]:
-    """Where page cache comes from. /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Header trees: literal ones of each distribution's layout, and the real one compiled against by BCC."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from monitor.errors import CannotError
 from monitor.kernel import headers
+from tests.commands import run
 
 ARCH = headers.kernel_arch()
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -147,6 +147,6 @@ print(b["forks"][0].value)
 def test_bcc_compiles_and_loads_a_program_with_what_is_prepared(tmp_path: Path) -> None:
     source = headers.prepare(tmp_path)
     environment = {**os.environ, "BCC_KERNEL_SOURCE": source} if source else dict(os.environ)
-    done = subprocess.run([SYSTEM_PYTHON, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240)
+    done = run(SYSTEM_PYTHON, "-c", PROGRAM, env=environment)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from monitor.kernel import instances, loader, pins
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.commands import run
 from tests.pin_instances import new_instance, state_directory
 from tests.pin_instances import root as root
 
@@ -107,12 +109,12 @@ def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -
         subprocess.run(["umount", tmp_path / "var"], check=True)
     # Nor is one that is there, but not in the mount namespace of who looks.
     private = live.elsewhere(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
-    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    done = run(*private, env=live.environment(), cwd="/", check=True)
     assert done.stdout == "[] 0\n"
     assert instance.is_dir()
     # Nor one whose state dir was removed, to somebody who sees other file systems than it was seen in.
     (tmp_path / "var" / "state").rmdir()
-    done = subprocess.run(private, env=live.environment(), cwd="/", capture_output=True, text=True, check=True)
+    done = run(*private, env=live.environment(), cwd="/", check=True)
     assert done.stdout == "[] 0\n"
     assert strays() == [instance]
 
@@ -146,9 +148,7 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     command = command.replace(
         "from monitor", f"from monitor.kernel import pins; pins.ROOT = pins.Path('{root}'); from monitor"
     )
-    done = subprocess.run(
-        ["/bin/sh", "-c", command], env=live.environment(), capture_output=True, text=True, check=True
-    )
+    done = run("/bin/sh", "-c", command, env=live.environment(), check=True)
     assert done.stderr == "removed 1 pins\n"
     assert [path.name for path in root.iterdir()] == [instances.instance_directory(tmp_path / "kept").name]
 
@@ -202,8 +202,9 @@ def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
     def loaders() -> list[int]:
         found = []
         for pid in live.children(process.pid):
-            if b"monitor.kernel.loader" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(os.pidfd_open(pid))
+            with suppress(OSError):  # another child, which ended
+                if b"monitor.kernel.loader" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(os.pidfd_open(pid))
         return found
 
     try:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import EVERYTHING, LimitCache, Limits, read
+from tests import live
 from tests.limited import MIB, UNLIMITED, limit, write
 from tests.puppet import cgroup
 
@@ -104,11 +104,7 @@ def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> No
 
 # -- real cgroups ------------------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with cgroup("limits") as path:
-        yield path
+pod = live.fixture(cgroup, "limits")
 
 
 def without_swap(found: Limits | None) -> Limits | None:
@@ -179,8 +175,7 @@ def test_a_cgroup_is_read_once_a_second(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache.look(tmp_path) == Limits(swap=0)
     clock.now += 0.2
     swap["SwapTotal"] = swap["SwapFree"] = 0  # swapoff
-    assert cache.look(pod) == Limits(high=2)
-    assert cache.look(tmp_path / "late") == Limits(high=3)
+    assert (cache.look(pod), cache.look(tmp_path / "late")) == (Limits(high=2), Limits(high=3))
     assert cache.look(tmp_path) == Limits()
 
 

@@ -15,6 +15,7 @@ from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins
 from monitor.lab.node import LabNode
 from tests import live
+from tests.commands import run
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -43,15 +44,7 @@ def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.C
     """`ensure_loaded` of the package below ``root``, in a process of its own."""
     code = f"{prelude}\nimport sys; from pathlib import Path; from monitor.kernel import loader\n"
     code += "print(*loader.ensure_loaded(Path(sys.argv[1])))"
-    return subprocess.run(
-        [sys.executable, "-c", code, str(state)],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run(sys.executable, "-c", code, str(state), env=os.environ | {"PYTHONPATH": str(root)}, cwd="/")
 
 
 def prog_id(directory: Path, name: str) -> int:
@@ -72,8 +65,7 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     assert first.returncode == 0, first.stderr
     directory = Path(first.stdout.split()[0])
     assert first.stdout.split()[1] == "True"
-    assert listing(directory) == EVERYTHING
-    assert listing(directory.parent) == [directory.name]
+    assert (listing(directory), listing(directory.parent)) == (EVERYTHING, [directory.name])
     number = prog_id(directory, "on_mark_victim")
 
     assert loader.ensure_loaded(state) == (directory, False)
@@ -101,8 +93,7 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     assert broken.stdout.startswith("3 the BPF programs do not load"), broken.stderr
     assert "loader.log" in broken.stdout
     assert "static int x = no_such_thing;" in (state / "loader.log").read_text()
-    assert listing(other.parent) == [other.name]
-    assert listing(other) == EVERYTHING
+    assert (listing(other.parent), listing(other)) == ([other.name], EVERYTHING)
 
 
 KILLED = """
@@ -140,14 +131,12 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
     target = loader.instance_directory(state) / loader.stamp(HOOK)
     kill_while_pinning(state, target)
     assert loader.ensure_loaded(state) == (target, True)
-    assert listing(target.parent) == [target.name]
-    assert listing(target) == EVERYTHING
+    assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)
     # The same beside pins that are good and stay in use.
     kill_while_pinning(state, target.with_name("another"))
     assert len(listing(target.parent)) == 2
     assert loader.ensure_loaded(state) == (target, False)
-    assert listing(target.parent) == [target.name]
-    assert listing(target) == EVERYTHING
+    assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)
 
 
 @pytest.mark.once
@@ -164,9 +153,7 @@ def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
         with live.daemon(node, *options) as second:
             told = live.message(second, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
             assert told["while_away"] is True
-            assert told["pod"] == "lab/p"
-            assert told["scope"] == "memcg"
-            assert told["oom_limit"] == 64 * MIB
+            assert (told["pod"], told["scope"], told["oom_limit"]) == ("lab/p", "memcg", 64 * MIB)
             assert second.stop() == 0
         # Told once: the third daemon has nothing to say.
         with live.daemon(node, *options) as third:

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel import mounts
+from tests.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,13 +34,16 @@ AS_NOBODY = "os.setresuid(65534, 65534, 65534)"
 def in_own_namespace(script: str) -> list[str]:
     unshare = shutil.which("unshare")
     assert unshare, "unshare (util-linux) is part of every Debian and Ubuntu"
-    done = subprocess.run(
-        [unshare, "--mount", "--propagation", "private", sys.executable, "-c", script],
+    done = run(
+        unshare,
+        "--mount",
+        "--propagation",
+        "private",
+        sys.executable,
+        "-c",
+        script,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

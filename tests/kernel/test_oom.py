@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -135,11 +134,8 @@ def test_threads_of_a_victim_are_one_process() -> None:
         assert mark.invoker_tid != puppet.pid, "a thread asked for the memory"
 
 
-@pytest.fixture
-def freezer() -> Iterator[Path]:
-    """A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does."""
-    with live.freezer() as path:
-        yield path
+#: A frozen cgroup of the v1 freezer: a process killed in it stays until it is thawed, which a mark does.
+freezer = live.fixture(live.freezer)
 
 
 def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
@@ -200,8 +196,7 @@ def test_reclaim_at_a_limit_is_told_once_with_the_cache_of_that_moment(tmp_path:
         reader.do(f"write({str(tmp_path / 'file')!r}, 96)")
         told = watch.oom(lambda e: e.kind == "reclaim" and e.oom_cgroup == cgroupfs.cgroup_id(path))
         assert began < told.ts_ns < time.monotonic_ns()
-        assert told.invoker_pid == reader.pid
-        assert told.oom_limit == 32 * MIB
+        assert (told.invoker_pid, told.oom_limit) == (reader.pid, 32 * MIB)
         assert 30 * MIB <= told.oom_usage <= 32 * MIB
         assert told.oom_inactive_file is not None
         assert told.oom_active_file is not None

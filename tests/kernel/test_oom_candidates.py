@@ -87,11 +87,7 @@ GIB = 1 << 30
         (2, {"memory.max": "max"}, 24),
         (1, {"memory.limit_in_bytes": 4 * GIB, "memory.swappiness": 60}, 12),
         (1, {"memory.limit_in_bytes": 4 * GIB, "memory.swappiness": 0}, 4),
-        (
-            1,
-            {"memory.limit_in_bytes": 4 * GIB, "memory.memsw.limit_in_bytes": 6 * GIB, "memory.swappiness": 60},
-            6,
-        ),
+        (1, {"memory.limit_in_bytes": 4 * GIB, "memory.memsw.limit_in_bytes": 6 * GIB, "memory.swappiness": 60}, 6),
     ],
 )
 def test_swap_counts_where_it_may_be_used(

@@ -52,8 +52,7 @@ def test_four_hogs_cross_a_few_hundred_times_and_each_is_reported_once() -> None
                 waiting.pop(stream).expect("grown")
         watch.consume()
         counted = watch.counted()
-    assert counted["emitted_cross"] == len(watch.events)
-    assert counted["lost_cross"] == 0
+    assert (counted["emitted_cross"], counted["lost_cross"]) == (len(watch.events), 0)
     assert {(event.kind, event.cgroup_id) for event in watch.events} == {(CROSS, number) for number in ids}
     # khugepaged charges too, when it makes one page of the small ones of an interpreter.
     charged = {event.tgid for event in watch.events}
@@ -213,8 +212,7 @@ def test_nothing_is_evaluated_while_detached() -> None:
         seen = watch.table.reading(index)
         puppet.do("anon(8)")
         watch.consume()
-        assert watch.events == []
-        assert watch.table.reading(index) == seen
+        assert (watch.events, watch.table.reading(index)) == ([], seen)
         # A sweep brings it up to date. It reports nothing: only what adds memory can cross, and user space looks
         # after it.
         watch.sweeper.run()

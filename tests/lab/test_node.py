@@ -14,7 +14,7 @@ import pytest
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.child import Hog
+from monitor.lab.child import PATIENCE_S, Hog
 from monitor.lab.node import MIB, LabNode
 
 pytestmark = pytest.mark.kernel
@@ -30,15 +30,13 @@ def node() -> Iterator[LabNode]:
 
 def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
     pod = node.add_pod("web", "Burstable", request=32 * MIB, limit=64 * MIB, containers=2, priority=7, grace_s=3)
-    assert cgroupfs.limit(node.cgroup) == 96 * MIB
-    assert cgroupfs.limit(pod.cgroup) == 64 * MIB
+    assert (cgroupfs.limit(node.cgroup), cgroupfs.limit(pod.cgroup)) == (96 * MIB, 64 * MIB)
     manifest = json.loads(pod.manifest.read_text())
     annotations = manifest["metadata"]["annotations"]
     assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup"]) == pod.cgroup
     assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup.c1"]) == pod.containers["c1"]
     assert [c["resources"]["requests"]["memory"] for c in manifest["spec"]["containers"]] == [str(16 * MIB)] * 2
-    assert manifest["spec"]["priority"] == 7
-    assert manifest["spec"]["terminationGracePeriodSeconds"] == 3
+    assert (manifest["spec"]["priority"], manifest["spec"]["terminationGracePeriodSeconds"]) == (7, 3)
     assert os.listdir(node.manifests) == [pod.manifest.name]
     node.remove_pod(pod)
     assert not pod.cgroup.exists()
@@ -77,8 +75,7 @@ def test_more_than_the_node_has_is_killed_by_the_kernel_and_counted(node: LabNod
     assert node.oom_kills() == 0
     hog = node.start_hog(node.add_pod("hog"), mib=256)
     hog.go()
-    assert hog.wait() == -signal.SIGKILL
-    assert hog.answer() == ""
+    assert (hog.wait(), hog.answer()) == (-signal.SIGKILL, "")
     assert node.oom_kills() == 1
     bystander.go()
     bystander.expect("grown")
@@ -169,10 +166,10 @@ def test_an_owner_that_is_killed_leaves_nothing(sig: signal.Signals) -> None:
     assert all(path.exists() for path in paths)
     watched = [os.pidfd_open(pid) for pid in pids]
     owner.send_signal(sig)
-    assert owner.wait(30) == (130 if sig == signal.SIGINT else -sig)
+    assert owner.wait(PATIENCE_S) == (130 if sig == signal.SIGINT else -sig)
     try:
         for fd, who in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
-            assert select.select([fd], [], [], 30)[0], f"the {who} is still there"
+            assert select.select([fd], [], [], PATIENCE_S)[0], f"the {who} is still there"
     finally:
         for fd in watched:
             os.close(fd)

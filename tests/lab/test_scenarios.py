@@ -105,8 +105,7 @@ def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys
     if missing(scenario):
         pytest.skip(missing(scenario))
     outcome, state_dir = played[scenario.name].result(10 * live.TIMEOUT_S)
-    assert outcome.wrong == ""
-    assert outcome.verdict == scenario.truth.verdict
+    assert (outcome.wrong, outcome.verdict) == ("", scenario.truth.verdict)
     if not scenario.stops:  # the daemon that could be asked is gone
         counted = {v: outcome.metrics[f'outrace_race_total{{verdict="{v}"}}'] for v in VERDICTS}
         assert counted == {v: float(v == scenario.truth.verdict) for v in VERDICTS}

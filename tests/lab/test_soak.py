@@ -32,7 +32,7 @@ def test_the_receiver_counts_by_path() -> None:
     with Receiver() as receiver:
         for path in ("node", "machine"):
             body = json.dumps({"name": path}).encode()
-            with urllib.request.urlopen(f"{receiver.url}/{path}", body, timeout=10) as answer:
+            with urllib.request.urlopen(f"{receiver.url}/{path}", body, timeout=60) as answer:
                 assert answer.status == 200
     assert [post[1:] for post in receiver.posts] == [("/node", {"name": "node"}), ("/machine", {"name": "machine"})]
 

@@ -53,13 +53,6 @@ def root(tmp_path: Path) -> Path:
     return _cgroup(tmp_path / "cg", ".")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir()
-    return path
-
-
 @pytest.mark.parametrize("name", ["stranger", "lab", "node", "/", "nodes/p"])
 def test_a_pod_lies_below_the_node(root: Path, folder: Path, name: str) -> None:
     node = _cgroup(root, "lab/node")

@@ -222,8 +222,7 @@ def test_without_annotation_the_kubepods_tree_is_searched(
         name = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod11_22.slice"
     path = _cgroup(hierarchy, name)
     [found] = _wait(pods).updated
-    assert found.cgroup == path
-    assert found.containers == {"main": path}
+    assert (found.cgroup, found.containers) == (path, {"main": path})
 
 
 def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:

@@ -15,6 +15,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.owner import changed_by
 from monitor.pods.source import Change, PodSource, open_source
 from monitor.settings.read import build
+from tests.commands import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")
 GI = 1 << 30
@@ -136,15 +137,15 @@ def test_a_directory_of_the_users_own_is_for_his_own_looks(tmp_path: Path) -> No
     os.chown(own, NOBODY, NOBODY)
     code = f"from pathlib import Path; from monitor.pods.owner import changed_by; print(changed_by(Path({str(own)!r})))"
     with entered(tmp_path):
-        done = subprocess.run(
-            ["/usr/bin/env", "python3", "-c", code],
+        done = run(
+            "/usr/bin/env",
+            "python3",
+            "-c",
+            code,
             env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
             user=NOBODY,
             group=NOBODY,
             extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
         )
     if "Permission denied" in done.stderr or "No module" in done.stderr:
         pytest.skip("the code cannot be read as another user here")
@@ -248,12 +249,17 @@ def test_a_mounted_configmap_is_taken(tmp_path: Path) -> None:
         f"print([changed_by(Path(p)) for p in ({str(volume)!r}, {str(volume / 'a.yaml')!r})])"
     )
     mount = f'mount --bind {volume} {volume}; mount -o remount,ro,bind {volume}; exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", mount, "sh", "python3", "-c", code],
+    done = run(
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        mount,
+        "sh",
+        "python3",
+        "-c",
+        code,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.stdout == "['', '']\n", done.stderr
     assert "(mode 777) can be written by others" in changed_by(volume)

@@ -89,8 +89,7 @@ def test_a_link_in_place_of_a_volume_counts_nothing(roots: Roots, disk: Path) ->
     directory.mkdir(parents=True)
     (directory / "v").symlink_to(disk / "elsewhere")
     stats = measure(found_pod(volumes=[{"name": "v", "emptyDir": {}}]), roots).stats
-    assert stats.volumes_used() == {}
-    assert stats.ephemeral_storage() == 0
+    assert (stats.volumes_used(), stats.ephemeral_storage()) == ({}, 0)
 
 
 def test_a_pod_without_anything(roots: Roots) -> None:
@@ -162,8 +161,7 @@ def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
         with live.Puppet(inside) as first, live.Puppet(nested), live.Puppet(sandbox):
             first.do("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()")  # no process
             both = found_pod(cgroup=parent, cgroups={"c": inside, "nested": nested})
-            assert process_count(both) == 2
-            assert process_count(found_pod(cgroup=parent)) == 3
+            assert (process_count(both), process_count(found_pod(cgroup=parent))) == (2, 3)
             assert process_stats(both).processes() == 2
             assert measure(both, roots).stats.processes() == 2
         assert process_count(both) == 0

@@ -1,7 +1,6 @@
 """`outrace top` on real cgroups: its figures, where they come from, its options, and the live view on a terminal."""
 
 import json
-import os
 import re
 import subprocess
 import threading
@@ -15,16 +14,15 @@ from monitor.actions.status import EvictedPod, StatusStore
 from monitor.cli import top_frame
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
-from monitor.link.counters import SharedStats
 from monitor.pods.source import open_source
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.side.endpoints import summary
-from monitor.side.view import View
 from tests.pods.top_node import MI, closed_port, common, top
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
+from tests.side.views import view as side_view
 
 
 @pytest.mark.live
@@ -38,8 +36,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     assert frame["source"] == "cgroup files"
     assert frame["kubepods"] is None
     reading = frame["node"]
-    assert reading["cgroup"] == str(node)
-    assert reading["capacity"] == 128 * MI
+    assert (reading["cgroup"], reading["capacity"]) == (str(node), 128 * MI)
     assert reading["usage"] >= 8 * MI
     assert reading["working_set"] == reading["usage"] - reading["inactive_file"]
     assert reading["available"] == 128 * MI - reading["working_set"]
@@ -182,16 +179,7 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     """What the daemon's side answers for this node, made by its own code."""
     hierarchy = cgroupfs.detect()
     config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
-    view = View(
-        config=config,
-        hierarchy=hierarchy,
-        capacity=cgroupfs.limit(node) or 0,
-        stats=SharedStats.create(),
-        send=lambda message: False,
-        hot_pid=os.getpid(),
-        side_pid=os.getpid(),
-        wake_side=lambda: None,
-    )
+    view = side_view(config, hierarchy, cgroupfs.limit(node) or 0)
     source = open_source(config.pods, hierarchy, meminfo.mem_total())
     source.poll()
     view.pods = dict(source.pods)
@@ -263,6 +251,5 @@ def test_evicted_pods_are_listed(folder: Path, tmp_path: Path, node: Path) -> No
 
 def test_the_scripts_divide_like_the_shell() -> None:
     figures = top_frame.script_figures(MemoryReading.of(5000, 0, 0, 1000))
-    assert figures["memory_available_in_bytes"] == -4000
-    assert figures["memory_available_in_kb"] == -3
+    assert (figures["memory_available_in_bytes"], figures["memory_available_in_kb"]) == (-4000, -3)
     assert figures["memory_available_in_mb"] == 0

@@ -52,8 +52,7 @@ def test_a_frame_of_real_cgroups(node: LabNode) -> None:
     found = frame(node)
     pods = {p["name"]: p for p in found["pods"]}
     limited, plain = pods["limited"], pods["plain"]
-    assert limited["limits"] == whole.named()
-    assert limited["containers"]["c1"]["limits"] == part.named()
+    assert (limited["limits"], limited["containers"]["c1"]["limits"]) == (whole.named(), part.named())
     assert limited["oom_group"] == whole.oom_group
     none = Limits().named()
     assert limited["containers"]["c0"]["limits"] == plain["limits"] == plain["containers"]["c0"]["limits"] == none
@@ -127,8 +126,7 @@ def test_a_column_appears_for_whoever_has_one(tmp_path: Path) -> None:
 def test_a_limit_of_a_container_alone_is_shown(tmp_path: Path) -> None:
     """Where the kubelet sets memory.high."""
     text = shown(tmp_path, {}, {}, container={"memory.high": 3 * MIB, "memory.max": 4 * MIB})
-    assert header(text, "POD") == []
-    assert header(text, "CONTAINER") == ["HIGH", "MAX"]
+    assert (header(text, "POD"), header(text, "CONTAINER")) == ([], ["HIGH", "MAX"])
     assert next(line.split() for line in text.splitlines() if line.startswith("ns/p0/c0")) == [
         "ns/p0/c0",
         "3.0Mi",

@@ -15,6 +15,7 @@ from tests.pods.top_node import MI, REPOSITORY, closed_port, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
+from tests.puppet import TIMEOUT_S
 
 
 @pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
@@ -27,7 +28,7 @@ def test_live_on_a_terminal_until_q_or_ctrl_c(folder: Path, tmp_path: Path, node
     try:
         seen = b""
         while seen.count(b"\x1b[H") < 2:  # it refreshes by itself
-            assert select.select([fd], [], [], 30)[0], seen
+            assert select.select([fd], [], [], TIMEOUT_S)[0], seen
             seen += os.read(fd, 65536)
         assert b"default/busy" in seen
         os.write(fd, end.encode())
@@ -55,5 +56,5 @@ def test_live_without_a_terminal_prints_frame_after_frame(folder: Path, tmp_path
         assert process.stdout
         frames = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT_S) == 0
     assert [f["node"]["capacity"] for f in frames] == [128 * MI, 128 * MI]

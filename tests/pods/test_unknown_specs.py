@@ -242,10 +242,7 @@ def test_the_sandbox_is_no_container(
     ids=["comm", "program", "score", "two"],
 )
 def test_pause_alone_is_no_sandbox(
-    tree: tuple[Hierarchy, Path],
-    start: Start,
-    score: Callable[[int, int], None],
-    sandbox: list[tuple[str, str, int]],
+    tree: tuple[Hierarchy, Path], start: Start, score: Callable[[int, int], None], sandbox: list[tuple[str, str, int]]
 ) -> None:
     """A container whose processes all called themselves pause was none: with its request the pod lost its place."""
     path = tree[1] / f"kubepods/burstable/pod{UID}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
+from tests.commands import run
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -59,7 +60,7 @@ def busy(node: Path) -> Iterator[None]:
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monitor.cli.main", "top", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    return run(*command, cwd=REPOSITORY)
 
 
 def closed_port() -> str:

@@ -38,8 +38,7 @@ def test_the_container_file_system_gets_the_thresholds_of_the_disk_it_is_on(
     )
     overlay = overlay_containerfs(thresholds, layout)
     assert written(overlay.thresholds) == expected
-    assert overlay.in_place == thresholds
-    assert overlay.conflicts == ()
+    assert (overlay.in_place, overlay.conflicts) == (thresholds, ())
     copies = [t for t in overlay.thresholds if t.signal == "containerfs.available" and t.min_reclaim is not None]
     assert len(copies) == (2 if layout in (SINGLE_DISK, SPLIT) else 0)
     assert len(overlay.thresholds) == len(thresholds) + (0 if layout == ODD else 4)
@@ -142,5 +141,4 @@ def test_limits_of_a_pod_over_its_life() -> None:
     assert str(pod_limit(pod("d", limited("c", "1024Mi")), "ephemeral-storage")) == "1Gi"
     assert pod_limit(pod("e"), "ephemeral-storage") is None
     whole = pod("f", container(limits={"memory": "5"}), resources={"limits": {"memory": "9"}})
-    assert str(pod_limit(whole, "memory")) == "9"
-    assert str(pod_limit(whole, "memory", pod_level=False)) == "5"
+    assert (str(pod_limit(whole, "memory")), str(pod_limit(whole, "memory", pod_level=False))) == ("9", "5")

@@ -172,8 +172,7 @@ def test_who_ends_hides_nobodys_growth() -> None:
 
 def test_what_is_missing_ends_at_the_threshold_and_only_then_at_the_min_reclaim() -> None:
     (plain,) = parse_thresholds({"memory.available": "100Mi"})
-    assert missing(plain, 90 * MIB, 1 << 30) == 10 * MIB
-    assert missing(plain, 120 * MIB, 1 << 30) == -20 * MIB
+    assert (missing(plain, 90 * MIB, 1 << 30), missing(plain, 120 * MIB, 1 << 30)) == (10 * MIB, -20 * MIB)
     (widened,) = parse_thresholds({"memory.available": "100Mi"}, min_reclaim={"memory.available": "50Mi"})
     assert missing(widened, 90 * MIB, 1 << 30) == 10 * MIB
     assert missing(widened, 120 * MIB, 1 << 30) == 30 * MIB
@@ -188,8 +187,7 @@ def test_one_threshold_that_evictions_help_is_enough() -> None:
     fine = SMALL._replace(growth=Growth(S, 10 * MIB, 0))
     assert judge(HARD, seen, {MEMORY: SMALL, ALLOCATABLE_MEMORY: SMALL}) == Answer(False, OUTGROWN)
     assert judge(HARD, seen, {MEMORY: SMALL, ALLOCATABLE_MEMORY: fine}) == GO
-    assert judge(HARD, seen, {MEMORY: fine}) == GO
-    assert judge(HARD, seen, {}) == GO
+    assert (judge(HARD, seen, {MEMORY: fine}), judge(HARD, seen, {})) == (GO, GO)
     assert judge((), seen, {MEMORY: SMALL}) == GO
 
 
@@ -215,7 +213,6 @@ def test_a_recording_keeps_the_figures(known: Figures) -> None:
 def test_nobody_goes_while_memory_is_given_back() -> None:
     """Unless what grows is in pods, or nothing would be left before it is over."""
     eases = SMALL._replace(growth=Growth(S, 0, -20 * MIB), eases=True)
-    assert answer(MIB, 32 * MIB, eases) == WAIT
-    assert answer(MIB, 32 * MIB, eases._replace(eases=False)) == GO
+    assert (answer(MIB, 32 * MIB, eases), answer(MIB, 32 * MIB, eases._replace(eases=False))) == (WAIT, GO)
     assert answer(MIB, 32 * MIB, eases._replace(growth=outside(0, inside_mib=4))) == GO
     assert answer(MIB, 32 * MIB, eases._replace(left=MIB)) == GO

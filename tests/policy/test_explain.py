@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.policy.explain import (
-    comparisons,
-    contrast,
-    first_disagreement,
-)
+from monitor.policy.explain import comparisons, contrast, first_disagreement
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
@@ -37,10 +33,7 @@ def test_memory_in_words() -> None:
         "usage: 100Mi (working set), requested 100Mi: within its request",
         "excess: 0 below its request",
     ]
-    assert words(one, None, "memory.available") == [
-        "usage: no stats: goes first",
-        "priority: 5: lower ones go first",
-    ]
+    assert words(one, None, "memory.available") == ["usage: no stats: goes first", "priority: 5: lower ones go first"]
 
 
 def test_disk_in_words() -> None:

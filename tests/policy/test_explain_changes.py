@@ -6,12 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.explain import (
-    Change,
-    changes,
-    why_class,
-    why_request,
-)
+from monitor.policy.explain import Change, changes, why_class, why_request
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED

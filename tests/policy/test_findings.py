@@ -23,8 +23,7 @@ def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), compat: str =
 
 
 def test_nothing_to_say() -> None:
-    assert found() == []
-    assert found(evictionHard=ALL) == []
+    assert (found(), found(evictionHard=ALL)) == ([], [])
     assert findings(in_force(), (), Node()) == []
     for name in ("kubelet-1.17", "kubelet-1.8"):
         assert findings(in_force(rules=era(name)), (), MACHINE, era(name)) == []

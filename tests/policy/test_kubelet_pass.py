@@ -103,8 +103,7 @@ def test_a_memory_eviction_in_full() -> None:
 def test_a_pod_without_stats_goes_first_and_is_told_little() -> None:
     (result,) = run(config({"memory.available": "1Gi"}), [*PODS, pod("unknown")], low(1, memory=0))
     (eviction,) = result.evictions
-    assert eviction.pod.name == "unknown"
-    assert eviction.annotations == {}
+    assert (eviction.pod.name, eviction.annotations) == ("unknown", {})
 
 
 def test_one_pod_per_pass_and_never_a_critical_one() -> None:
@@ -117,8 +116,7 @@ def test_one_pod_per_pass_and_never_a_critical_one() -> None:
 
 def test_memory_comes_before_disk() -> None:
     (result,) = run(config({"nodefs.available": "10%", "memory.available": "1Gi"}), PODS, low(1, memory=0, nodefs=0))
-    assert result.warning == "Attempting to reclaim memory"
-    assert result.reclaimed == ()
+    assert (result.warning, result.reclaimed) == ("Attempting to reclaim memory", ())
 
 
 @pytest.mark.parametrize(
@@ -296,9 +294,7 @@ def test_at_most_one_pod_for_thresholds_and_none_that_is_critical(
 
 
 @given(worlds())
-def test_the_same_inputs_give_the_same_passes(
-    world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]],
-) -> None:
+def test_the_same_inputs_give_the_same_passes(world: tuple[PassConfig, list[Pod], list[dict[str, Any] | None]]) -> None:
     policy, pods, answers = world
     once = run(policy, pods, *answers)
     assert run(replace(policy), pods[::-1][::-1], *answers) == once

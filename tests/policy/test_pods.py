@@ -236,5 +236,4 @@ def test_message_of_a_pod_with_its_own_request() -> None:
         "The node was low on resource: memory. Threshold quantity: 1Gi, available: 0. "
         "Pod p was using 1Gi, request is 2Gi, has larger consumption of memory. "
     )
-    assert annotations["offending_pod"] == "p"
-    assert annotations["offending_pod_usage"] == "1Gi"
+    assert (annotations["offending_pod"], annotations["offending_pod_usage"]) == ("p", "1Gi")

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.eviction_order import EvictionOrder
 from monitor.policy.per_pod import per_pod
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from monitor.policy.ranking import Candidate, candidate, memory_key, memory_order
+from monitor.policy.ranking import Candidate, EvictionOrder, candidate, memory_key, memory_order
 from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request
 

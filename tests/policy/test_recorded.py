@@ -192,12 +192,10 @@ def test_decimal_amounts_beyond_exa_print_sanely() -> None:
 def test_oom_score_adj_of_an_absurd_request_is_the_floor_not_an_overflow() -> None:
     asked = {"requests": {"memory": str(2**63 - 1)}}
     pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
-    assert oom_score_adj(pod, "c0", 2**34) == 3
-    assert oom_score_adj(pod, "c0", 2**34, compat=KUBELET) == 999
+    assert (oom_score_adj(pod, "c0", 2**34), oom_score_adj(pod, "c0", 2**34, compat=KUBELET)) == (3, 999)
     asked["requests"]["memory"] = "1E20"  # beyond 64 bits the kubelet reads 0
     pod = pod_from_object({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c0", "resources": asked}]}})
-    assert oom_score_adj(pod, "c0", 2**34) == 3
-    assert oom_score_adj(pod, "c0", 2**34, compat=KUBELET) == 999
+    assert (oom_score_adj(pod, "c0", 2**34), oom_score_adj(pod, "c0", 2**34, compat=KUBELET)) == (3, 999)
 
 
 def test_no_memory_capacity_is_refused_where_the_kubelet_dies() -> None:

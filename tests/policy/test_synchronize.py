@@ -9,13 +9,7 @@ from monitor.policy.compat import KUBELET
 from monitor.policy.eviction_pass import carried
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY
-from monitor.policy.synchronize import (
-    EvictionConfig,
-    Observation,
-    State,
-    condition_times,
-    synchronize,
-)
+from monitor.policy.synchronize import EvictionConfig, Observation, State, condition_times, synchronize
 from monitor.policy.thresholds import PolicyError, Threshold, ThresholdValue, parse_thresholds
 from tests.policy.one_pass import CAPACITY, PODS, S, first_observed, pod, run
 
@@ -31,10 +25,7 @@ def soft(grace: str, max_pod_grace: int = 0, value: str = "100") -> EvictionConf
 
 def test_no_thresholds_no_work() -> None:
     config = EvictionConfig((), 300 * S)
-    assert run(config, State(), 1, {MEMORY: 0}) == (
-        State(),
-        (None, None, (), 0, frozenset(), (), (), None),
-    )
+    assert run(config, State(), 1, {MEMORY: 0}) == (State(), (None, None, (), 0, frozenset(), (), (), None))
 
 
 def test_met_is_strictly_below() -> None:
@@ -220,8 +211,7 @@ def test_likeliest_preference_of_the_kubelet() -> None:
     config = EvictionConfig(thresholds, 300 * S, compat=KUBELET)
     everything = dict.fromkeys(CONDITION, 0)
     state, outcome = run(config, State(), 0, everything)
-    assert outcome.starved == thresholds[-1]
-    assert outcome.starved.signal == ALLOCATABLE_MEMORY
+    assert (outcome.starved, outcome.starved.signal) == (thresholds[-1], ALLOCATABLE_MEMORY)
     _, outcome = run(config, State(), 0, {"pid.available": 0, "nodefs.available": 0})
     assert outcome.starved == thresholds[0]
     # 150: of memory.available the soft one alone is met, the hard one held, and so it comes last.

@@ -26,14 +26,12 @@ def test_points_are_pages_and_thousandths_of_the_limit() -> None:
 
 
 def test_the_quotient_is_truncated_first() -> None:
-    assert badness(process(1, 0, 999), 1999) == 999
-    assert badness(process(1, 0, 999), 999) == 0
+    assert (badness(process(1, 0, 999), 1999), badness(process(1, 0, 999), 999)) == (999, 0)
 
 
 def test_negative_points_count_since_5_9_and_are_1_before() -> None:
     p = process(1, 1, -997)
-    assert badness(p, GIB_PAGES) == 256 - 997 * 262
-    assert badness(p, GIB_PAGES, floor=True) == 1
+    assert (badness(p, GIB_PAGES), badness(p, GIB_PAGES, floor=True)) == (256 - 997 * 262, 1)
 
 
 def test_the_protected_are_never_chosen() -> None:

@@ -17,8 +17,7 @@ def wall(t: float, wall_s: float = 0) -> Clock:
 def test_an_episode_has_the_clock_of_its_start_to_its_end() -> None:
     step = wall(1_000, 3600)
     first, second = episodes(wall(-500), crossing(), clear(1_500), step, crossing(9_000), clear(9_500), End(ms(20_000)))
-    assert verdict(first).start == timestamp(AT)
-    assert verdict(first).end == timestamp(AT + 1_500_000_000)
+    assert (verdict(first).start, verdict(first).end) == (timestamp(AT), timestamp(AT + 1_500_000_000))
     assert verdict(second).start == timestamp(AT + 3609 * S)
 
 

@@ -9,7 +9,6 @@ def test_a_counted_kill_claims_nothing() -> None:
     lost = [Lost(ms(0), ms(0) - 1, what, 1) for what in ("oom", "exit", "decision", "cross")]
     counted = mark(0, "cart", pid=0, victim_comm="", scope="global", oom_path=None, oom_usage=None, oom_limit=None)
     found = judged(*START, sample(-10, 500), *lost, counted)
-    assert found.verdict == "undetermined"
-    assert found.flags == ("lost_events",)
+    assert (found.verdict, found.flags) == ("undetermined", ("lost_events",))
     seen = mark(0, "cart", scope="global", oom_path=None, oom_usage=None, oom_limit=None)
     assert {"global", "wrong_victim"} <= set(judged(*START, sample(-10, 500), seen).flags)

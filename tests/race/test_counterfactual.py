@@ -12,11 +12,9 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual
+from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual, world
 from monitor.race.facts import facts
-from monitor.race.series import TimeSeries
-from monitor.race.staleness import BUSY_NS, QUIET_NS, age_below, first_victim, stale_usage
-from monitor.race.world import world
+from monitor.race.series import BUSY_NS, QUIET_NS, TimeSeries, age_below, first_victim, stale_usage
 from tests.race.builders import (
     MI,
     PODS,
@@ -146,8 +144,7 @@ def test_pressure_shorter_than_the_period_may_never_be_seen() -> None:
     )
     short = World({MEMORY: sets}, {MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
     found = counterfactual(short, HARD)
-    assert found.detected == pytest.approx(0.3, abs=0.001)
-    assert found.in_time == found.detected
+    assert (found.detected, found.in_time) == (pytest.approx(0.3, abs=0.001), found.detected)
     assert (found.p10_ms, found.p50_ms) == (pytest.approx(1000, abs=5), None)
 
 
@@ -186,8 +183,7 @@ def test_ages_are_spread_as_waits_between_one_and_two_intervals_make_them() -> N
         total += (1 if x <= BUSY_NS else 2 - x / BUSY_NS) * 2 * BUSY_NS / steps / (1.5 * BUSY_NS)
         if i % 1000 == 999:
             assert age_below((i + 1) / steps * 2 * BUSY_NS, BUSY_NS) == pytest.approx(total, abs=1e-4)
-    assert age_below(2 * QUIET_NS, QUIET_NS) == 1.0
-    assert age_below(0, QUIET_NS) == 0.0
+    assert (age_below(2 * QUIET_NS, QUIET_NS), age_below(0, QUIET_NS)) == (1.0, 0.0)
 
 
 def test_stale_figures_of_one_pod_are_certain_in_sum() -> None:
@@ -268,8 +264,7 @@ def test_without_a_crossing_there_is_nothing_to_compare() -> None:
 def test_time_series() -> None:
     series = TimeSeries([(0, 0), (10, 100), (20, 0)])
     assert (series.at(5), series.at(-5), series.at(99), series.held(19)) == (50, 0, 0, 100)
-    assert series.above(50) == [(5, 15)]
-    assert series.above(-1) == [(0, math.inf)]
+    assert (series.above(50), series.above(-1)) == ([(5, 15)], [(0, math.inf)])
     assert series.rises_through(50, 0) == 5
     assert series.rises_through(50, 6) is None
     assert series.rises_through(200, 0) is None

@@ -18,8 +18,7 @@ def line(rate: int, seconds: int = 8, start: int = 0) -> list[tuple[int, int]]:
 def test_exact_on_straight_lines(rate: int, seconds_left: int) -> None:
     points = line(rate)
     found = forecast(points, points[-1][1] + rate * seconds_left)
-    assert found.rate == pytest.approx(rate)
-    assert found.in_ns == pytest.approx(seconds_left * S, rel=1e-6)
+    assert (found.rate, found.in_ns) == (pytest.approx(rate), pytest.approx(seconds_left * S, rel=1e-6))
     assert found.soonest_ns == pytest.approx(seconds_left * S, rel=1e-6)
     assert found.latest_ns == pytest.approx(seconds_left * S, rel=1e-6)
 
@@ -99,8 +98,7 @@ def test_forecasts_are_judged_by_what_happened() -> None:
     after_the_fact = (made(0, 0, 0), T0)
     found = score([right, late, after_the_fact])
     assert (found.given, found.n, found.covered) == (3, 2, 0.5)
-    assert found.bias == pytest.approx(0.25)
-    assert found.error_p50 == pytest.approx(0.25)
+    assert (found.bias, found.error_p50) == (pytest.approx(0.25), pytest.approx(0.25))
     assert found.error_p90 == pytest.approx(0.45)
     assert same_after_json(found)
 
@@ -108,8 +106,7 @@ def test_forecasts_are_judged_by_what_happened() -> None:
 def test_never_is_a_forecast_too() -> None:
     never, open_end = made(None, None, None), made(50, 10, None)
     assert score([(never, None), (open_end, None)]).covered == 1.0
-    assert score([(never, T0 + 5)]).covered == 0.0
-    assert score([(made(50, 10, 90), None)]).covered == 0.0
+    assert (score([(never, T0 + 5)]).covered, score([(made(50, 10, 90), None)]).covered) == (0.0, 0.0)
     assert score([]).covered is None
 
 

@@ -44,8 +44,7 @@ def test_margins_of_an_eviction_that_won() -> None:
     found = of_scenario("eviction won")
     # 99.75 MiB were left, growing by 100 MiB/s: the limit would have been hit 1 s after the decision, the pod was gone
     # after 7.9 ms.
-    assert found.margin_bytes == 99.75 * MI
-    assert found.margin_ms == pytest.approx(997.5 - 7.9, abs=1)
+    assert (found.margin_bytes, found.margin_ms) == (99.75 * MI, pytest.approx(997.5 - 7.9, abs=1))
 
 
 def test_an_eviction_that_was_slower_than_the_forecast_has_no_time_to_spare() -> None:
@@ -230,8 +229,7 @@ def test_a_limit_below_the_capacity_has_to_be_kept_away_from_as_well() -> None:
     found = verdict(
         one(watched(limit=limit), *growing(-1000, 0, 800, 100), crossing(0), mark(100, None, oom_limit=limit))
     ).burst
-    assert found.beyond == 50 * MI
-    assert found.needed(5) == pytest.approx(50.5 * MI, rel=0.02)
+    assert (found.beyond, found.needed(5)) == (50 * MI, pytest.approx(50.5 * MI, rel=0.02))
 
 
 def test_no_race_no_burst() -> None:

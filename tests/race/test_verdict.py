@@ -3,11 +3,7 @@
 import pytest
 
 from monitor.race.incident import FLAGS, VERDICTS
-from tests.race.builders import (
-    MI,
-    one,
-    same_after_json,
-)
+from tests.race.builders import MI, one, same_after_json
 from tests.race.scenarios import SCENARIOS, of_scenario
 
 
@@ -57,8 +53,7 @@ def test_an_incident_has_the_keys_of_the_contract() -> None:
         }
     ]
     assert found["invoker"] == {"pid": 77, "comm": "nginx", "pod": "shop/cart"}
-    assert found["evicted"] == [{"pod": "shop/hog", "grace_s": 30, "rank": 1}]
-    assert found["domain"] == "node"
+    assert (found["evicted"], found["domain"]) == ([{"pod": "shop/hog", "grace_s": 30, "rank": 1}], "node")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_evictions_that_were_held_and_one_that_growth_demanded(node: LabNode, tm
     soft = ("--eviction-soft", "memory.available<56Mi", "--eviction-soft-grace-period", "memory.available=1m")
     options = (*HARD, *soft, "--enforce", "--trigger", trigger, "--record", str(path))
     live.filled(node, node.add_pod("large"), 50)
-    hog = Hog(cgroupfs.make(node.cgroup / "system"), mib=69, rate=60)
+    hog = Hog(cgroupfs.make(node.cgroup / "system"), mib=69, rate=20)
     node.children.append(hog)
     live.filled(node, node.add_pod("small"), 28)
     with live.daemon(node, *options, state_dir=state) as daemon:

@@ -192,10 +192,7 @@ def spots(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(configs, st.lists(calls, min_size=5, max_size=20), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_record_that_makes_no_sense_is_damage_or_a_difference(
-    tmp_path_factory: pytest.TempPathFactory,
-    config: RunConfig,
-    script: list[Step],
-    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step], data: st.DataObject
 ) -> None:
     """Its checksum is right: somebody made it so."""
     directory = tmp_path_factory.mktemp("law")

@@ -81,9 +81,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, block
     assert reader.header == {**HEADER, "part": 0, "first": 0}
 
 
-def test_cut_off_anywhere_it_is_read_up_to_the_block_and_says_where(
-    sample: tuple[bytes, list[list[Record]]],
-) -> None:
+def test_cut_off_anywhere_it_is_read_up_to_the_block_and_says_where(sample: tuple[bytes, list[list[Record]]]) -> None:
     data, blocks = sample
     boundaries = ends(data)
     assert len(boundaries) == 1 + len(blocks)

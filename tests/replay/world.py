@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake_figures, decide, early_kill, moved_pods, pass_timer
+from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
@@ -109,16 +109,23 @@ class World:
         disks = DiskSignals(config, policy, lambda message: None)
         self.ready = False  # a victim is prepared: it is signalled before the pass
         self.trigger = types.SimpleNamespace(
-            disarm=lambda: self.fired,
-            was_prepared=True,
-            is_pulled=False,
-            ready=self.prepared,
-            rest=lambda: None,
+            disarm=lambda: self.fired, was_prepared=True, is_pulled=False, ready=self.prepared, rest=lambda: None
         )
         self.coming: dict[str, Coming] = {}
         patience = types.SimpleNamespace(active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming)
-        parts = (config, rules, gauge, self.registry, self.trigger, disks, self.evictor, patience, STATS, self.take)
-        self.decider = Decider(*cast(Any, parts), self.recorder)
+        core = types.SimpleNamespace(
+            config=config,
+            stats=STATS,
+            outbox=types.SimpleNamespace(send=self.take, log=lambda *_, **__: None),
+            gauge=gauge,
+            registry=self.registry,
+            trigger=self.trigger,
+            patience=patience,
+            evictor=self.evictor,
+            disks=disks,
+            recorder=self.recorder,
+        )
+        self.decider = Decider(cast(Any, core), rules)
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
@@ -220,7 +227,7 @@ def clocked(world: World) -> Iterator[None]:
     """Meanwhile the daemon's modules have the world's clock."""
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decide, act, brake_figures, early_kill, moved_pods, pass_timer):
+        for module in (decide, act, brake_figures, moved_pods, pass_timer):
             patch.setattr(module, "time", clock)
         yield
 

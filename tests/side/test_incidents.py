@@ -35,8 +35,7 @@ def test_incidents_come_back_as_they_were_newest_first(path: Path) -> None:
         for sample in SAMPLES:
             assert json.dumps(reader.get(sample["id"])) == json.dumps(sample)  # the order of the keys too
         assert list(reader.all()) == list(SAMPLES)
-        assert reader.get("latest") == OWN_LIMIT
-        assert reader.get("2026-01-31T04") == DURING_GRACE
+        assert (reader.get("latest"), reader.get("2026-01-31T04")) == (OWN_LIMIT, DURING_GRACE)
     assert (store.stored, store.failing, store.problem, store.lost) == (3, False, "", 0)
     assert path.stat().st_mode & 0o777 == 0o640
 
@@ -47,8 +46,7 @@ def test_incidents_as_they_are_judged_are_stored_and_come_back_the_same(path: Pa
     store = store_at(path)
     store.add(judged.to_json())
     assert Incident.from_json(store.get(judged.id)) == judged
-    assert store.get(judged.id) == sample
-    assert store.list() == [judged.to_json(steps=False)]
+    assert (store.get(judged.id), store.list()) == (sample, [judged.to_json(steps=False)])
 
 
 def test_a_later_version_takes_the_place_of_the_earlier(path: Path) -> None:
@@ -59,8 +57,7 @@ def test_a_later_version_takes_the_place_of_the_earlier(path: Path) -> None:
     assert store.stored == 2
     later = EVICTION_WON | {"verdict": "oom_after_eviction", "flags": ["collateral"], "steps": []}
     store.add(later)
-    assert store.stored == 2
-    assert store.get(EVICTION_WON["id"]) == later
+    assert (store.stored, store.get(EVICTION_WON["id"])) == (2, later)
     assert store.list(flag="collateral", verdict="oom_after_eviction")[0]["id"] == EVICTION_WON["id"]
     assert store.list(verdict="eviction_won") == []
 
@@ -75,13 +72,9 @@ def test_filters(path: Path) -> None:
         return [found["id"] for found in store.list(**filters)]
 
     begin = file.unix_time(DURING_GRACE["start"])
-    assert ids(since=begin) == [third, second]
-    assert ids(until=begin) == [second, first]
-    assert ids(since=begin, until=begin) == [second]
-    assert ids(verdict="own_limit") == [third]
-    assert ids(flag="wrong_victim") == [second]
-    assert ids(flag="wrong") == []
-    assert ids(pod="shop/cart") == [first]
+    assert (ids(since=begin), ids(until=begin)) == ([third, second], [second, first])
+    assert (ids(since=begin, until=begin), ids(verdict="own_limit")) == ([second], [third])
+    assert (ids(flag="wrong_victim"), ids(flag="wrong"), ids(pod="shop/cart")) == ([second], [], [first])
     assert ids(pod="prod/db-0") == ids(pod="db-0") == [second]
     assert ids(pod="batch/report") == [second]
     assert ids(pod="%") == ids(pod="shop") == []

@@ -95,8 +95,7 @@ def test_garbage_is_renamed(path: Path, junk: bytes) -> None:
         IncidentReader(path).list()
     store_at(path).add(OWN_LIMIT)
     (aside,) = damaged_files(path)
-    assert aside.read_bytes() == junk
-    assert aside.name == "incidents.db.damaged-20260131T060000Z"
+    assert (aside.read_bytes(), aside.name) == (junk, "incidents.db.damaged-20260131T060000Z")
     assert intact(path) == [OWN_LIMIT["id"]]
 
 

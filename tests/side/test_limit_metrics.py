@@ -1,34 +1,24 @@
 """Metrics about limits and swap, on trees of cgroup v2 files: this machine may have neither v2 nor swap."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel import limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.counters import SharedStats
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.side.export.pod_metrics import limit_metrics
 from monitor.side.view import View
 from tests.limited import MIB, write
+from tests.side.views import view
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 def view_of(root: Path, node: str = "") -> View:
-    return View(
-        config=RunConfig(node_cgroup=node or None),
-        hierarchy=Hierarchy(2, root),
-        capacity=512 * MIB,
-        stats=SharedStats.create(),
-        send=lambda message: False,
-        hot_pid=os.getpid(),
-        side_pid=os.getpid(),
-        wake_side=lambda: None,
-    )
+    return view(RunConfig(node_cgroup=node or None), Hierarchy(2, root), 512 * MIB)
 
 
 def found(name: str, cgroup: Path, uid: str = "") -> FoundPod:

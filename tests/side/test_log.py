@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from monitor.side.export.log import Log, entry, format_line, under_journal, write_all
 from monitor.side.export.log_budget import _MOST, BURST, INTERVAL_NS, LogBudget
+from tests.commands import run
 from tests.live import environment
 
 FIELDS = st.dictionaries(
@@ -64,9 +65,7 @@ def test_journal_is_recognised_by_device_and_inode(tmp_path: Path) -> None:
 def test_log_writes_through_a_real_descriptor() -> None:
     code = "from monitor.side.export.log import Log; Log('logfmt').warning('careful', pod='ns/a', message='two words')"
     root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
-    )
+    done = run(sys.executable, "-c", code, env={"PYTHONPATH": root}, check=True)
     assert done.stderr.endswith('level=warning msg=careful pod=ns/a message="two words"\n')
 
 

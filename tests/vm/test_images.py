@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kernel.pins import HOOKS
+from tests.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ def test_sfdisk_reads_the_boot_record_alike(tmp_path: Path) -> None:
     with open(disk, "wb") as file:
         file.write(images.mbr(4096))
         file.truncate((images.FIRST_SECTOR + 4096) * 512)
-    dump = subprocess.run(["sfdisk", "--dump", disk], capture_output=True, text=True, check=True).stdout
+    dump = run("sfdisk", "--dump", disk, check=True).stdout
     assert f"label-id: 0x{images.DISK_ID:08x}" in dump
     assert "start=        2048, size=        4096, type=83" in dump
 

@@ -16,6 +16,8 @@ import suites
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands import run as run_command
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts/vm"
 JUNIT = """<?xml version="1.0"?><testsuites>
@@ -177,11 +179,8 @@ def test_the_readme_is_not_written_from_anything_else_than_the_whole(
 
 
 def test_a_wrong_guest_is_one_line_and_exit_code_3() -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 3
-    assert done.stdout == ""
+    done = run_command(sys.executable, SCRIPTS / "matrix.py", "--kernel", "4.4")
+    assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("outrace: error: test-vm: no guest '4.4': there are ")
     assert done.stderr.count("\n") == 1
 

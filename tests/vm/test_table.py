@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import images
 import matrix
 import pytest
 import table
+
+from tests.commands import run
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
 
@@ -69,7 +70,7 @@ def test_what_ran_is_the_commit_and_whether_anything_differs(tmp_path: Path, mon
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
         command = ["git", *who, "-C", str(tmp_path), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return run(*command, check=True).stdout.strip()
 
     assert matrix.revision(tmp_path) == {}, "no checkout"
     git("init", "--quiet")

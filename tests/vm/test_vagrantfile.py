@@ -2,10 +2,11 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run
 
 HERE = Path(__file__).resolve().parents[2] / "vagrant"
 MACHINES = ("debian12", "debian13", "sid")
@@ -15,17 +16,10 @@ needs_vagrant = pytest.mark.skipif(shutil.which("vagrant") is None, reason="no v
 def vagrant(tmp_path: Path, *arguments: str, **environment: str) -> str:
     """What vagrant says of the Vagrantfile; nothing of this user's is read, and nothing is left beside the file."""
     ours = {"VAGRANT_HOME": "home", "VAGRANT_DOTFILE_PATH": "dot"}
-    done = subprocess.run(
-        ["vagrant", *arguments],
-        env={name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
-        | {name: str(tmp_path / place) for name, place in ours.items()}
-        | {"VAGRANT_CWD": str(HERE), "VAGRANT_CHECKPOINT_DISABLE": "1", "HOME": str(tmp_path)}
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    env = {name: text for name, text in os.environ.items() if not name.startswith(("OUTRACE_", "VAGRANT_"))}
+    env |= {name: str(tmp_path / place) for name, place in ours.items()}
+    env |= {"VAGRANT_CWD": str(HERE), "VAGRANT_CHECKPOINT_DISABLE": "1", "HOME": str(tmp_path)} | environment
+    done = run("vagrant", *arguments, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -33,7 +27,7 @@ def vagrant(tmp_path: Path, *arguments: str, **environment: str) -> str:
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby: apt-get install ruby")
 @pytest.mark.parametrize("name", ["Vagrantfile", "offline/Vagrantfile"])
 def test_ruby_parses_it(name: str) -> None:
-    done = subprocess.run(["ruby", "-c", HERE / name], capture_output=True, text=True, timeout=60, check=False)
+    done = run("ruby", "-c", HERE / name)
     assert (done.returncode, done.stdout) == (0, "Syntax OK\n"), done.stderr
 
 
@@ -85,7 +79,7 @@ def test_each_provider_gets_its_boxes(tmp_path: Path, everything: bool) -> None:
     env.pop("OUTRACE_ALL", None)
     if everything:
         env["OUTRACE_ALL"] = "1"
-    done = subprocess.run(["ruby", "-e", SETTINGS], env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = run("ruby", "-e", SETTINGS, env=env)
     if done.returncode and "cannot load such file -- vagrant" in done.stderr:
         pytest.skip("Vagrant is not one of this ruby's own libraries (HashiCorp's package brings a ruby of its own)")
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from monitor.policy.errors import PolicyError
@@ -18,7 +18,6 @@ Case = Mapping[str, Any]
 
 
 def config_maps(given: Case) -> tuple[Any, Any, Any, Any, Sequence[str]]:
-    """The arguments of `parse_thresholds`."""
     names = ("evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim")
     hard, soft, grace, reclaim = (given.get(name) for name in names)
     return hard, soft, grace, reclaim, given.get("enforceNodeAllocatable") or ()
@@ -77,7 +76,7 @@ def _number(fraction: float) -> str:
     return "NaN" if math.isnan(fraction) else f"{fraction + 0.0!r} of capacity"
 
 
-def by_text(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def by_text(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """In an order that depends on the content only."""
     return sorted(found, key=repr)
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monitor.policy.compat import KUBELET, int64
-from monitor.policy.conformance.reading import SECOND, Case, comparable, layout, observation_answer, recorded, threshold
+from monitor.policy.conformance.reading import (
+    SECOND,
+    Case,
+    by_text,
+    comparable,
+    layout,
+    observation_answer,
+    recorded,
+    threshold,
+)
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, PassState, run_pass
 from monitor.policy.layout import NO_OVERLAY
@@ -25,7 +34,6 @@ _NOW = 10**9 * SECOND
 
 
 def pod_qos(given: Case, answer: Any) -> Pair:
-    """QoS class and what kind of pod it is."""
     pod = pod_from_object(given["pod"])
     gate = given.get("podLevelResources", True)
     got = {
@@ -75,7 +83,6 @@ def rank(given: Case, answer: Any) -> Pair:
 
 
 def observations(given: Case, answer: Any) -> Pair:
-    """Every signal that can be observed."""
     return _observed(Summary(given["summary"])), answer
 
 
@@ -115,15 +122,10 @@ def grace_period(given: Case, answer: Any) -> Pair:
         state = PassState(State((_NOW - ago,), (), (None,), (None,), frozenset()), True)
         starved = {t.signal: Observation(-(2**63), 0, 0)}
         found += run_pass(PassConfig((t,), SECOND, layout=NO_OVERLAY), state, starved, _NOW, lambda _: ()).outcome.met
-    return sorted(map(_text, map(comparable, found))), sorted(_text(recorded(t)) for t in answer["satisfied"] or ())
-
-
-def _text(t: Any) -> str:
-    return repr(t)
+    return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
 
 
 def conditions_observed_since(given: Case, answer: Any) -> Pair:
-    """The conditions still in force."""
     period = round(given["pressureTransitionPeriodSeconds"] * SECOND)
     one = ThresholdValue(Quantity.of_count(1))
     signal_of = {condition: signal for signal, condition in CONDITION.items()}

@@ -85,13 +85,11 @@ def _answer(config: PassConfig, result: KubeletResult, step: Case, now: int) -> 
         "secondsSinceStart": now / SECOND,
         "summaryGetCalls": result.summary_reads,
         "thresholdsFirstObservedAt": by_text(
-            [
-                {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
-                for rule, since in zip(rules.rules, core.first, strict=False)
-                if since is not None
-            ]
+            {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
+            for rule, since in zip(rules.rules, core.first, strict=False)
+            if since is not None
         ),
-        "thresholdsMet": by_text([comparable(rules.rules[i].threshold) for i in core.met]),
+        "thresholdsMet": by_text(comparable(rules.rules[i].threshold) for i in core.met),
     }
 
 
@@ -126,21 +124,12 @@ def _recorded_step(step: Case) -> dict[str, Any]:
     firsts = step["thresholdsFirstObservedAt"] or ()
     return {
         **step,
-        "admit": step["admit"] or [],
-        "events": step["events"] or [],
-        "evictedPods": step["evictedPods"] or [],
-        "gcCalls": step["gcCalls"] or [],
+        **{key: step[key] or [] for key in ("admit", "events", "evictedPods", "gcCalls")},
         "kills": [{**kill, "conditions": kill["conditions"] or []} for kill in step["kills"] or ()],
         "nodeConditions": sorted(step["nodeConditions"] or ()),
-        "nodeConditionsLastObservedAt": {
-            c: float(when) for c, when in (step["nodeConditionsLastObservedAt"] or {}).items()
-        },
-        "secondsSinceStart": float(step["secondsSinceStart"]),
+        "nodeConditionsLastObservedAt": step["nodeConditionsLastObservedAt"] or {},
         "thresholdsFirstObservedAt": by_text(
-            [
-                {"secondsSinceStart": float(f["secondsSinceStart"]), "threshold": recorded(f["threshold"])}
-                for f in firsts
-            ]
+            {"secondsSinceStart": float(f["secondsSinceStart"]), "threshold": recorded(f["threshold"])} for f in firsts
         ),
-        "thresholdsMet": by_text([recorded(t) for t in step["thresholdsMet"] or ()]),
+        "thresholdsMet": by_text(recorded(t) for t in step["thresholdsMet"] or ()),
     }

@@ -36,7 +36,6 @@ def parse_quantity(given: Case, answer: Any) -> Pair:
 
 
 def quantity_math(given: Case, answer: Any) -> Pair:
-    """Comparison, sum and difference."""
     a, b = Quantity.parse(given["input"]), Quantity.parse(given["other"])
     got = {
         "cmp": (a > b) - (a < b),
@@ -78,12 +77,12 @@ def _exact(nanos: int) -> str:
 
 def parse_threshold_config(given: Case, answer: Any) -> Pair:
     """The thresholds in any order, or the text of the error."""
-    want = {"error": answer["error"], "thresholds": by_text([recorded(t) for t in answer["thresholds"] or ()])}
+    want = {"error": answer["error"], "thresholds": by_text(recorded(t) for t in answer["thresholds"] or ())}
     try:
         found = parse_thresholds(*config_maps(given))
     except PolicyError as error:
         return _refusal(given, str(error), answer["error"]), want
-    return {"error": None, "thresholds": by_text([comparable(t) for t in found])}, want
+    return {"error": None, "thresholds": by_text(comparable(t) for t in found)}, want
 
 
 def _refusal(given: Case, error: str, recorded_error: str | None) -> dict[str, Any]:
@@ -130,8 +129,8 @@ def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
     soft = [c for c in overlay.conflicts if "for soft eviction" in c]
     last = soft or list(overlay.conflicts)
     error = answer["error"] if answer["error"] in last else (last[-1] if last else None)
-    got = {"error": error, "thresholds": by_text([comparable(t) for t in overlay.thresholds])}
-    return got, {"error": answer["error"], "thresholds": by_text([recorded(t) for t in answer["thresholds"]])}
+    got = {"error": error, "thresholds": by_text(comparable(t) for t in overlay.thresholds)}
+    return got, {"error": answer["error"], "thresholds": by_text(recorded(t) for t in answer["thresholds"])}
 
 
 def threshold_quantity(given: Case, answer: Any) -> Pair:

@@ -80,7 +80,6 @@ class Outbox:
 
     @property
     def firing(self) -> bool:
-        """Whether anything is."""
         return bool(self._active)
 
     def active(self) -> list[Alert]:

@@ -160,7 +160,6 @@ class Receiver(threading.Thread):
             self._log.info("alerts from before the restart wait", receiver=self.name, waiting=self._outbox.waiting)
 
     def run(self) -> None:
-        """Deliver until `close`."""
         hurry()
         while True:
             with self._changed:

@@ -62,7 +62,6 @@ class StateFile(threading.Thread):
             return {}
 
     def changed(self) -> None:
-        """Have it written."""
         with self._wake:
             self._dirty = True
             self._wake.notify()
@@ -74,7 +73,6 @@ class StateFile(threading.Thread):
             self._wake.notify()
 
     def run(self) -> None:
-        """Write until `close`."""
         hurry()
         ended = False
         while not ended:
@@ -127,9 +125,8 @@ SETTLE_S = 5.0
 class AlertSender:
     """Sends every alert to every receiver. No method but `close` waits for a network or a disk.
 
-    ``alertmanagers`` are base URLs and ``webhooks`` URLs, both through `check_url`; ``node`` becomes the
-    label ``node`` of alerts that have none. What waited when the last process ended is read by the constructor from
-    ``state_dir``.
+    ``alertmanagers`` are base URLs and ``webhooks`` URLs, both through `check_url`; ``node`` is for the body of
+    webhooks. The constructor reads from ``state_dir`` what waited when the last process ended.
     """
 
     def __init__(
@@ -141,7 +138,6 @@ class AlertSender:
         node: str,
         resend_s: float = RESEND_S,
     ) -> None:
-        self._node = node
         self._log = log
         self._receivers: dict[str, Receiver] = {}  # by their keys in the state file
         self._state = StateFile(state_dir / FILE_NAME, self._snapshot, log)
@@ -170,7 +166,6 @@ class AlertSender:
 
     def fire(self, alert: Alert) -> None:
         """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `update`."""
-        alert = self._ours(alert)
         for receiver in self._receivers.values():
             receiver.fire(alert)
 
@@ -180,10 +175,9 @@ class AlertSender:
         Its end is ``settle_s`` seconds after ``when``, and is taken back if the alert is in a later call until then: a
         value that trembles around its limit is one alert.
         """
-        alerts = [self._ours(alert) for alert in current]
-        keep = {alert.fingerprint for alert in alerts}
+        keep = {alert.fingerprint for alert in current}
         for receiver in self._receivers.values():
-            for alert in alerts:
+            for alert in current:
                 receiver.fire(alert)
             for known in receiver.active():
                 if known.fingerprint not in keep:
@@ -209,10 +203,6 @@ class AlertSender:
     def counters(self) -> dict[str, dict[str, int]]:
         """Receiver -> ``sent``, ``failed``, ``dropped``, ``waiting``."""
         return {receiver.name: receiver.counts() for receiver in self._receivers.values()}
-
-    def _ours(self, alert: Alert) -> Alert:
-        labels = {"node": self._node, **alert.labels}
-        return Alert(alert.name, labels, alert.annotations, alert.starts_at, alert.ends_at)
 
     def _snapshot(self) -> dict[str, Any]:
         return {key: receiver.snapshot() for key, receiver in self._receivers.items()}

@@ -1,6 +1,6 @@
 """HTTP on an already bound socket: one thread that never waits for a client, and one for each route (`RouteWorker`).
 
-It serves numbers to scrapers and probes. Clients that connect and say nothing, say it slowly, do not read their answer
+It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest of them goes when a new one
 comes: so a probe is answered beside any number of them.
 """
@@ -95,7 +95,7 @@ class Server:
         self._queues: dict[str, OrderedDict[int, _Connection]] = {
             state: OrderedDict() for state in (*_TIMEOUTS, "wait")
         }
-        self._unsent = 0
+        self.unsent = 0  # bytes of answers that clients have not taken yet
         self._ending = False
         self._thread: threading.Thread | None = None
 
@@ -106,7 +106,6 @@ class Server:
         return self._thread
 
     def close(self) -> None:
-        """End the thread and close every socket."""
         self._ending = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread is not None:
@@ -114,17 +113,10 @@ class Server:
 
     @property
     def waiting(self) -> int:
-        """How many wait for an answer."""
         return len(self._queues["wait"])
 
     @property
-    def unsent(self) -> int:
-        """Bytes of answers that clients have not taken yet."""
-        return self._unsent
-
-    @property
     def connections(self) -> int:
-        """How many are open."""
         return len(self._open)
 
     # the loop
@@ -195,7 +187,7 @@ class Server:
                 return
             except ConnectionError:
                 continue
-            except OSError as error:  # no descriptors, no memory; said before it is looked whether anybody is there
+            except OSError as error:  # no descriptors, no memory; accept(2) reports them even while nobody connects
                 if attempt:
                     return
                 if not self._make_room():
@@ -249,7 +241,7 @@ class Server:
         fd = connection.sock.fileno()
         self._queues[connection.state].pop(fd, None)
         del self._open[fd]
-        self._unsent -= sum(map(len, connection.outbox))
+        self.unsent -= sum(map(len, connection.outbox))
         connection.outbox.clear()
         connection.sock.close()  # epoll forgets it
 
@@ -314,10 +306,10 @@ class Server:
         first = head(response.status, response.content_type, len(response.body), keep, retry_s)
         body = b"" if request is not None and request.method == "HEAD" else response.body
         connection.outbox = [memoryview(part) for part in (first, body) if part]
-        self._unsent += len(first) + len(body)
+        self.unsent += len(first) + len(body)
         self._enter(connection, "write")
         self._write(connection)
-        while self._unsent > MAX_UNSENT:
+        while self.unsent > MAX_UNSENT:
             self.cut += 1
             self._close(next(iter(self._queues["write"].values())))
 
@@ -328,7 +320,7 @@ class Server:
                 sent = connection.sock.sendmsg(outbox)
             except BlockingIOError:
                 return
-            self._unsent -= sent
+            self.unsent -= sent
             while outbox and sent >= len(outbox[0]):
                 sent -= len(outbox.pop(0))
             if outbox:

@@ -59,11 +59,11 @@ class LogBudget:
                 self.left_out[pod] += 1
 
     def due_ns(self) -> int | None:
-        """When `flush` has something to say (CLOCK_MONOTONIC); None if nothing was left out."""
+        """When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out."""
         return min((kind.since_ns + INTERVAL_NS for kind in self._kinds.values() if kind.left_out), default=None)
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Say what was left out in each interval that is over, or, ``at_once``, in all of them."""
+        """Log what was left out in each interval that is over, or, ``at_once``, in all of them."""
         now = self._clock()
         for key, kind in list(self._kinds.items()):
             if at_once or now - kind.since_ns >= INTERVAL_NS:

@@ -84,7 +84,7 @@ _GAUGES = {
     "unseen_bytes_bound": ("bound_bytes", "Bytes that can move unseen right now."),
     "unseen_seconds_bound": (
         "bound_ns",
-        "How long until the next look where nothing tells of memory that moves; 0 where the kernel does.",
+        "How long until memory that moves unseen is read again; 0 where the kernel reports it.",
     ),
 }
 #: Figures of a domain: name -> help. (`MemoryReading` has them by these names.)
@@ -233,7 +233,7 @@ class Metrics(Collector):
         lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.scores.skipped}
         yield counter("events_lost", "What was dropped, and where: a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
-        text = "Messages for the side process that were dropped, by what they tell."
+        text = "Messages for the side process that were dropped, by type."
         yield counter("channel_dropped", text, dropped, "message")
         failed = {call: stats.get(f"errors_{call}") for call in CALLS}
         yield counter("errors", "System calls of the hot process that failed, by what for.", failed, "call")

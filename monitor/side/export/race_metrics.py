@@ -22,7 +22,6 @@ _SIGNALS = {"node": "memory.available", "kubepods": "allocatableMemory.available
 
 
 def race_metrics(races: Races) -> Iterator[Metric]:
-    """All of them, read now."""
     tally, store, recorder = races.tally, races.judge.store, races.recorder
     yield counter("race", "Episodes of pressure that are over, by verdict.", tally.verdicts, "verdict")
     yield counter("incident_flags", "Flags given with those verdicts.", tally.flags, "flag")

@@ -18,8 +18,6 @@ _REPEAT_S = 10.0
 
 
 class Response(NamedTuple):
-    """What a route answers."""
-
     status: int
     content_type: str
     body: bytes

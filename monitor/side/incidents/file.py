@@ -1,8 +1,7 @@
 """The file of incidents: its schema, its rows, and what SQLite's errors mean.
 
 An incident is kept as the JSON it came as, compressed: zlib's checksum finds damage inside a row, which SQLite does not
-look for. The columns beside it only serve to find it. sqlite3 costs some MB, so only those who use the file import this
-module.
+look for. The columns beside it only serve to find it. sqlite3 costs some MB, so it is imported when a file is opened.
 """
 
 from __future__ import annotations
@@ -12,15 +11,17 @@ import errno
 import json
 import math
 import os
-import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from monitor.errors import MonitorError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 #: "outr", at offset 68 of the file (https://sqlite.org/fileformat.html#application_id): this is our file.
 APPLICATION_ID = 0x6F757472
@@ -119,8 +120,8 @@ def unix_time(value: object) -> float:
 
 def _pods(incident: Mapping[str, Any]) -> list[str]:
     """Every pod that has a part in it: evicted, killed, or at whose allocation the kernel killed."""
-    people = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
-    return list(dict.fromkeys(str(who["pod"]) for who in people if who.get("pod")))
+    parts = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
+    return list(dict.fromkeys(str(who["pod"]) for who in parts if who.get("pod")))
 
 
 def _pack(value: object) -> bytes:
@@ -159,6 +160,8 @@ def opened(path: Path, mode: Literal["ro", "rw"], timeout_s: float) -> Iterator[
 
     Raises OSError for what may pass (locked, full, read-only), NeedsRollback and Damaged.
     """
+    import sqlite3
+
     if 0 < path.stat().st_size < 512:  # SQLite would take it for an empty one and write over it
         raise Damaged("it is shorter than the smallest page")
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
@@ -221,27 +224,27 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
 
 
-_ERRNOS = {
-    sqlite3.SQLITE_BUSY: (errno.EBUSY, "locked by another process"),
-    sqlite3.SQLITE_LOCKED: (errno.EBUSY, "locked by another process"),
-    sqlite3.SQLITE_PERM: (errno.EACCES, "permission denied"),
-    sqlite3.SQLITE_READONLY: (errno.EROFS, "cannot be written"),
-    sqlite3.SQLITE_NOMEM: (errno.ENOMEM, "out of memory"),
-    sqlite3.SQLITE_FULL: (errno.ENOSPC, "no space left on device"),
-    sqlite3.SQLITE_IOERR: (errno.EIO, "input/output error"),
-    sqlite3.SQLITE_CANTOPEN: (errno.EACCES, "cannot be opened"),
-}
-
-
 def _meaning(error: sqlite3.Error, path: Path) -> Exception:
+    import sqlite3
+
+    errnos = {
+        sqlite3.SQLITE_BUSY: (errno.EBUSY, "locked by another process"),
+        sqlite3.SQLITE_LOCKED: (errno.EBUSY, "locked by another process"),
+        sqlite3.SQLITE_PERM: (errno.EACCES, "permission denied"),
+        sqlite3.SQLITE_READONLY: (errno.EROFS, "cannot be written"),
+        sqlite3.SQLITE_NOMEM: (errno.ENOMEM, "out of memory"),
+        sqlite3.SQLITE_FULL: (errno.ENOSPC, "no space left on device"),
+        sqlite3.SQLITE_IOERR: (errno.EIO, "input/output error"),
+        sqlite3.SQLITE_CANTOPEN: (errno.EACCES, "cannot be opened"),
+    }
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return error  # a mistake in how sqlite3 is used here, nothing about the file
     if code == sqlite3.SQLITE_READONLY_ROLLBACK:
         return NeedsRollback(errno.EROFS, "cannot be written", str(path))
-    if (code & 0xFF) in _ERRNOS:
-        errno_, text = _ERRNOS[code & 0xFF]
-        return OSError(errno_, f"{text} ({error})", str(path))
+    if (code & 0xFF) in errnos:
+        number, text = errnos[code & 0xFF]
+        return OSError(number, f"{text} ({error})", str(path))
     return Damaged(str(error))
 
 

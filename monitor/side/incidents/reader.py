@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.side.incidents.file import Damaged, Incident, NeedsRollback, decode, journal_of, select
 
-Incident = dict[str, Any]
 Incidents = list[Incident]
 Rows = list[tuple[Any, ...]]
 Values = Sequence[object] | Mapping[str, object]
@@ -122,8 +122,6 @@ class IncidentReader:
         )
 
     def _decoded(self, rows: Rows) -> Incidents:
-        from monitor.side.incidents.file import Damaged, decode
-
         found = []
         for row in rows:
             try:
@@ -134,8 +132,6 @@ class IncidentReader:
 
     def _rows(self, query: str, values: Values = ()) -> Rows:
         """All that SQLite answers; nothing if there is no store yet."""
-        from monitor.side.incidents.file import Damaged
-
         with contextlib.suppress(FileNotFoundError):
             try:
                 return self._read(query, values)
@@ -148,8 +144,6 @@ class IncidentReader:
         return []
 
     def _read(self, query: str, values: Values) -> Rows:
-        from monitor.side.incidents.file import NeedsRollback, journal_of, select
-
         if not stat.S_ISREG(self.path.stat().st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(self.path))
         try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.side.export.log import Log
+from monitor.side.incidents.file import Damaged, encode, journal_of, number, opened, prepare, transaction, upsert
 from monitor.side.incidents.reader import IncidentReader, damaged_files
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ class IncidentStore(IncidentReader):
         On disk when it returns. Raises MonitorError for one that cannot be stored or a file that must not be written
         to, and OSError for what may pass (no space, read-only, locked); then nothing has changed.
         """
-        from monitor.side.incidents.file import Damaged, encode
-
         row = encode(incident)
         size = len(row["head"]) + len(row["steps"] or b"")
         if size > self._largest:
@@ -113,8 +112,6 @@ class IncidentStore(IncidentReader):
         self.failing, self.problem = False, ""
 
     def _write(self, row: dict[str, Any]) -> None:
-        from monitor.side.incidents.file import Damaged, number, opened, prepare, transaction, upsert
-
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
         with opened(self.path, "rw", self.wait_s) as connection:
@@ -138,8 +135,6 @@ class IncidentStore(IncidentReader):
 
     def _make_room(self, connection: sqlite3.Connection, key: str) -> None:
         """Delete the incidents that came first, but ``key``, until the others fit."""
-        from monitor.side.incidents.file import number
-
         page = number(connection, "PRAGMA page_size")
         while True:
             count = number(connection, "SELECT count(*) FROM incidents")
@@ -170,8 +165,6 @@ class IncidentStore(IncidentReader):
 
     def _guard(self) -> None:
         """Raises MonitorError for a file or directory that is not safe to write to: it is done as root."""
-        from monitor.side.incidents.file import journal_of
-
         directory = self.path.parent
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         status = directory.stat()

@@ -1,0 +1,16 @@
+"""What the side knows, without a hot process."""
+
+import os
+from typing import Any
+
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.link.counters import SharedStats
+from monitor.settings.config import RunConfig
+from monitor.side.view import View
+
+
+def view(config: RunConfig, hierarchy: Hierarchy, capacity: int, **more: Any) -> View:
+    """Nothing that it sends arrives."""
+    pids = {"hot_pid": os.getpid(), "side_pid": os.getpid()}
+    parts = {"stats": SharedStats.create(), "send": lambda _: False, "wake_side": lambda: None}
+    return View(config=config, hierarchy=hierarchy, capacity=capacity, **pids, **parts, **more)
