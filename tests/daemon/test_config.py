@@ -259,7 +259,16 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: Defaults that no option can be given as: they are found at start, or depend on the machine.
-DESCRIBED = {"the root", "found at start", "that of images", "nothing is", "6Gi for each CPU, at most 96Gi"}
+DESCRIBED = {
+    "those of the pod, or the kubelet's",
+    "the kubelet's",
+    "it has to be the one in its directory",
+    "the root",
+    "found at start",
+    "that of images",
+    "nothing is",
+    "6Gi for each CPU, at most 96Gi",
+}
 
 
 @pytest.mark.parametrize(
