@@ -1,0 +1,96 @@
+"""The capabilities of the DaemonSet: enough to evict, and each of them missed when it is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import yaml
+
+from monitor.kernel.sched import OOM_SCORE_ADJ
+from tests import live
+from tests.daemon.hot_node import evicted, hard, hot_node
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/base/daemonset.yaml"
+(CONTAINER,) = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]["spec"]["containers"]
+ADDED: tuple[str, ...] = tuple(CONTAINER["securityContext"]["capabilities"]["add"])
+#: What `outrace doctor` says of each when it is missing: a check of this name is not ok any more.
+CHECKS = {
+    "SYS_ADMIN": "CAP_BPF",
+    "SYS_NICE": "sched_fifo",
+    "IPC_LOCK": "CAP_IPC_LOCK",
+    "KILL": "CAP_KILL",
+    "SYS_RESOURCE": "CAP_SYS_RESOURCE",
+    "SYS_PTRACE": "CAP_SYS_PTRACE",
+    "NET_ADMIN": "CAP_NET_ADMIN",
+}
+
+
+def held() -> Collection[str]:
+    """Those that this machine may give away; a sandbox may lack some itself."""
+    mask = int(
+        next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("CapBnd")).split()[1], 16
+    )
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    names = subprocess.run(["setpriv", "--list-caps"], capture_output=True, text=True, check=True).stdout.split()
+    return {name.upper() for number, name in enumerate(names) if number <= last and mask >> number & 1}
+
+
+def only(*names: str) -> tuple[str, ...]:
+    """A command that runs another as root with these capabilities."""
+    given = [f"+{name.lower()}" for name in names if name in held()]
+    return ("setpriv", f"--bounding-set=-all,{','.join(given)}", "--inh-caps=-all", "--")
+
+
+def failed(*names: str) -> set[str]:
+    """The checks of `outrace doctor` that are not ok."""
+    command = [*only(*names), sys.executable, "-P", "-m", "monitor.cli.main", "doctor", "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=live.environment())
+    return {check["name"] for check in json.loads(done.stdout)["checks"] if not check["ok"]}
+
+
+def test_every_capability_has_a_test() -> None:
+    assert set(ADDED) == {*CHECKS, "DAC_READ_SEARCH"}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_without_one_of_them_the_doctor_misses_it(name: str) -> None:
+    if name not in held():
+        pytest.skip(f"this machine has no CAP_{name} to take away")
+    others = [one for one in ADDED if one != name]
+    assert CHECKS[name] in failed(*others)
+    assert CHECKS[name] not in failed(*ADDED)
+
+
+def test_without_reading_the_files_of_others_disks_are_not_measured(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "file").write_bytes(b"x" * 8192)
+    for path in (private / "file", private):
+        os.chown(path, 12345, 12345)
+    tmp_path.chmod(0o755)
+    code = "import sys, os; print(len(os.listdir(sys.argv[1])))"
+    can = subprocess.run([*only(*ADDED), sys.executable, "-c", code, private], capture_output=True, text=True)
+    assert can.stdout == "1\n", can.stderr
+    without = [one for one in ADDED if one != "DAC_READ_SEARCH"]
+    cannot = subprocess.run([*only(*without), sys.executable, "-c", code, private], capture_output=True, text=True)
+    assert "Permission denied" in cannot.stderr
+
+
+def test_with_them_a_pod_is_evicted_in_time() -> None:
+    """All of it but /dev/kmsg, which a container does not have either."""
+    with hot_node() as node, live.daemon(node, "--enforce", *hard(24), wrapper=only(*ADDED)) as daemon:
+        pod = node.add_pod("hog")
+        hog = node.start_hog(pod, mib=112, rate=400)
+        hog.go()
+        evicted(daemon, pod)
+        assert not [record for record in daemon.log if record.get("level") == "error"]
+        if "SYS_RESOURCE" in held():
+            assert Path(f"/proc/{daemon.pid}/oom_score_adj").read_text() == f"{OOM_SCORE_ADJ}\n"
+    assert node.oom_kills() == 0
