@@ -201,6 +201,16 @@ def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
     assert json.loads(data) == json.loads((DEPLOY / "grafana/outrace.json").read_text())
 
 
+def test_series_of_pods_can_be_left_out() -> None:
+    def dropped(*options: str) -> list[str]:
+        (monitor,) = [o for o in chart("--set", EVERYTHING, *options) if o["kind"] == "PodMonitor"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        return [rule["regex"] for rule in endpoint.get("metricRelabelings", ()) if rule["action"] == "drop"]
+
+    assert dropped() == []
+    assert dropped("--set", "podMonitor.perPod=false") == ["outrace_pod_.+"]
+
+
 def test_helm_has_nothing_against_the_chart() -> None:
     template()  # skips without helm
     helm = shutil.which("helm", path=str(Path(sys.executable).parent)) or "helm"
