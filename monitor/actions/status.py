@@ -78,6 +78,18 @@ def pod_object(eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -
     }
 
 
+def status_patch(eviction: EvictedPod) -> dict[str, Any]:
+    """The same as a strategic merge patch of pods/status, for this very pod: another one of its name has another uid.
+
+    Without qosClass, which is immutable (422), and startTime, which the kubelet has set. Container statuses are the
+    kubelet's to write: as soon as it has taken the phase it writes how each one ended.
+    """
+    status = pod_object(eviction)["status"]
+    conditions = [{key: value for key, value in one.items() if value is not None} for one in status["conditions"]]
+    told = {key: status[key] for key in ("phase", "reason", "message")}
+    return {"metadata": {"uid": eviction.pod.uid}, "status": {**told, "conditions": conditions}}
+
+
 def event_object(eviction: EvictedPod) -> dict[str, Any]:
     """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource)."""
     pod = eviction.pod

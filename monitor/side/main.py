@@ -40,6 +40,7 @@ from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine, Oom
 from monitor.pods.source import open_for
+from monitor.pods.spec import CLUSTER, check_spec
 from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
@@ -146,6 +147,10 @@ class Side:
         self.disks.start()
         started()  # what the hot process waits for, it has
         self._open_races()
+        if check_spec(self.config.pods)[0] in CLUSTER:
+            from monitor.side.cluster.cluster import open_cluster
+
+            self.view.cluster = open_cluster(self.view, self.files, self.messages)
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
@@ -236,6 +241,8 @@ class Side:
         """Let the queued files and log lines out, for a moment."""
         self.heartbeat.enter(ENDING)
         self.disks.close(_CLOSE_S)
+        if self.view.cluster is not None:
+            self.view.cluster.close()
         self.view.log_budget.flush(at_once=True)
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)

@@ -65,6 +65,7 @@ class MessageHandler:
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
+        self.on_evicting: Callable[[EvictedPod, int], object] = lambda *_: None  # a pod was signalled at so many ns
         self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
@@ -146,6 +147,7 @@ class MessageHandler:
         while len(self._evictions) >= _MAX_EVICTIONS:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
+        self.on_evicting(eviction, message.decided_ns if message.signalled_ns is None else message.signalled_ns)
         self.files.submit(lambda: self.store.write(eviction))
 
     def _status_message(self, pod: Pod, decision: messages.Decision) -> tuple[str, dict[str, str]]:

@@ -30,6 +30,7 @@ from monitor.side.export.log_budget import LogBudget
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
+    from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
     from monitor.side.races import Races
 
@@ -60,6 +61,7 @@ class View:
     pins: Pins | None = None
     disks: DiskWatch | None = None
     races: Races | None = None
+    cluster: Cluster | None = None
     log: Log = field(default_factory=Log)
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)

@@ -1,0 +1,204 @@
+"""Tells the API server what happens on its node: the status of evicted pods, events, node conditions.
+
+Two threads, so that what may wait does not hold up a status, which must not. The connection is kept open: a patch then
+takes one round trip. What the server has not been told yet is in ``STATE/cluster``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor.actions.status import EvictedPod, timestamp
+from monitor.errors import MonitorError
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig
+from monitor.kube.errors import Cancelled
+from monitor.pods.access import Access
+from monitor.policy.qos import is_mirror, is_static
+from monitor.side.cluster.event_writer import EventWriter
+from monitor.side.cluster.node_conditions import NodeConditions, reason
+from monitor.side.cluster.record import PendingRecords, Record, record_of
+from monitor.side.cluster.status_writer import TIMEOUT_S, WINDOW_S, StatusWriter
+from monitor.side.export.log import Log
+from monitor.side.worker import Worker
+
+if TYPE_CHECKING:
+    from monitor.side.message_handler import MessageHandler
+    from monitor.side.view import View
+
+#: A connection that nobody uses is looked at so often: an API server, and what is before it, close idle ones.
+WARM_S = 30.0
+#: How soon a change of the node's conditions is written.
+_TURN_S = 1.0
+
+
+class Cluster:
+    """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
+    waits.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        node: str,
+        state_dir: Path,
+        files: Worker,
+        log: Log,
+        holding: Callable[[], Collection[str] | None] = lambda: None,
+    ) -> None:
+        self.node = node
+        self._files = files
+        self._log = log
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._pending = PendingRecords(state_dir)
+        self._lock = threading.Lock()
+        self._open: dict[str, set[str]] = {}  # record -> what of it is not over
+        self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
+        slow = ApiClient(config, self._stop)
+        self.statuses = StatusWriter(self._client, log, self._status_done)
+        self.events = EventWriter(slow, log, lambda record: self._over(record, "events"))
+        self.conditions = NodeConditions(slow, node, holding, log, self._condition_changed)
+        self._warm_due = 0.0
+        self._problem = ""
+
+    def start(self) -> None:
+        """What the daemon before left is told too; a status only where that still has a meaning."""
+        for record in self._pending.load(lambda problem: self._log.warning("an eviction is not told", problem=problem)):
+            age_s = max(0.0, time.time() - record.killed)
+            self._submit(record, age_s if record.patch and age_s < WINDOW_S else None)
+        threading.Thread(target=self.statuses.run, args=(self._stop,), name="statuses", daemon=True).start()
+        threading.Thread(target=self._run, name="cluster", daemon=True).start()
+
+    def close(self) -> None:
+        """What is not told stays in the state dir."""
+        self._stop.set()
+        self._wake.set()
+        self.statuses.wake()
+
+    def evicting(self, eviction: EvictedPod, killed_ns: int) -> None:
+        """A pod was signalled at ``killed_ns`` (CLOCK_MONOTONIC)."""
+        age_s = max(0.0, (time.monotonic_ns() - killed_ns) / 1e9)
+        record = record_of(replace(eviction, node=self.node), time.time() - age_s)
+        if is_static(eviction.pod) or is_mirror(eviction.pod):
+            # Its kubelet reads it from a file, and writes the API server's picture of it: no status of ours would stay.
+            record = replace(record, patch={})
+        self._submit(record, age_s if record.patch else None)  # before the file: a status cannot wait for a disk
+        self._files.submit(partial(self._write, record))
+
+    def _submit(self, record: Record, age_s: float | None) -> None:
+        with self._lock:
+            self._open[record.id] = {"status", "events"} if age_s is not None else {"events"}
+        if age_s is not None:
+            self.statuses.submit(record, age_s)
+        self.events.submit(record)
+        self._wake.set()
+
+    def _write(self, record: Record) -> None:
+        with self._lock:
+            is_open = record.id in self._open
+        if is_open:
+            self._pending.write(record)
+
+    def _status_done(self, record: Record, fate: str) -> None:
+        self.events.told(record, fate)
+        self._over(record, "status")
+
+    def _over(self, record: Record, what: str) -> None:
+        with self._lock:
+            left = self._open.get(record.id)
+            if left is None:
+                return
+            left.discard(what)
+            if left:
+                return
+            del self._open[record.id]
+        self._files.submit(lambda: self._pending.remove(record))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                wait_s = self._turn()
+            except Cancelled:
+                return
+            self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def _turn(self) -> float:
+        self._warm()
+        wait_s = self.events.turn()
+        self.conditions.turn()
+        return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
+
+    def _warm(self) -> None:
+        now = time.monotonic()
+        if now < self._warm_due:
+            return
+        self._warm_due = now + WARM_S
+        try:
+            self._client.warm()
+        except Cancelled:
+            raise
+        except MonitorError as error:
+            self._warm_due = now + 2 * _TURN_S
+            if not self._problem:
+                self._log.warning("the API server does not answer: what is to be told waits", problem=str(error))
+            self._problem = str(error)
+        else:
+            if self._problem:
+                self._log.info("the API server answers again", server=self._client.transport.address)
+            self._problem = ""
+
+    def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
+        """As the kubelet says it of its own: an event on the node."""
+        why = f"NodeHas{reason(condition, holds)}"
+        at = timestamp(when)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{self.node}.{int(when * 1e9):x}.{condition.lower()}", "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.node},
+            "type": "Warning" if holds else "Normal",
+            "reason": why,
+            "message": f"Node {self.node} status is now: {why} (outrace.io/{condition})",
+            "source": {"component": "outrace", "host": self.node},
+            "reportingComponent": "outrace",
+            "reportingInstance": self.node,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        self.events.submit(Record(event["metadata"]["name"], "", self.node, "", when, {}, (event,)))  # type: ignore[index]
+
+
+def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
+    """The cluster whose pods these are, which hears of evictions from now on; None where its API server may not be
+    asked.
+    """
+    config = view.config
+    access = Access.found(config)
+    try:
+        server, whose = access.api_server()
+    except MonitorError as error:
+        view.log.warning("evictions are told in the state directory alone: no API server", problem=str(error))
+        return None
+    if not access.node:
+        view.log.warning(
+            "evictions are told in the state directory alone", problem="no --node-name, and no kubelet here"
+        )
+        return None
+    view.log.info("evictions are told to the API server", server=str(server.server), by=whose, node=access.node)
+
+    def holding() -> Collection[str] | None:
+        return None if view.state is None else view.conditions
+
+    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding)
+    cluster.start()
+    messages.on_evicting = cluster.evicting
+    return cluster

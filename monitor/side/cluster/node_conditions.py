@@ -1,0 +1,135 @@
+"""The node's conditions as outrace sees them, in the API server: `outrace.io/MemoryPressure` and so on.
+
+Under types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from monitor.actions.status import timestamp
+from monitor.errors import MonitorError
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.errors import ApiError, Cancelled
+from monitor.kube.resources import NODES
+from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
+from monitor.side.export.log import Log
+
+PREFIX = "outrace.io/"
+#: As often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
+HEARTBEAT_S = 300.0
+#: Condition -> what is short.
+_OF = {MEMORY_PRESSURE: "Memory", DISK_PRESSURE: "Disk", PID_PRESSURE: "PID"}
+
+_SHORT = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "PID"}
+
+
+class NodeConditions:
+    """``holding()``: the conditions that hold, None while that is not known. `turn` writes what is due."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        holding: Callable[[], Collection[str] | None],
+        log: Log,
+        on_change: Callable[[str, bool, float], object] = lambda *_: None,
+        back_off: BackOff | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._holding = holding
+        self._log = log
+        self._on_change = on_change
+        self._back_off = back_off or BackOff(cap_s=60.0)
+        self._clock = clock
+        self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
+        self._written: dict[str, bool] = {}
+        self._due = 0.0
+        self._problem = ""
+
+    def turn(self) -> None:
+        holding = self._holding()
+        if holding is None:
+            return
+        now = self._clock()
+        state = {name: name in holding for name in _OF}
+        if not self._since:
+            self._resume(state)
+        for name, holds in state.items():
+            if self._since.get(name, (None, 0.0))[0] != holds:
+                if name in self._since:
+                    self._on_change(name, holds, now)
+                self._since[name] = (holds, now)
+        if now < self._due and (self._problem or state == self._written):
+            return
+        try:
+            self._client.patch(NODES, self._node, {"status": {"conditions": self._objects(now)}}, subresource="status")
+        except Cancelled:
+            raise
+        except MonitorError as error:
+            self._failed(error)
+            return
+        self._written, self._due = state, now + HEARTBEAT_S
+        self._back_off.reset()
+        if self._problem:
+            self._problem = ""
+            self._log.info("node conditions are written again", node=self._node)
+
+    def _resume(self, state: dict[str, bool]) -> None:
+        """One that is as the daemon before has left it has been so since then."""
+        try:
+            found = self._client.get(NODES, self._node)["status"].get("conditions", [])
+        except Cancelled:
+            raise
+        except (MonitorError, LookupError, AttributeError):
+            return  # it begins now
+        for one in found:
+            name = str(one.get("type", "")).removeprefix(PREFIX)
+            if name in state and one["type"].startswith(PREFIX) and one.get("status") == str(state[name]):
+                self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), self._clock()))
+
+    def _objects(self, now: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": f"{PREFIX}{name}",
+                "status": str(holds),
+                "reason": f"OutraceHas{reason(name, holds)}",
+                "message": _message(name, holds),
+                "lastHeartbeatTime": timestamp(now),
+                "lastTransitionTime": timestamp(since),
+            }
+            for name, (holds, since) in self._since.items()
+        ]
+
+    def _failed(self, error: MonitorError) -> None:
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+        self._due = self._clock() + self._back_off.next_s(asked_s)
+        if not self._problem:
+            self._log.warning("node conditions not written; trying again", node=self._node, problem=str(error))
+        self._problem = str(error)
+
+
+def _message(condition: str, holds: bool) -> str:
+    if condition == DISK_PRESSURE:
+        return f"outrace has {'' if holds else 'no '}disk pressure"
+    return f"outrace has {'in' if holds else ''}sufficient {_SHORT[condition]} available"
+
+
+def reason(condition: str, holds: bool) -> str:
+    """As the kubelet calls it: InsufficientMemory, NoDiskPressure."""
+    if condition == DISK_PRESSURE:
+        return "DiskPressure" if holds else "NoDiskPressure"
+    return f"{'Ins' if holds else 'S'}ufficient{_OF[condition]}"
+
+
+def _unix(text: object, default: float) -> float:
+    try:
+        return float(calendar.timegm(time.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return default

@@ -1,0 +1,26 @@
+"""Metrics about what the API server is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+from monitor.side.export.families import counter, gauge, histogram
+
+if TYPE_CHECKING:
+    from monitor.side.cluster.cluster import Cluster
+
+
+def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
+    tally, events = cluster.statuses.tally, cluster.events
+    text = "Time from a pod's first signal to its status accepted by the API server."
+    yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
+    text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
+    yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
+    text = "Times a kubelet wrote another phase over such a status, and it was written again."
+    yield counter("cluster_statuses_erased", text, tally.erased)
+    yield counter("cluster_events", "Events that the API server has taken.", events.sent)
+    yield counter("cluster_events_dropped", "Events that it refused, or that were too many.", events.dropped)
+    yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", events.waiting)

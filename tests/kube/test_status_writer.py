@@ -1,0 +1,251 @@
+"""The status of an evicted pod, at an API server and beside a kubelet that are as nasty as real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from monitor.actions.status import EvictedPod
+from monitor.kube.auth import Fixed
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig
+from monitor.policy.pods import Pod
+from monitor.side.cluster.record import Record, record_of
+from monitor.side.cluster.status_writer import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, StatusWriter
+from monitor.side.export.log import Log
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_http import Asked, Reply
+from tests.kube.fake_node import relist
+
+KEY = ("pods", "default", "web")
+STATUS = "/pods/web/status"
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Writer:
+    """A writer, its clock, and what became of what it was given."""
+
+    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
+        self.clock = Clock()
+        self.fates: dict[str, str] = {}
+        self.api = api
+        self.writer = StatusWriter(client, Log(), lambda r, fate: self.fates.__setitem__(r.title, fate), self.clock)
+
+    def kill(self, record: Record, age_s: float = 0.0) -> None:
+        self.writer.submit(record, age_s)
+        self.writer.turn()
+
+    def after(self, seconds: float) -> None:
+        """Let time pass, in small steps."""
+        until = self.clock.now + seconds
+        while (wait_s := self.writer.turn()) is not None and self.clock.now + wait_s <= until:
+            self.clock.now += wait_s
+        self.clock.now = max(self.clock.now, until)
+
+    @property
+    def status(self) -> Any:
+        return self.api.store.get(KEY)["status"]
+
+
+@pytest.fixture
+def writer(client: ApiClient, api: FakeApiServer) -> Writer:
+    api.store.create("pods", pod("web", qosClass="Burstable"))
+    return Writer(client, api)
+
+
+def evicted(api: FakeApiServer, name: str = "web", qos: str = "BestEffort") -> EvictedPod:
+    found = api.store.get(("pods", "default", name))
+    return EvictedPod(
+        id="1",
+        pod=Pod(name=name, namespace="default", uid=found["metadata"]["uid"]),
+        qos=qos,  # not what the API server has: that is immutable, and must not be sent
+        message="The node was low on resource: memory. ",
+        annotations={"starved_resource": "memory"},
+        started=1_800_000_000.0,
+        decided=1_800_000_100.25,
+        node="node-1",
+    )
+
+
+def record(api: FakeApiServer) -> Record:
+    return record_of(evicted(api), 1_800_000_100.25)
+
+
+def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    status = writer.status
+    message = "The node was low on resource: memory. "
+    assert (status["phase"], status["reason"], status["message"]) == ("Failed", "Evicted", message)
+    conditions = {one["type"]: one for one in status["conditions"]}
+    target = conditions["DisruptionTarget"]
+    assert (target["status"], target["reason"], target["message"]) == ("True", "TerminationByKubelet", message)
+    assert {name: conditions[name]["status"] for name in ("Ready", "ContainersReady")} == {
+        "Ready": "False",
+        "ContainersReady": "False",
+    }
+    assert status["qosClass"] == "Burstable"
+    assert len(api.seen("PATCH")) == 1
+    assert writer.writer.tally.seconds.shown()[0][-1] == ("+Inf", 1.0)
+
+
+def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    writer.after(0.5)
+    assert relist(api, "web") == "Failed"
+    writer.after(2.5)
+    assert writer.fates == {}  # it may change its mind
+    writer.after(3.0)
+    assert writer.fates == {"default/web": TAKEN}
+    assert len(api.seen("PATCH")) == 1
+    assert writer.writer.turn() is None
+
+
+def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    writer.after(0.25)
+    assert relist(api, "web", relisted_before=True) == "Running"
+    writer.after(0.15)
+    assert writer.status["phase"] == "Failed"
+    relist(api, "web")
+    writer.after(5.0)
+    assert writer.fates == {"default/web": TAKEN}
+    assert writer.writer.tally.erased == 1
+
+
+def test_a_kubelet_that_says_nothing(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    writer.after(11.0)
+    assert writer.fates == {"default/web": UNCONFIRMED}
+    assert len(api.seen("GET", "/pods/web")) < 60
+    assert len(api.seen("PATCH")) == 1
+
+
+def test_the_patch_is_tried_again_while_the_server_fails(writer: Writer, api: FakeApiServer) -> None:
+    api.fail(faults.status(500, "InternalError"), path=STATUS)
+    api.fail(faults.status(503, "ServiceUnavailable"), path=STATUS)
+    api.fail(faults.hang_up, path=STATUS, times=2)
+    writer.kill(record(api))
+    assert writer.status["phase"] == "Running"
+    writer.after(0.7)
+    assert writer.status["reason"] == "Evicted"
+
+
+def test_a_server_that_throttles_is_obeyed(writer: Writer, api: FakeApiServer) -> None:
+    api.fail(faults.status(429, "TooManyRequests", Retry_After="2"), path=STATUS)
+    writer.kill(record(api))
+    writer.after(1.9)
+    assert writer.status["phase"] == "Running"
+    assert len(api.seen("PATCH")) == 1
+    writer.after(0.2)
+    assert writer.status["reason"] == "Evicted"
+
+
+def test_a_conflict_that_is_about_another_writer_is_tried_again(writer: Writer, api: FakeApiServer) -> None:
+    api.fail(faults.status(409, "Conflict", "the object has been modified"), path=STATUS)
+    writer.kill(record(api))
+    writer.after(0.3)
+    assert writer.status["reason"] == "Evicted"
+
+
+def test_a_server_that_is_away_is_not_told_later(writer: Writer, api: FakeApiServer) -> None:
+    """Two minutes: the kubelet has started the pod again long since."""
+    api.refuse()
+    writer.kill(record(api))
+    writer.after(120.0)
+    assert writer.fates == {"default/web": AWAY}
+    api.listen()
+    writer.after(60.0)
+    assert api.seen("PATCH") == []
+    assert writer.status["phase"] == "Running"
+
+
+def test_one_of_a_daemon_before_that_is_too_old(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api), age_s=11.0)
+    assert writer.fates == {"default/web": AWAY}
+    assert api.seen("PATCH") == []
+
+
+def test_another_pod_of_its_name_is_left_alone(writer: Writer, api: FakeApiServer) -> None:
+    old = record(api)
+    api.store.delete(KEY)
+    api.store.create("pods", pod("web"))
+    writer.kill(old)
+    assert writer.fates == {"default/web": GONE}
+    assert writer.status["phase"] == "Running"
+
+
+def test_another_pod_that_comes_while_it_is_watched_is_left_alone(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    api.store.delete(KEY)
+    api.store.create("pods", pod("web"))
+    writer.after(1.0)
+    assert writer.fates == {"default/web": GONE}
+    assert writer.status["phase"] == "Running"
+
+
+def test_a_pod_that_is_deleted(writer: Writer, api: FakeApiServer) -> None:
+    old = record(api)
+    api.store.delete(KEY)
+    writer.kill(old)
+    assert writer.fates == {"default/web": GONE}
+
+
+@pytest.mark.parametrize("what", ["qosClass", "rights"])
+def test_what_is_refused_is_not_tried_again(writer: Writer, api: FakeApiServer, what: str) -> None:
+    found = record(api)
+    if what == "qosClass":
+        found = replace(found, patch={"status": {**found.patch["status"], "qosClass": "Guaranteed"}})
+    else:
+        api.forbidden.add(("patch", "pods/status"))
+    writer.kill(found)
+    assert writer.fates == {"default/web": REFUSED}
+    assert len(api.seen("PATCH")) == 1
+
+
+def test_a_token_that_expired_is_tried_until_there_is_a_new_one(writer: Writer, api: FakeApiServer) -> None:
+    api.tokens = {"new"}
+    writer.kill(record(api))
+    writer.after(0.5)
+    assert writer.fates == {}
+    api.tokens = {"good"}
+    writer.after(0.3)
+    assert writer.status["reason"] == "Evicted"
+
+
+def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeApiServer) -> None:
+    writer.kill(record(api))
+    api.store.create("pods", pod("db"))
+    newer = record_of(evicted(api, "db"), 1_800_000_100.25)
+    seen: list[str] = []
+
+    def look(asked: Asked, _: Reply) -> bool:
+        if asked.method == "GET" and not seen:
+            writer.writer.submit(newer, 0.0)  # while the first one is looked at
+        seen.append(f"{asked.method} {asked.path.rpartition('pods/')[2]}")
+        return False
+
+    api.fail(look, times=100)
+    writer.after(0.1)
+    assert seen[:2] == ["GET web", "PATCH db/status"]
+
+
+def test_warm_connections_are_used(
+    connect: Callable[..., ApiClient], config: ClusterConfig, api: FakeApiServer, writer: Writer
+) -> None:
+    client = connect(replace(config, credentials=Fixed("good")))
+    client.warm()
+    opened = api.connections
+    Writer(client, api).kill(record(api))
+    assert api.connections == opened
