@@ -61,7 +61,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._open: dict[str, set[str]] = {}  # record -> what of it is not over
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
-        slow = ApiClient(config, self._stop)
+        self._slow = slow = ApiClient(config, self._stop)
         self.statuses = StatusWriter(self._client, log, self._status_done)
         self.events = EventWriter(slow, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(slow, node, holding, log, self._condition_changed)
@@ -81,6 +81,8 @@ class Cluster:
         self._stop.set()
         self._wake.set()
         self.statuses.wake()
+        self._client.close()
+        self._slow.close()
 
     def evicting(self, eviction: EvictedPod, killed_ns: int) -> None:
         """A pod was signalled at ``killed_ns`` (CLOCK_MONOTONIC)."""
