@@ -28,14 +28,14 @@ from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
-from monitor.pods.spec import AUTO, CGROUPS
+from monitor.pods.spec import CGROUPS
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
-    from monitor.pods.discover import Choice
+    from monitor.pods.choice import Choice
 
 #: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
 #: has its turn (a probe would try again after a second).
@@ -58,7 +58,7 @@ def start(config: RunConfig) -> NoReturn:
         raise CannotError("outrace run must be root", "use sudo")
     join_machine_cgroups()
     config, choice = _with_pods(config)
-    check_enforced(config)
+    check_enforced(config, choice)
     config, disks = with_disks(_with_node(config))
     config = dataclasses.replace(
         config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), containerfs=str(disks.containerfs)
@@ -99,13 +99,12 @@ def _with_node(config: RunConfig) -> RunConfig:
 
 
 def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
-    """The configuration with the source of pods that ``auto`` is here. Raises ConfigError."""
-    from monitor.pods.access import Access
+    """The configuration with the source of pods that ``auto`` is here, and how it is reached. Raises ConfigError."""
     from monitor.pods.source import settle
 
-    node = Path(config.node_cgroup) if config.node_cgroup else None
-    choice = settle(config.pods, Access.found(config) if config.pods == AUTO and node is None else None, node)
-    return dataclasses.replace(config, pods=choice.spec), choice
+    choice, access = settle(config, Path(config.node_cgroup) if config.node_cgroup else None)
+    found = access.settled() if access is not None else {}
+    return dataclasses.replace(config, pods=choice.spec, **found), choice
 
 
 def lock(state_dir: Path) -> int:

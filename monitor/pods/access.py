@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from monitor.errors import ConfigError
 from monitor.kube import kubeconfig
@@ -32,14 +33,48 @@ class Access:
     kubelet: KubeletProcess = field(default_factory=KubeletProcess)
 
     @classmethod
-    def found(cls, config: object) -> Access:
-        """With the options of a configuration, on this machine."""
+    def found(cls, config: object, kubelet: KubeletProcess | None = None) -> Access:
+        """With the options of a configuration, on this machine. What `outrace run` found at its start is in the
+        configuration (`settled`), and not looked for again: the kubelet may be away by then, and its flags with it.
+        """
         given = {name: getattr(config, name) for name in ("kubeconfig", "node_name", "kubelet_ca", "kubelet_insecure")}
-        return cls(**given, kubelet=find_kubelet())
+        if kubelet is None and (flags := dict(config.kubelet_flags)):  # type: ignore[attr-defined]
+            kubelet = KubeletProcess(flags=flags)
+        return cls(**given, kubelet=kubelet or find_kubelet())
+
+    def settled(self) -> dict[str, Any]:
+        """Fields of a configuration with what was found; the service account of a pod is found by its environment."""
+        trust = self.kubelet.trust
+        flags = {"cert-dir": str(trust.pki), "hostname-override": self.node}
+        if trust.certificates:
+            flags["tls-cert-file"] = str(trust.certificates[0])
+        found: dict[str, Any] = {"node_name": self.node, "kubelet_flags": flags}
+        if not self.kubeconfig and not os.environ.get("KUBERNETES_SERVICE_HOST") and self.kubelet.kubeconfig:
+            found["kubeconfig"] = str(self.kubelet.kubeconfig)
+        return found
 
     @property
     def node(self) -> str:
-        return self.node_name or self.kubelet.node_name
+        """Raises ConfigError where it cannot be known: a pod of another name has no pods, and nothing would be said."""
+        if self.node_name or self.kubelet.flags.get("hostname-override"):
+            return self.node_name or self.kubelet.node_name
+        if self._in_pod and not self._host_network:
+            raise ConfigError(
+                "the name of the node is not known in a pod", "give --node-name, in a DaemonSet from spec.nodeName"
+            )
+        return self.kubelet.node_name
+
+    @property
+    def _in_pod(self) -> bool:
+        return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+    @property
+    def _host_network(self) -> bool:
+        """Whether our host name is the machine's: the UTS namespace is that of the kubelet, or of process 1."""
+        try:
+            return os.stat(f"/proc/{self.kubelet.pid or 1}/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino
+        except OSError:
+            return False
 
     def api_server(self, env: Mapping[str, str] = os.environ) -> tuple[ClusterConfig, str]:
         """The API server, and where its credentials come from: as given, a pod's, the kubelet's own. ConfigError."""
@@ -63,16 +98,28 @@ class Access:
             trust = self.kubelet.trust
         return kubelet_config(url or self.kubelet.url, trust, credentials, "--pods kubelet")
 
+    def kubelet_of(self, argument: str) -> ClusterConfig:
+        """The kubelet that ``--pods kubelet:ARGUMENT`` names. ConfigError."""
+        if argument.startswith("http://"):
+            return self.kubelet_server(argument)
+        return self.kubelet_server(argument, self.api_server()[0].credentials)
+
+    def check(self, kind: str, argument: str) -> None:
+        """Raises ConfigError where the feed could not be made."""
+        if kind == "apiserver":
+            self.api_server()
+        else:
+            self.kubelet_of(argument)
+        self.node  # noqa: B018 - raises
+
     def feed(self, kind: str, argument: str, state_dir: Path | None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
         cache = PodCache(state_dir, self.node) if state_dir is not None else None
-        stop = threading.Event()
         if kind == "apiserver":
             config, _ = self.api_server()
+            stop = threading.Event()
             watch = ListWatch(ApiClient(config, stop), PODS, field_selector=f"spec.nodeName={self.node}")
             return ApiServerFeed(watch, f"pods of {self.node} at {config.server}", cache, stop)
-        credentials = None
-        if not argument.startswith("http://"):
-            credentials = self.api_server()[0].credentials
-        server = self.kubelet_server(argument, credentials)
+        server = self.kubelet_of(argument)
+        stop = threading.Event()
         return KubeletFeed(KubeletClient(server, stop), f"pods of the kubelet at {server.server}", cache, stop)

@@ -114,6 +114,15 @@ def pods_in(kubepods: Path) -> Iterator[PodDir]:
                 yield PodDir(kube.uid, kube.qos, path, containers_in(path))
 
 
+def pod_dirs(kubepods: Path) -> Iterator[tuple[str, Path]]:
+    """Uid and directory of every pod, without a look into it."""
+    for parent in class_dirs(kubepods):
+        for path in children(parent):
+            kube = parse(f"{kubepods.name}/{path.relative_to(kubepods)}")
+            if kube is not None and kube.uid is not None:
+                yield kube.uid, path
+
+
 def containers_in(pod_dir: Path) -> dict[str, Path]:
     """The directories of a pod's containers by container id, the sandbox's (pause) among them."""
     return {cid: path for path in children(pod_dir) if (cid := container_id(path.name))}

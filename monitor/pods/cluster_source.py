@@ -11,13 +11,16 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import cgroup_tree
 from monitor.pods.feed import PodFeed
 from monitor.pods.inotify import CHILDREN, Event
-from monitor.pods.kubepods import tree_uids
+from monitor.pods.kubepods import search_dirs, tree_uids
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import Change, Scan
 from monitor.pods.spec_source import SpecSource
 
 #: A cgroup whose pod is not listed for so long is said to be so; the kubelet makes it up to a second before.
 UNLISTED_S = 10.0
+#: After a scan so many times what it took is waited, `_REST_S` at most: where 5 pods a second come and go, each with
+#: ten changes, every change would be a scan of all pods.
+_REST, _REST_S = 4, 1.0
 
 
 class ClusterSource(SpecSource):
@@ -35,6 +38,8 @@ class ClusterSource(SpecSource):
         self.feed = feed
         self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
+        self._complete = False  # whether the last scan knew all pods
+        self._rests_until = 0.0
         self._ready = select.epoll()
         self._ready.register(feed.fileno(), select.EPOLLIN)
         if self._watcher is not None:
@@ -50,12 +55,23 @@ class ClusterSource(SpecSource):
 
     @property
     def is_complete(self) -> bool:
-        return self.feed.is_known
+        return self._complete
+
+    def wait(self, timeout_s: float) -> None:
+        self.feed.wait(timeout_s)
 
     def poll(self) -> Change:
+        now = time.monotonic()
+        if not self._ready.poll(0) and now < self._next_scan:
+            return Change()
+        self.feed.stop.wait(max(0.0, self._rests_until - now))
         if self.feed.drain():
             self._next_scan = 0.0
-        return super().poll()
+        began = time.monotonic()
+        change = super().poll()
+        ended = time.monotonic()
+        self._rests_until = ended + min(_REST_S, _REST * (ended - began))
+        return change
 
     def close(self) -> None:
         self.feed.close()
@@ -67,11 +83,12 @@ class ClusterSource(SpecSource):
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
-        self._listed = self.feed.manifests()
+        self._complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
+        self._listed = self.feed.manifests(self._known)
         scan.problems.extend(self.feed.problems())
         self._match(scan)
-        if self._kubepods is not None:
-            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(self._kubepods), CHILDREN))
+        above = search_dirs(self.node) if self._kubepods is None else cgroup_tree.class_dirs(self._kubepods)
+        scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
         running = sum(one.pod.phase == "Running" for one in self._listed)
         if running and not scan.pods:
@@ -86,7 +103,7 @@ class ClusterSource(SpecSource):
         """Cgroups of pods that are not in the list."""
         listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
         now = time.monotonic()
-        there = {} if self._kubepods is None else {one.uid: one.path for one in cgroup_tree.pods_in(self._kubepods)}
+        there = {} if self._kubepods is None else dict(cgroup_tree.pod_dirs(self._kubepods))
         self._unlisted = {uid: self._unlisted.get(uid, now) for uid in there if uid not in listed}
         if not self._unlisted:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -13,21 +12,11 @@ from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.resources import PODS
 from monitor.pods.access import Access
-from monitor.pods.spec import APISERVER, CGROUPS, KUBELET, MANIFESTS
+from monitor.pods.choice import MANIFEST_DIR, Choice, without_cluster
+from monitor.pods.spec import APISERVER, KUBELET
 
-#: Where a VM has manifests of its own, if nothing else is said.
-MANIFEST_DIR = Path("/etc/outrace/pods")
 #: Seconds that one server may take to answer, at the start.
 _TIMEOUT_S = 3.0
-
-
-@dataclass(frozen=True)
-class Choice:
-    """``spec`` is what ``--pods`` would say. ``why`` is one line for the log; ``tried``: what did not do, and why."""
-
-    spec: str
-    why: str
-    tried: list[str] = field(default_factory=list)
 
 
 def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
@@ -47,14 +36,12 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
             tried.append(f"{name}: {error}")
             waiting = waiting or spec
         else:
-            return Choice(
-                spec, f"{name} answers ({access.kubelet})" if access.kubelet.is_there else f"{name} answers", tried
-            )
+            here = f" ({access.kubelet})" if access.kubelet.is_there else ""
+            return Choice(spec, f"{name} answers{here}", tuple(tried), access.kubelet.is_there)
     if waiting and access.kubelet.is_there:
-        return Choice(waiting, f"this is a node of a cluster ({access.kubelet}) whose servers do not answer yet", tried)
-    if manifest_dir.is_dir():
-        return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and no kubelet", tried)
-    return Choice(CGROUPS, f"no kubelet here and no {manifest_dir}", tried)
+        why = f"this is a node of a cluster ({access.kubelet}) whose servers do not answer yet"
+        return Choice(waiting, why, tuple(tried), True)
+    return without_cluster(tried, access.kubelet.is_there, manifest_dir)
 
 
 def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[[], object]]]:
@@ -67,24 +54,35 @@ def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[
         if access.kubelet.is_there:
             tried.append(str(error))
     kubelet = access.kubelet
-    if kubelet.is_there and cluster is not None and cluster.credentials.current().token:
+    if kubelet.is_there and cluster is not None:
         try:
-            server = access.kubelet_server(credentials=cluster.credentials)
-            asked = _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))
-            found.append((f"{KUBELET}:{kubelet.url}", f"the kubelet at {kubelet.url}", asked))
+            # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
+            if cluster.credentials.current().token:
+                server = access.kubelet_server(credentials=cluster.credentials)
+                asked = _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))
+                found.append((f"{KUBELET}:{kubelet.url}", f"the kubelet at {kubelet.url}", asked))
         except MonitorError as error:
-            tried.append(str(error))
-    if kubelet.read_only_url:
-        server = access.kubelet_server(kubelet.read_only_url)
-        name = f"the kubelet's read-only port at {kubelet.read_only_url}"
-        found.append((f"{KUBELET}:{kubelet.read_only_url}", name, _asks(KubeletClient(server, timeout_s=_TIMEOUT_S))))
+            tried.append(f"the kubelet at {kubelet.url}: {error}")
+    if url := kubelet.read_only_url:
+        try:
+            asked = _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
+            found.append((f"{KUBELET}:{url}", f"the kubelet's read-only port at {url}", asked))
+        except MonitorError as error:
+            tried.append(f"the kubelet's read-only port at {url}: {error}")
+    try:
+        node = access.node if cluster is not None else ""
+    except MonitorError as error:
+        cluster = None
+        tried.append(str(error))
     if cluster is not None:
         client = ApiClient(cluster, threading.Event(), timeout_s=_TIMEOUT_S)
 
         def ask() -> None:
-            selector = f"spec.nodeName={access.node}"
-            client.list(PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
-            client.close()
+            selector = f"spec.nodeName={node}"
+            try:
+                client.list(PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
+            finally:
+                client.close()
 
         found.append((APISERVER, f"the API server at {cluster.server} ({credentials})", ask))
     return found
@@ -92,7 +90,9 @@ def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[
 
 def _asks(client: KubeletClient) -> Callable[[], object]:
     def ask() -> None:
-        client.pods(lambda _: None)
-        client.close()
+        try:
+            client.pods(lambda _: None)
+        finally:
+            client.close()
 
     return ask

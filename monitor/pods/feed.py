@@ -1,7 +1,9 @@
 """Pods as a cluster tells of them, kept up to date by a thread: watched at the API server, or polled at the kubelet.
 
 What is known outlives its source: it is stored (`monitor.pods.cache`) and used until the first answer after a restart,
-and while nobody answers. A pod that is deleted stays for `LINGER_S`: its processes, and its name in an incident, do.
+and while nobody answers. A pod that is deleted stays for `LINGER_S`, and as long as its cgroup is there: its processes,
+and its name in an incident, do. (A kubelet that was restarted answers with its static pods alone until it has reached
+the API server.)
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.errors import MonitorError
 from monitor.kube.backoff import BackOff
-from monitor.kube.errors import ApiError, Cancelled
+from monitor.kube.errors import ApiError, Cancelled, ResourceExpired
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.reflector import ListWatch, Reflector
 from monitor.pods import pod_objects
@@ -27,8 +29,14 @@ from monitor.pods.pod_objects import Object
 LINGER_S = 60.0
 #: Between two looks at the kubelet's pods, where nothing asks for one sooner.
 POLL_S = 10.0
-#: ... and where a cgroup has appeared that no pod is known of: at most so often.
+#: ... and where a cgroup has appeared that no pod is known of: at most so often, and `_REST` times what an answer took.
+#: (500 pods are 3 MB of JSON, which the kubelet has to write.)
 SOON_S = 0.25
+_REST = 10
+#: ... and while the containers of a pod are not all known: their ids come with its status.
+STARTING_S = 1.0
+#: ... but not for longer than this: a container whose image cannot be pulled never has one.
+_STARTING_MOST_S = 60.0
 #: Between two writes of the cache.
 STORE_S = 5.0
 
@@ -76,8 +84,10 @@ class PodFeed(ABC):
         self._pods: dict[str, Known] = {}
         self._gone: dict[str, tuple[float, Known]] = {}  # uid -> since when, as it was last
         self._failure = ""
-        self._stored_at = 0.0
+        self._stored_at = -STORE_S
         self._dirty = False
+        self._bug: Exception | None = None  # that ended the thread
+        self._tried = threading.Event()  # whether there was an answer, or a failure
         self.synced = False  # whether the source has answered since the start
         if cache is not None:
             self._pods = {one.uid: one for obj in cache.load() if (one := known(f"{cache.path}", obj)) is not None}
@@ -89,7 +99,11 @@ class PodFeed(ABC):
 
     def start(self) -> None:
         """Begin to ask. The thread ends with `close`."""
-        threading.Thread(target=self._run, name="pod feed", daemon=True).start()
+        threading.Thread(target=self._guarded, name="pod feed", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the source has answered, or failed to; whether it has."""
+        return self._tried.wait(timeout_s)
 
     def fileno(self) -> int:
         return self._event
@@ -104,15 +118,24 @@ class PodFeed(ABC):
 
     def close(self) -> None:
         self.stop.set()
+        with self._lock:  # the thread may live for 0.5 s more, and the number be another file's by then
+            if self._event >= 0:
+                os.close(self._event)
+            self._event = -1
 
     def soon(self) -> None:  # noqa: B027 - what is watched comes by itself
         """Somebody has seen a pod that is not known here yet."""
 
-    def manifests(self) -> list[Manifest]:
-        """Every pod, those that were deleted a moment ago too."""
+    def manifests(self, present: Collection[str] = ()) -> list[Manifest]:
+        """Every pod, those that were deleted a moment ago too, and those of ``present`` (uids): their cgroup is there.
+
+        Raises what ended the thread, if that was no error of a server.
+        """
         with self._lock:
+            if self._bug is not None:
+                raise self._bug
             now = self._clock()
-            self._gone = {uid: it for uid, it in self._gone.items() if now - it[0] < LINGER_S}
+            self._gone = {uid: it for uid, it in self._gone.items() if uid in present or now - it[0] < LINGER_S}
             there = [one.manifest for one in self._pods.values() if one.manifest is not None]
             gone = [one.manifest for _, one in self._gone.values() if one.manifest is not None]
         return there + [replace(one, pod=replace(one.pod, phase="Succeeded")) for one in gone]
@@ -121,7 +144,8 @@ class PodFeed(ABC):
         """One line each: pods that cannot be read, and a source that does not answer."""
         with self._lock:
             found = [one.problem for one in self._pods.values() if one.problem]
-            return [*found, self._failure] if self._failure else found
+            stored = self._cache.problem if self._cache is not None else ""
+            return found + [one for one in (self._failure, stored) if one]
 
     def replace_all(self, pods: Mapping[str, Known]) -> None:
         """These are all pods there are."""
@@ -135,8 +159,8 @@ class PodFeed(ABC):
             changed = self._pods != dict(pods) or not self.synced or self._failure != ""
             self._dirty = self._dirty or self._pods != dict(pods)
             self._pods, self.synced, self._failure = dict(pods), True, ""
-        if changed:
-            os.eventfd_write(self._event, 1)
+            self._changed(changed)
+        self._tried.set()
 
     def put(self, one: Known) -> None:
         with self._lock:
@@ -145,7 +169,7 @@ class PodFeed(ABC):
             self._pods[one.uid] = one
             self._gone.pop(one.uid, None)
             self._dirty = True
-        os.eventfd_write(self._event, 1)
+            self._changed()
 
     def drop(self, uid: str) -> None:
         with self._lock:
@@ -154,31 +178,54 @@ class PodFeed(ABC):
                 return
             self._gone[uid] = (self._clock(), one)
             self._dirty = True
-        os.eventfd_write(self._event, 1)
+            self._changed()
 
     def fail(self, error: MonitorError) -> None:
         """It does not answer: what is known stays in use."""
         with self._lock:
             before, self._failure = self._failure, f"{self.where}: {error}; its last pods stay in use"
-        if before != self._failure:
-            os.eventfd_write(self._event, 1)
+            self._changed(before != self._failure)
+        self._tried.set()
 
     def answered(self) -> None:
         """It answers again."""
         with self._lock:
             before, self._failure = self._failure, ""
-        if before:
-            os.eventfd_write(self._event, 1)
+            self._changed(bool(before))
 
     def store(self) -> None:
         """Write the cache, if that is due: every `STORE_S` at most."""
         if self._cache is None or not self._dirty or self._clock() - self._stored_at < STORE_S:
             return
         with self._lock:
-            objects = [one.object for one in self._pods.values()]
+            # One that is gone too: a kubelet that was restarted does not know its pods for a while.
+            objects = [one.object for one in (*self._pods.values(), *(one for _, one in self._gone.values()))]
             self._dirty = False
         self._stored_at = self._clock()
+        before = self._cache.problem
         self._cache.store(objects)
+        with self._lock:
+            self._dirty = self._dirty or bool(self._cache.problem)  # again in 5 s
+            self._changed(before != self._cache.problem)
+
+    def _changed(self, really: bool = True) -> None:
+        """Wake who reads `fileno`. Under the lock."""
+        if really and self._event >= 0:
+            os.eventfd_write(self._event, 1)
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - raised again by `manifests`: a thread that ends in silence is worse
+            with self._lock:
+                self._bug = error
+                self._changed()
+            self._tried.set()
+        finally:
+            self._disconnect()
+
+    def _disconnect(self) -> None:  # noqa: B027 - connections, if there are any
+        """Close what the thread had open."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -197,6 +244,7 @@ class ApiServerFeed(PodFeed):
         back_off: BackOff | None = None,
     ) -> None:
         super().__init__(where, cache, stop)
+        self._client = list_watch.client
         decode = lambda obj: known(where, obj)  # noqa: E731
         self._reflector = Reflector(list_watch, decode, self, self.stop, back_off)
 
@@ -207,6 +255,9 @@ class ApiServerFeed(PodFeed):
     def _store(self) -> None:
         while not self.stop.wait(1.0):
             self.store()
+
+    def _disconnect(self) -> None:
+        self._client.close()
 
     # what the reflector says
 
@@ -220,7 +271,8 @@ class ApiServerFeed(PodFeed):
         self.drop(uid)
 
     def failed(self, error: MonitorError, pause_s: float) -> None:
-        self.fail(error)
+        if not isinstance(error, ResourceExpired):  # every watch meets that some day: a list follows
+            self.fail(error)
 
     def connected(self) -> None:
         self.answered()
@@ -232,11 +284,18 @@ class KubeletFeed(PodFeed):
     """
 
     def __init__(
-        self, client: KubeletClient, where: str, cache: PodCache | None = None, stop: threading.Event | None = None
+        self,
+        client: KubeletClient,
+        where: str,
+        cache: PodCache | None = None,
+        stop: threading.Event | None = None,
+        back_off: BackOff | None = None,
     ) -> None:
         super().__init__(where, cache, stop)
         self._client = client
+        self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node: nobody else is in the way
         self._soon = threading.Event()
+        self._starting: dict[str, float] = {}  # uid -> since when not all of its containers are known
 
     def soon(self) -> None:
         self._soon.set()
@@ -246,23 +305,39 @@ class KubeletFeed(PodFeed):
         self._soon.set()
 
     def _run(self) -> None:
-        back_off = BackOff()
+        back_off = self._back_off
         while not self.stop.is_set():
-            pause_s = POLL_S
+            began = self._clock()
+            failed = False
             try:
                 found = self._client.pods(lambda obj: known(self.where, obj))
                 self.replace_all({one.uid: one for one in found})
                 back_off.reset()
+                pause_s = self._pause_s(found)
             except Cancelled:
                 return
             except MonitorError as error:
                 self.fail(error)
+                failed = True
                 pause_s = back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
+            took_s = self._clock() - began
             self.store()
-            if self.stop.wait(SOON_S):
+            if self.stop.wait(pause_s if failed else max(SOON_S, _REST * took_s)):
                 return
-            if not self._failure:
-                self._soon.wait(pause_s)
+            if not failed:
+                self._soon.wait(max(pause_s, _REST * took_s))
                 self._soon.clear()
-            else:
-                self.stop.wait(pause_s)
+
+    def _disconnect(self) -> None:
+        self._client.close()
+
+    def _pause_s(self, found: Sequence[Known]) -> float:
+        """Until the next look that nobody asks for: sooner while a pod starts, whose status has more to say."""
+        now = self._clock()
+        self._starting = {
+            one.uid: self._starting.get(one.uid, now)
+            for one in found
+            if one.manifest is not None and one.manifest.is_starting
+        }
+        new = any(now - since < _STARTING_MOST_S for since in self._starting.values())
+        return STARTING_S if new else POLL_S

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from monitor import documents
+from monitor.kernel.procfs import Process
 
 if TYPE_CHECKING:
     from monitor.kube.kubelet import KubeletTrust
@@ -45,6 +44,7 @@ class KubeletProcess:
     config_path: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     kubeconfig: Path | None = None
+    drop_ins: tuple[tuple[Path, Mapping[str, Any]], ...] = ()  # of --config-dir, in order
 
     @property
     def is_there(self) -> bool:
@@ -52,20 +52,22 @@ class KubeletProcess:
 
     @property
     def node_name(self) -> str:
-        """As the kubelet registers itself: ``--hostname-override``, else the host's name in small letters."""
+        """As the kubelet registers itself: ``--hostname-override``, else the host's name in small letters (in a pod
+        without hostNetwork that is the pod's name, not the host's: see `Access.node`).
+        """
         return (self.flags.get("hostname-override") or socket.gethostname()).strip().lower()
 
     @property
     def url(self) -> str:
         """Where it serves https, from this node."""
-        address = str(self.config.get("address") or self.flags.get("address") or "")
+        address = self._said("address")
         host = "127.0.0.1" if address in ("", "0.0.0.0", "::") else address
-        return f"https://{f'[{host}]' if ':' in host else host}:{_port(self.config.get('port')) or 10250}"
+        return f"https://{f'[{host}]' if ':' in host else host}:{_port(self._said('port')) or 10250}"
 
     @property
     def read_only_url(self) -> str:
         """Where it serves http, "" where it does not: that is the default."""
-        port = _port(self.config.get("readOnlyPort") or self.flags.get("read-only-port"))
+        port = _port(self._said("readOnlyPort", "read-only-port"))
         return f"http://{self.url.removeprefix('https://').rpartition(':')[0]}:{port}" if port else ""
 
     @property
@@ -76,9 +78,16 @@ class KubeletProcess:
             KubeletTrust,
         )
 
-        pinned = self.config.get("tlsCertFile") or self.flags.get("tls-cert-file")
-        pki = Path(self.flags.get("cert-dir") or PKI)
-        return KubeletTrust(certificates=(Path(str(pinned)),) if pinned else (), pki=pki)
+        pinned = self._said("tlsCertFile", "tls-cert-file")
+        pki = _there(self.pid, Path(self.flags.get("cert-dir") or PKI))
+        return KubeletTrust(certificates=(_there(self.pid, Path(pinned)),) if pinned.startswith("/") else (), pki=pki)
+
+    def _said(self, key: str, flag: str = "") -> str:
+        """What is in force: the flag, else the last drop-in that says something, else the file; "" for nothing."""
+        if text := self.flags.get(flag or key):
+            return text
+        files = (*(content for _, content in reversed(self.drop_ins)), self.config)
+        return next((str(content[key]) for content in files if content.get(key) is not None), "")
 
     def __str__(self) -> str:
         found = [f"process {self.pid}"] if self.pid else []
@@ -89,30 +98,66 @@ def find_kubelet() -> KubeletProcess:
     """The kubelet that runs in our pid namespace as root, else what its usual files say."""
     pid, arguments = _running()
     flags = _flags(arguments)
-    root = Path("/") if not pid else Path(f"/proc/{pid}/root")
-    named = flags.get("config", "")
-    wanted = Path(named) if named.startswith("/") else CONFIG
     config_path, config = None, {}
-    for path in (root / wanted.relative_to("/"), wanted):
-        with suppress(OSError, documents.UnreadableError, documents.NotAFileError):
-            read = next(iter(documents.from_yaml(documents.decoded(documents.read_bytes(path)))), None)
-            if isinstance(read, dict):
-                config_path, config = path, read
-                break
+    for path in _config_paths(pid, flags):
+        if (read := _mapping(path)) is not None:
+            config_path, config = path, read
+            break
     candidates = [Path(flags["kubeconfig"])] if flags.get("kubeconfig", "").startswith("/") else list(KUBECONFIGS)
     kubeconfig = next((path for path in candidates if path.is_file()), None)
-    return KubeletProcess(pid, flags, config_path, config, kubeconfig)
+    return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags))
+
+
+def _config_paths(pid: int, flags: Mapping[str, str]) -> list[Path]:
+    """Where its file may be read. A kubelet that runs without --config has none; in its mount namespace first."""
+    if not pid:
+        return [CONFIG]
+    named = flags.get("config", "")
+    if not named:
+        return []
+    root = Path(f"/proc/{pid}/root")
+    return [root / named.lstrip("/"), Path(named)] if named.startswith("/") else [Path(f"/proc/{pid}/cwd") / named]
+
+
+def _drop_ins(pid: int, flags: Mapping[str, str]) -> tuple[tuple[Path, Mapping[str, Any]], ...]:
+    if not pid or not flags.get("config-dir", "").startswith("/"):
+        return ()
+    paths = sorted(_there(pid, Path(flags["config-dir"])).rglob("*.conf"))
+    return tuple((path, read) for path in paths if (read := _mapping(path)) is not None)
+
+
+def _there(pid: int, path: Path) -> Path:
+    """An absolute path of the kubelet's: as it is where we have it too (what is read again later outlives a kubelet),
+    else through its mount namespace.
+    """
+    with suppress(OSError):
+        if pid and not path.exists() and (there := Path(f"/proc/{pid}/root") / path.relative_to("/")).exists():
+            return there
+    return path
+
+
+def _mapping(path: Path) -> dict[str, Any] | None:
+    """The mapping in a YAML or JSON file; None where there is none, or it cannot be read."""
+    with suppress(OSError, documents.UnreadableError, documents.NotAFileError):
+        read = next(iter(documents.from_yaml(documents.decoded(documents.read_bytes(path)))), None)
+        return read if isinstance(read, dict) else None
+    return None
 
 
 def _running() -> tuple[int, Sequence[str]]:
-    """Pid and arguments of the kubelet; (0, ()) if there is none. One in a container (kind) is another node's."""
+    """Pid and arguments of the kubelet; (0, ()) if there is none. One in a container (kind) is another node's.
+
+    By /proc itself: 20 us a process, on machines without a kubelet too.
+    """
     ours = os.stat("/proc/self/ns/pid").st_ino
-    for process in psutil.process_iter(["name", "uids"]):
-        if process.info["name"] != "kubelet" or process.info["uids"] is None or process.info["uids"].real != 0:
-            continue
-        with suppress(psutil.Error, OSError):
-            if os.stat(f"/proc/{process.pid}/ns/pid").st_ino == ours:
-                return process.pid, process.cmdline()[1:]
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError), Process(pid) as process:
+            if process.comm() != "kubelet" or os.stat(f"/proc/{pid}").st_uid != 0:
+                continue
+            if os.stat(f"/proc/{pid}/ns/pid").st_ino == ours:
+                # As bytes that are no text: a path may be any.
+                text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
+                return pid, text.split("\0")[1:-1]
     return 0, ()
 
 
@@ -127,7 +172,7 @@ def _flags(arguments: Sequence[str]) -> dict[str, str]:
         name, equals, value = one.removeprefix("--").partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        found[name] = value
+        found[name.replace("_", "-")] = value  # as the kubelet's own flags are normalized
     return found
 
 

@@ -35,6 +35,13 @@ class Manifest:
     #: What is wrong with it and of no consequence: nobody may take his pod out of the ranking by an annotation.
     problems: tuple[str, ...] = ()
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether its status does not name all of its containers' ids yet."""
+        return self.pod.phase in ("", "Pending", "Running") and any(
+            not self.container_ids.get(one.name) for one in self.pod.containers
+        )
+
 
 @dataclass(frozen=True)
 class Parsed:

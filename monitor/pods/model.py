@@ -92,6 +92,9 @@ class PodSource(ABC):
         """Whether `pods` are all there are, and not only those heard of so far."""
         return True
 
+    def wait(self, timeout_s: float) -> None:  # noqa: B027 - what is here need not be waited for
+        """Until a first look is worth it, for those that look once."""
+
     @property
     def unlisted(self) -> tuple[str, ...]:
         """Uids of pods that have a cgroup and are not known."""

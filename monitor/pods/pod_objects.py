@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, manifest_of
@@ -14,10 +15,13 @@ _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
 _ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 _SPEC = (
-    *("nodeName", "resources", "overhead", "priority", "priorityClassName", "tolerations", "restartPolicy"),
-    *("terminationGracePeriodSeconds", "volumes"),
+    *("nodeName", "resources", "overhead", "priority", "priorityClassName", "restartPolicy"),
+    "terminationGracePeriodSeconds",
 )
 _CONTAINER = ("name", "resources", "restartPolicy")
+#: Whoever makes a pod decides how much is in it, up to 1.5 MB: this much of labels, tolerations and volumes is kept,
+#: and of a text. (Kubernetes' own volumes of a pod are a few; a label's value has 63 characters at most.)
+_MOST, _LONGEST = 100, 1024
 _STATUS = ("phase", "qosClass", "reason", "message")
 _CONTAINER_STATUS = ("name", "containerID", "allocatedResources")
 _SPECS = ("containers", "initContainers")
@@ -38,16 +42,18 @@ def kept(obj: Any) -> Object:
         "kind": "Pod",
         "metadata": {
             **_some(meta, _METADATA),
-            "annotations": _some(_map(meta, "annotations"), _ANNOTATIONS),
-            "labels": meta.get("labels") or {},
-            "ownerReferences": [_some(o, ("kind", "name", "controller")) for o in _list(owners)],
+            "annotations": _texts(_some(_map(meta, "annotations"), _ANNOTATIONS)),
+            "labels": _texts(_map(meta, "labels")),
+            "ownerReferences": [_some(o, ("kind", "name", "controller")) for o in _list(owners)[:_MOST]],
         },
         "spec": {
             **_some(spec, _SPEC),
+            **({"tolerations": _list(spec["tolerations"])[:_MOST]} if "tolerations" in spec else {}),
+            **({"volumes": [_volume(one) for one in _list(spec["volumes"])[:_MOST]]} if "volumes" in spec else {}),
             **{key: [_some(one, _CONTAINER) for one in _list(spec.get(key))] for key in _SPECS if key in spec},
         },
         "status": {
-            **_some(status, _STATUS),
+            **_texts(_some(status, _STATUS)),
             **{key: [_some(one, _CONTAINER_STATUS) for one in _list(status.get(key))] for key in _STATUSES},
         },
     }
@@ -71,29 +77,49 @@ def owner(obj: Mapping[str, Any]) -> str:
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the requests that the kubelet has granted, where a resize in place is not done yet (KEP-1287): it ranks by
-    them (`status.containerStatuses[].allocatedResources`), not by what the spec asks for.
+    them (`status.containerStatuses[].allocatedResources`), not by what the spec asks for. (Kubernetes 1.36:
+    evictionManager.Start has getAllocatedPods.)
     """
     status = _map(obj, "status")
     granted = {
-        one.get("name"): one["allocatedResources"]
+        one["name"]: one["allocatedResources"]
         for key in _STATUSES
         for one in _list(status.get(key))
-        if isinstance(one.get("allocatedResources"), dict) and one["allocatedResources"]
+        if isinstance(one.get("name"), str)
+        and isinstance(one.get("allocatedResources"), dict)
+        and one["allocatedResources"]
     }
     if not granted:
         return obj
     made = copy.deepcopy(dict(obj))
     for key in _SPECS:
         for container in _list(_map(made, "spec").get(key)):
-            if container.get("name") in granted:
+            if isinstance(container.get("name"), str) and container["name"] in granted:
                 resources = container.get("resources")
                 resources = dict(resources) if isinstance(resources, dict) else {}
                 requests = resources.get("requests")
                 asked = requests if isinstance(requests, dict) else {}
-                # Only what the container asks for: a request cannot be added by a resize of another resource.
-                now = {name: granted[container["name"]].get(name, amount) for name, amount in asked.items()}
+                # cpu and memory alone can be resized. What was not granted yet is none.
+                resized = {name: granted[container["name"]].get(name) for name in ("cpu", "memory")}
+                now = {**asked, **resized}
+                now = {name: amount for name, amount in now.items() if amount is not None}
                 container["resources"] = {**resources, "requests": now}
     return made
+
+
+def _volume(volume: Mapping[str, Any]) -> Object:
+    """Which kind it is, and how large an emptyDir may be: what a configMap or projection holds may be much."""
+    return {
+        key: value if key == "name" else _some(value, ("medium", "sizeLimit")) if key == "emptyDir" else {}
+        for key, value in volume.items()
+        if value is not None
+    }
+
+
+def _texts(found: Mapping[str, Any]) -> Object:
+    """The first `_MOST` entries that are no longer than they may be."""
+    short = ((key, value) for key, value in found.items() if not isinstance(value, str) or len(value) <= _LONGEST)
+    return dict(islice(short, _MOST))
 
 
 def _some(obj: Any, keys: tuple[str, ...]) -> Object:

@@ -7,19 +7,19 @@ while select([source.fileno()], ..., timeout=1):    # or every second, where fil
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from monitor.errors import ConfigError
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.choice import Choice, without_cluster
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, check_spec
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access
-    from monitor.pods.discover import Choice
 
 __all__ = ["Change", "FoundPod", "PodSource", "open_for", "open_source", "settle"]
 
@@ -64,21 +64,6 @@ def open_source(
     return TreeSource(hierarchy, mem_total, node, spared, cgroup_root)
 
 
-def settle(spec: str, access: Access | None, node: Path | None) -> Choice:
-    """What ``spec`` means here: the choice of ``auto``, and of kubelet without a URL. ConfigError.
-
-    With a cgroup for a ``node`` there is no kubelet to ask: auto is cgroups.
-    """
-    from monitor.pods.access import Access
-    from monitor.pods.discover import Choice, choose
-
-    if spec == AUTO and node is not None:
-        return Choice(CGROUPS, f"of the node {node}")
-    if spec == AUTO:
-        return choose(access or Access())
-    return Choice(spec, "as given")
-
-
 class Configured(Protocol):
     """What a configuration says of pods; "" is: as found (`monitor.pods.access`)."""
 
@@ -94,6 +79,40 @@ class Configured(Protocol):
     def kubelet_ca(self) -> str: ...
     @property
     def kubelet_insecure(self) -> bool: ...
+    @property
+    def kubelet_flags(self) -> Mapping[str, str]: ...
+
+
+def settle(config: Configured, node: Path | None) -> tuple[Choice, Access | None]:
+    """What ``--pods`` means here: the choice of ``auto``, else what was given; and how a cluster is reached, if that is
+    where they come from. ConfigError where it cannot be.
+
+    With a cgroup for a ``node`` there is no kubelet to ask: auto is cgroups. Without any sign of a cluster its client
+    is not imported: 25 ms.
+    """
+    kind, argument = check_spec(config.pods)
+    if kind == AUTO and node is not None:
+        return Choice(CGROUPS, f"of the node {node}"), None
+    if kind not in (AUTO, *CLUSTER):
+        return Choice(config.pods, "as given"), None
+    if kind == AUTO:
+        from monitor.pods.kubelet_process import find_kubelet
+
+        kubelet = find_kubelet()
+        here = kubelet.is_there or kubelet.kubeconfig or config.kubeconfig or os.environ.get("KUBERNETES_SERVICE_HOST")
+        if not here:
+            return without_cluster(), None
+        from monitor.pods.access import Access
+        from monitor.pods.discover import choose
+
+        access = Access.found(config, kubelet)
+        choice = choose(access)
+        return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
+    from monitor.pods.access import Access
+
+    access = Access.found(config)
+    access.check(kind, argument)
+    return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 
 
 def open_for(
@@ -105,14 +124,8 @@ def open_for(
     state_dir: Path | None = None,
 ) -> PodSource:
     """`open_source` of what is configured, ``auto`` too. A command that only looks waits for the first answer."""
-    from monitor.pods.access import Access
-
-    kind = check_spec(config.pods)[0]
-    access = Access.found(config) if kind in (AUTO, *CLUSTER) and not (kind == AUTO and node is not None) else None
-    spec = settle(config.pods, access, node).spec
-    source = open_source(spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir)
+    choice, access = settle(config, node)
+    source = open_source(choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir)
     if state_dir is None:
-        deadline = time.monotonic() + _FIRST_S
-        while not source.is_complete and time.monotonic() < deadline:
-            time.sleep(0.02)
+        source.wait(_FIRST_S)
     return source

@@ -61,6 +61,8 @@ class RunConfig:
     node_name: str = ""
     kubelet_ca: str = ""
     kubelet_insecure: bool = False
+    #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
+    kubelet_flags: Mapping[str, str] = field(default_factory=dict)
     kubelet_differs: tuple[str, ...] = ()  # where an option says something else than the kubelet, a line each
     cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
     enforce: bool = False

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kube.kubelet import KubeletClient
 from monitor.pods.access import Access
 from monitor.pods.kubelet_process import KubeletProcess
-from monitor.policy.configuration import TEXT_MAPS, Given, Source
+from monitor.policy.configuration import ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Source
 from monitor.policy.errors import PolicyError
+from monitor.policy.releases import CURRENT
 from monitor.policy.thresholds import parse_flag_map
-from monitor.settings.options import KUBELET_KEYS, SETTINGS
+from monitor.policy.translate import BOOLEANS
+from monitor.settings.options import KUBELET_KEYS, KUBELET_SWITCH, NUMBER, SETTINGS, SWITCH, Option
 
 #: Seconds that the kubelet may take to answer.
 _TIMEOUT_S = 3.0
+#: What /configz leaves out where it is empty (omitempty), though it has a default: then it is empty, not the default.
+_EMPTY: Mapping[str, Any] = {HARD: {}, ENFORCE: []}
 
 
 def kubelet_sources(access: Access) -> tuple[Source, ...]:
-    """What is in force in the kubelet, first of all others: its /configz, where it may be asked, else its file, and the
-    flags of its process over it. Empty where there is no kubelet, and where nothing of it can be read.
+    """What is in force in the kubelet, first of all others: its /configz, where it may be asked, else its file, its
+    drop-ins and the flags of its process, each over the one before. Empty where nothing of it can be read.
     """
     kubelet = access.kubelet
     if not kubelet.is_there:
@@ -29,9 +33,14 @@ def kubelet_sources(access: Access) -> tuple[Source, ...]:
     found = _configz(access) if kubelet.pid else None
     if found is not None:
         return (found,)
-    file = (Source(f"the kubelet's {kubelet.config_path}", _known(kubelet.config)),) if kubelet.config_path else ()
-    flags = _flags(kubelet)
-    return (*file, Source(f"the kubelet's command line (process {kubelet.pid})", flags)) if flags else file
+    files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
+    said = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
+    if flags := _flags(kubelet):
+        said.append(Source(f"the kubelet's command line (process {kubelet.pid})", _replacing(flags, said)))
+    if said and not files:
+        # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
+        said.insert(0, Source(f"the kubelet (process {kubelet.pid}, without a file)", {}))
+    return tuple(said)
 
 
 def differences(said: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:
@@ -43,6 +52,8 @@ def differences(said: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple
         if given is None or theirs is None:
             continue
         value = theirs.content[setting.kubelet_key]
+        if isinstance(value, dict):
+            value = {name: text for name, text in value.items() if text is not None}
         try:
             same = setting.parse(value) == given.value
         except ValueError:  # one of another release, perhaps
@@ -63,7 +74,7 @@ def _configz(access: Access) -> Source | None:
     except MonitorError:
         return None
     try:
-        return Source(f"the kubelet's /configz at {access.kubelet.url}", _known(client.configz()))
+        return Source(f"the kubelet's /configz at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
     except MonitorError:
         return None
     finally:
@@ -71,8 +82,19 @@ def _configz(access: Access) -> Source | None:
 
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that are ours; a kubelet writes null and {} where nothing is set."""
-    return {key: content[key] for key in KUBELET_KEYS if content.get(key) not in (None, {}, [])}
+    """The keys that are ours."""
+    return {key: content[key] for key in KUBELET_KEYS if content.get(key) is not None}
+
+
+def _replacing(flags: Mapping[str, Any], before: Sequence[Source]) -> dict[str, Any]:
+    """Flags as a drop-in: what takes the place of a whole map takes its other entries away (null)."""
+    found = dict(flags)
+    for key in TEXT_MAPS:
+        if key in found:
+            others = set(CURRENT.default_hard) if key == HARD else set()
+            others.update(*(source.content.get(key) or () for source in before))
+            found[key] = {**dict.fromkeys(sorted(others)), **found[key]}
+    return found
 
 
 def _flags(kubelet: KubeletProcess) -> dict[str, Any]:
@@ -82,16 +104,22 @@ def _flags(kubelet: KubeletProcess) -> dict[str, Any]:
         text = kubelet.flags.get(setting.name)
         if text is None or not setting.kubelet_key:
             continue
-        operator = "<" if setting.name in ("eviction-hard", "eviction-soft") else "="
         try:
-            value = parse_flag_map(text, operator) if setting.kubelet_key in TEXT_MAPS else setting.parse(text)
+            found[setting.kubelet_key] = _value(setting, text)
         except (PolicyError, ValueError):
             continue  # the kubelet itself refuses it
-        if setting.kubelet_key in TEXT_MAPS or isinstance(value, bool):
-            found[setting.kubelet_key] = value
-        else:
-            found[setting.kubelet_key] = int(text) if text.lstrip("-").isdigit() else text
     return found
+
+
+def _value(setting: Option, text: str) -> Any:
+    """A flag's text as the value of its key; lists (`--enforce-node-allocatable`) are read by the option itself."""
+    if setting.kubelet_key in TEXT_MAPS:
+        return parse_flag_map(text, "<" if setting.kubelet_key in (HARD, SOFT) else "=")
+    value: Any = int(text) if setting.kind == NUMBER else text
+    if setting.kind in (SWITCH, KUBELET_SWITCH):
+        value = BOOLEANS.get(text, text)
+    parsed = setting.parse(value)
+    return list(parsed) if setting.kubelet_key == ENFORCE else value
 
 
 def _shown(value: Any) -> str:

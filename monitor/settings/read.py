@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monitor.errors import ConfigError
+from monitor.errors import ConfigError, MonitorError
 from monitor.pods.spec import CGROUPS
 from monitor.policy import configuration
 from monitor.policy.configuration import (
@@ -34,6 +34,9 @@ from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
+
+if TYPE_CHECKING:
+    from monitor.pods.choice import Choice
 
 _FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in TEXT_MAPS}
 
@@ -97,12 +100,12 @@ def _over_kubelet(said: Mapping[str, Given]) -> Resolved:
     """What was said, over what the kubelet of this node says of itself; with what differs."""
     from monitor.pods.kubelet_process import find_kubelet
 
-    if not find_kubelet().is_there:
+    if not (kubelet := find_kubelet()).is_there:
         return resolve(said)
     from monitor.pods.access import Access
     from monitor.settings.kubelet_own import differences, kubelet_sources
 
-    found = kubelet_sources(Access.found(resolve(said).config))
+    found = kubelet_sources(Access.found(resolve(said).config, kubelet))
     resolved = resolve(said, found[0] if found else None, found[1:])
     own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
     config = dataclasses.replace(resolved.config, kubelet_differs=differences(own, found))
@@ -148,13 +151,16 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
     return Resolved(config, settings, reserved, file, drop_ins)
 
 
-def check_enforced(config: RunConfig) -> None:
+def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
     """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
-    pods are known only in part, and requests are recovered from what the kernel has of them.
+    pods are known only in part, and requests are recovered from what the kernel has of them. On a node of a cluster
+    that cannot be asked yet it is another error: trying again will help.
     """
     if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
-        raise ConfigError(
-            f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known: "
+        why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""
+        error = MonitorError if choice is not None and choice.kubelet else ConfigError
+        raise error(
+            f"{config.origins.get('enforce', '--enforce')}: with --pods cgroups no pod's spec is known{why}: "
             "priorities are unknown, requests guessed, and the wrong pod could be evicted",
             "name the directory of their manifests with --pods manifests:DIR, the cluster with --pods apiserver, or "
             "accept that with --enforce-unknown-specs",

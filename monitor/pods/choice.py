@@ -1,0 +1,33 @@
+"""What ``--pods auto`` has chosen, and what it chooses where there is no cluster: without a client for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from monitor.pods.spec import CGROUPS, MANIFESTS
+
+#: Where a VM has manifests of its own, if nothing else is said.
+MANIFEST_DIR = Path("/etc/outrace/pods")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``spec`` is what ``--pods`` would say. ``why`` is one line for the log; ``tried``: what did not do, and why.
+
+    ``kubelet``: whether there is one here. Where it is cgroups all the same, that may change by itself.
+    """
+
+    spec: str
+    why: str
+    tried: tuple[str, ...] = ()
+    kubelet: bool = False
+
+
+def without_cluster(tried: Sequence[str] = (), kubelet: bool = False, manifest_dir: Path = MANIFEST_DIR) -> Choice:
+    """Manifests where they have their directory, else cgroups."""
+    none = "no pods of a cluster can be had" if kubelet or tried else "no kubelet here"
+    if manifest_dir.is_dir():
+        return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and {none}", tuple(tried), kubelet)
+    return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)

@@ -1,0 +1,187 @@
+"""The kubelet's own configuration: asked of it, or read from its file, drop-ins and flags; and what differs from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from monitor.pods.access import Access
+from monitor.pods.kubelet_process import KubeletProcess
+from monitor.settings import kubelet_own
+from monitor.settings.read import Resolved, read
+from tests.kube.conftest import authority as authority
+from tests.kube.conftest import serving as serving
+from tests.kube.fake_kubelet import FakeKubelet
+from tests.kube.fake_tls import Pair
+
+HARD = {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%", "imagefs.available": "15%"}
+
+
+@pytest.fixture(autouse=True)
+def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.fixture
+def server(serving: Pair) -> Iterator[FakeKubelet]:
+    made = FakeKubelet(serving.server_context())
+    made.tokens = {"good"}
+    yield made
+    made.close()
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, kubelet: KubeletProcess, **flags: Any) -> Resolved:
+    monkeypatch.setattr("monitor.pods.kubelet_process.find_kubelet", lambda: kubelet)
+    return read({name.replace("_", "-"): value for name, value in flags.items()}, ask_kubelet=True)
+
+
+def running(server: FakeKubelet, serving: Pair, directory: Path, token: str = "good") -> KubeletProcess:
+    """A kubelet that may be asked: with credentials, and its certificate on this node."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    (directory / "kubeconfig").write_text(yaml.safe_dump(config))
+    (directory / "kubeconfig").chmod(0o600)
+    return KubeletProcess(
+        os.getpid(),
+        {"tls-cert-file": str(serving.certificate)},
+        directory / "config.yaml",
+        {"port": server.port, "evictionHard": {"memory.available": "7Mi"}},
+        directory / "kubeconfig",
+    )
+
+
+# ---- /configz
+
+
+def test_it_is_asked_of_the_kubelet_itself(
+    server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.config = {
+        "evictionHard": HARD,
+        "evictionSoft": {"memory.available": "200Mi"},
+        "evictionSoftGracePeriod": {"memory.available": "1m0s"},
+        "kubeReserved": {"memory": "300Mi", "cpu": "100m"},
+        "cgroupRoot": "/lab",
+        "evictionPressureTransitionPeriod": "0s",
+        "enforceNodeAllocatable": ["pods"],
+        "containerLogMaxSize": "10Mi",
+    }
+    found = resolved(monkeypatch, running(server, serving, tmp_path))
+    config = found.config
+    assert config.eviction_hard == HARD
+    assert config.eviction_soft == {"memory.available": "200Mi"}
+    assert (config.kube_reserved, config.cgroup_root) == (300 << 20, "/lab")
+    where = f"the kubelet's /configz at https://127.0.0.1:{server.port}"
+    assert config.origins["eviction_hard"] == f"{where}: evictionHard"
+    assert config.kubelet_differs == ()
+
+
+def test_what_configz_leaves_out_is_empty_and_no_default(
+    server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evictionHard: {}` switches a kubelet's thresholds off, and is written as nothing (omitempty)."""
+    server.config = {"cgroupDriver": "systemd"}
+    config = resolved(monkeypatch, running(server, serving, tmp_path)).config
+    assert (config.eviction_hard, config.enforce_node_allocatable) == ({}, ())
+
+
+@pytest.mark.parametrize("wrong", ["forbidden", "token", "away", "shape", "certificate"])
+def test_where_it_may_not_be_asked_its_file_is_read(
+    wrong: str, server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubelet = running(server, serving, tmp_path, "bad" if wrong == "token" else "good")
+    if wrong == "forbidden":
+        server.forbidden.add("/configz")
+    elif wrong == "away":
+        server.refuse()
+    elif wrong == "shape":
+        server.fail(lambda _, reply: reply.json(200, {"kubeletconfig": [1]}))
+    elif wrong == "certificate":
+        kubelet = KubeletProcess(
+            kubelet.pid, {"cert-dir": str(tmp_path)}, kubelet.config_path, kubelet.config, kubelet.kubeconfig
+        )
+    config = resolved(monkeypatch, kubelet).config
+    assert config.eviction_hard == {"memory.available": "7Mi"}
+    assert config.origins["eviction_hard"] == f"the kubelet's {tmp_path / 'config.yaml'}: evictionHard"
+
+
+# ---- file, drop-ins and flags
+
+
+def test_a_flag_takes_the_place_of_a_whole_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"evictionHard": HARD, "kubeReserved": {"memory": "1Gi"}, "evictionMaxPodGracePeriod": 5}
+    drop_in = {"evictionHard": {"memory.available": "150Mi"}, "kubeReserved": {"memory": "2Gi"}}
+    flags = {"eviction-hard": "memory.available<300Mi", "eviction-max-pod-grace-period": "9", "v": "2"}
+    flags |= {"enforce-node-allocatable": "pods,system-reserved", "local-storage-capacity-isolation": "false"}
+    given = {"config_path": Path("/k.yaml"), "config": file, "drop_ins": ((Path("/d/1.conf"), drop_in),)}
+    config = resolved(monkeypatch, KubeletProcess(0, **given)).config  # type: ignore[arg-type]
+    assert config.eviction_hard == {**HARD, "memory.available": "150Mi"}
+    assert config.kube_reserved == 2 << 30
+    config = resolved(monkeypatch, KubeletProcess(0, flags, **given)).config  # type: ignore[arg-type]
+    assert config.eviction_hard == {"memory.available": "300Mi"}
+    assert config.eviction_max_pod_grace_period_s == 9
+    assert config.enforce_node_allocatable == ("pods", "system-reserved")
+    assert config.origins["eviction_hard"] == "the kubelet's command line (process 0): evictionHard"
+
+
+def test_flags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"eviction-hard": "memory.available<300Mi", "system-reserved": "memory=1Gi", "eviction-soft": "nonsense"}
+    config = resolved(monkeypatch, KubeletProcess(os.getpid(), flags)).config
+    assert config.eviction_hard == {"memory.available": "300Mi"}
+    assert config.system_reserved == 1 << 30
+    assert config.eviction_soft == {}
+
+
+def test_a_kubelet_that_says_nothing_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = resolved(monkeypatch, KubeletProcess()).config
+    assert resolved(monkeypatch, KubeletProcess(os.getpid())).config.eviction_hard == plain.eviction_hard
+    empty = KubeletProcess(0, config_path=Path("/k.yaml"), config={})
+    assert resolved(monkeypatch, empty).config.eviction_hard == plain.eviction_hard
+
+
+def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    kubelet = KubeletProcess(0, config_path=Path("/k.yaml"), config={"evictionHard": ["memory.available<1Gi"]})
+    with pytest.raises(Exception, match=r"the kubelet's /k\.yaml: evictionHard: must be a map"):
+        resolved(monkeypatch, kubelet)
+
+
+# ---- what is asked, and what differs
+
+
+def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "given.yaml"
+    path.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n")
+    monkeypatch.setattr(kubelet_own, "kubelet_sources", lambda _: pytest.fail("asked"))
+    assert read({}, None, str(path), ask_kubelet=True).config.eviction_hard == {}
+    assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
+
+
+def test_what_was_given_wins_and_the_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"evictionHard": {"memory.available": "100Mi"}, "evictionMaxPodGracePeriod": 5, "cgroupRoot": "/"}
+    kubelet = KubeletProcess(0, config_path=Path("/k.yaml"), config=file)
+    config = resolved(
+        monkeypatch, kubelet, eviction_hard="memory.available<1Gi", eviction_max_pod_grace_period=5, cgroup_root="/"
+    ).config
+    assert config.eviction_hard == {"memory.available": "1Gi"}
+    assert config.kubelet_differs == (
+        '--eviction-hard is {"memory.available": "1Gi"}; '
+        'the kubelet\'s /k.yaml has evictionHard {"memory.available": "100Mi"}',
+    )
+
+
+def test_without_credentials_nobody_is_asked() -> None:
+    kubelet = KubeletProcess(os.getpid(), config_path=Path("/k.yaml"), config={"evictionHard": {}})
+    [source] = kubelet_own.kubelet_sources(Access(kubelet=kubelet))
+    assert (source.name, source.content) == ("the kubelet's /k.yaml", {"evictionHard": {}})
+    assert kubelet_own.kubelet_sources(Access(kubelet=KubeletProcess())) == ()

@@ -1,0 +1,156 @@
+"""A cluster for tests: a fake API server and kubelet, pods in it, and cgroups as a kubelet lays them out."""
+
+from __future__ import annotations
+
+import select
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kube import stream
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.kubelet import KubeletClient
+from monitor.kube.reflector import ListWatch
+from monitor.kube.resources import PODS
+from monitor.pods.cache import PodCache
+from monitor.pods.cluster_source import ClusterSource
+from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
+from monitor.pods.model import Change
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.kube.fake_kubelet import FakeKubelet
+from tests.waiting import until
+
+NODE = "node-1"
+Object = dict[str, Any]
+
+
+def a_pod(name: str, uid: str = "", *, namespace: str = "shop", priority: int = 0, memory: str = "64Mi") -> Object:
+    """A Running pod of one container, as an API server serves it."""
+    uid = uid or str(uuid.uuid4())
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": "7"},
+        "spec": {
+            "nodeName": NODE,
+            "priority": priority,
+            "containers": [{"name": "main", "resources": {"requests": {"memory": memory}}}],
+        },
+        "status": {
+            "phase": "Running",
+            "qosClass": "Burstable",
+            "containerStatuses": [{"name": "main", "containerID": f"containerd://{uid.replace('-', '')}"}],
+        },
+    }
+
+
+def uid_of(pod: Object) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+class Cluster:
+    """``root`` is the cgroup of the node. Feeds and sources end with it."""
+
+    def __init__(self, root: Path, state: Path) -> None:
+        self.root = root
+        self.state = state
+        self.api = FakeApiServer()
+        self.kubelet = FakeKubelet()
+        self._opened: list[PodFeed | ClusterSource] = []
+
+    def create(self, pod: Object, cgroup: bool = True, **where: str) -> Path:
+        """A pod that the API server and the kubelet know, and its cgroup."""
+        self.api.store.create("pods", pod)
+        self.kubelet.pods = [*(self.kubelet.pods or []), pod]
+        return self.cgroup(uid_of(pod), **where) if cgroup else self.root
+
+    def delete(self, name: str, namespace: str = "shop") -> None:
+        self.api.store.delete(("pods", namespace, name))
+        left = [one for one in self.kubelet.pods or [] if one["metadata"]["name"] != name]
+        self.kubelet.pods = left
+
+    def change(self, name: str, change: Callable[[Object], object]) -> None:
+        def changed(found: Object) -> Object:
+            change(found)
+            return found
+
+        self.api.store.update(("pods", "shop", name), changed)
+
+    def cgroup(self, uid: str, qos: str = "burstable", container: str = "") -> Path:
+        """The pod's, with its container's in it."""
+        pod = self.root / "kubepods" / qos / f"pod{uid}"
+        cgroupfs.make(pod / (container or uid.replace("-", "")))
+        return pod
+
+    def remove_cgroup(self, uid: str) -> None:
+        for pod in self.root.glob(f"kubepods/*/pod{uid}"):
+            for path in (*pod.iterdir(), pod):
+                if path.is_dir():
+                    path.rmdir()
+
+    def watched(self, cache: bool = False) -> ApiServerFeed:
+        stop = threading.Event()
+        client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=5.0)
+        pods = ListWatch(client, PODS, field_selector=f"spec.nodeName={NODE}", watch_s=20.0, silence_s=20.0)
+        feed = ApiServerFeed(pods, "the API server", self.cache(cache), stop, BackOff(first_s=0.02, cap_s=0.1))
+        self._opened.append(feed)
+        return feed
+
+    def polled(self, cache: bool = False) -> KubeletFeed:
+        stop = threading.Event()
+        client = KubeletClient(ClusterConfig(parse_server(self.kubelet.url, "test")), stop)
+        feed = KubeletFeed(client, "the kubelet", self.cache(cache), stop, BackOff(first_s=0.02, cap_s=0.1))
+        self._opened.append(feed)
+        return feed
+
+    def cache(self, wanted: bool = True) -> PodCache | None:
+        return PodCache(self.state, NODE) if wanted else None
+
+    def source(self, feed: PodFeed) -> ClusterSource:
+        source = ClusterSource(feed, cgroupfs.detect(), self.root)
+        self._opened.append(source)
+        return source
+
+    def close(self) -> None:
+        for one in self._opened:
+            one.close()
+        self.api.close()
+        self.kubelet.close()
+
+
+@pytest.fixture
+def cluster(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(stream, "SLICE_S", 0.05)
+    found = Cluster(node, tmp_path)
+    yield found
+    found.close()
+
+
+def look(source: ClusterSource, condition: Callable[[], bool]) -> Change:
+    """Poll as the daemon does, until the condition holds; all changes in one."""
+    total = Change()
+
+    def polled() -> bool:
+        fd = source.fileno()
+        assert fd is not None
+        select.select([fd], [], [], 0.05)
+        change = source.poll()
+        total.updated.extend(change.updated)
+        total.removed.extend(change.removed)
+        total.problems.extend(change.problems)
+        return condition()
+
+    until(polled, f"{named(source)}, unlisted {source.unlisted}, {source.problems}", 20.0)
+    return total
+
+
+def named(source: ClusterSource) -> set[str]:
+    """The pods that are known and have a cgroup."""
+    return {f"{one.pod.namespace}/{one.pod.name}" for one in source.pods.values()}

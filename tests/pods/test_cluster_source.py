@@ -1,0 +1,316 @@
+"""Pods of a cluster and their cgroups: whose is whose, what is not listed, and what nobody may say of his own pod."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.pods.cluster_source import UNLISTED_S
+from monitor.policy.qos import is_critical
+from monitor.policy.releases import CURRENT
+from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
+from tests.pods.cluster import cluster as cluster
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup"),
+]
+
+
+@pytest.mark.parametrize("kind", ["watched", "polled"])
+def test_pods_have_their_names_requests_and_priorities(cluster: Cluster, kind: str) -> None:
+    db = a_pod("db", priority=1_000_000, memory="64Mi")
+    batch = a_pod("batch", priority=-10, memory="1Gi")
+    cluster.create(db)
+    path = cluster.create(batch, qos="besteffort")
+    source = cluster.source(getattr(cluster, kind)())
+    assert not source.is_complete
+    look(source, lambda: named(source) == {"shop/db", "shop/batch"})
+    assert source.is_complete
+    found = source.pods[uid_of(batch)]
+    assert (found.pod.known_priority, found.cgroup) == (-10, path)
+    assert CURRENT.request(source.pods[uid_of(db)].pod, "memory").value == 64 << 20
+    assert found.containers == {"main": path / uid_of(batch).replace("-", "")}
+    assert (source.problems, source.unlisted) == ((), ())
+
+
+@pytest.mark.parametrize("kind", ["watched", "polled"])
+def test_a_cgroup_that_is_not_listed_is_held_apart_then_known(cluster: Cluster, kind: str) -> None:
+    cluster.create(a_pod("a"))
+    source = cluster.source(getattr(cluster, kind)())
+    look(source, lambda: named(source) == {"shop/a"})
+    new = a_pod("new")
+    cluster.cgroup(uid_of(new))
+    look(source, lambda: source.unlisted == (uid_of(new),))
+    assert named(source) == {"shop/a"}  # nothing is guessed
+    assert source.problems == ()  # not at once: the kubelet makes it before its pod can be had
+    cluster.create(new)
+    look(source, lambda: named(source) == {"shop/a", "shop/new"})
+    assert source.unlisted == ()
+
+
+def test_one_that_stays_unlisted_is_said(cluster: Cluster) -> None:
+    """(Also: kubepods itself comes later than outrace.)"""
+    source = cluster.source(cluster.watched())
+    look(source, lambda: source.is_complete)
+    path = cluster.cgroup("1" * 32)
+    look(source, lambda: bool(source.unlisted))
+    source._unlisted["1" * 32] -= UNLISTED_S
+    source._next_scan = 0.0
+    change = look(source, lambda: bool(source.problems))
+    assert change.problems == [
+        f"the API server: has no pod {'1' * 32}, whose cgroup is {path}: it is not watched, and never evicted"
+    ]
+
+
+def test_a_deleted_pod_is_known_while_its_cgroup_is_there(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    cluster.create(pod)
+    cluster.create(a_pod("b"))
+    source = cluster.source(cluster.watched())
+    look(source, lambda: len(named(source)) == 2)
+    cluster.delete("a")
+    look(source, lambda: source.pods[uid_of(pod)].pod.phase == "Succeeded")
+    source.feed._clock = lambda: time.monotonic() + 3600
+    cluster.create(a_pod("c"))
+    look(source, lambda: named(source) == {"shop/a", "shop/b", "shop/c"})
+    cluster.remove_cgroup(uid_of(pod))
+    look(source, lambda: named(source) == {"shop/b", "shop/c"})
+    assert source.unlisted == ()
+
+
+def test_made_anew_under_its_name_while_the_old_one_still_ends(cluster: Cluster) -> None:
+    """A StatefulSet's pod that was deleted by force: two cgroups, one name, two uids."""
+    old, new = a_pod("db-0", priority=5), a_pod("db-0", priority=7)
+    was = cluster.create(old)
+    source = cluster.source(cluster.watched())
+    look(source, lambda: bool(source.pods))
+    cluster.delete("db-0")
+    now = cluster.create(new)
+    look(source, lambda: len(source.pods) == 2)
+    assert {(one.pod.priority, one.cgroup) for one in source.pods.values()} == {(5, was), (7, now)}
+
+
+def test_a_cgroup_made_anew_is_another_one(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    cluster.create(pod)
+    source = cluster.source(cluster.watched())
+    look(source, lambda: bool(source.pods))
+    before = source.pods[uid_of(pod)].cgroup_ids
+    cluster.remove_cgroup(uid_of(pod))
+    cluster.cgroup(uid_of(pod))
+    look(source, lambda: bool(source.pods) and source.pods[uid_of(pod)].cgroup_ids != before)
+
+
+def test_after_a_restart_without_network_all_is_known(cluster: Cluster) -> None:
+    cluster.create(a_pod("a", priority=3))
+    source = cluster.source(cluster.watched(cache=True))
+    look(source, lambda: (cluster.state / "pods-cache.json").exists())
+    source.close()
+    cluster.api.refuse()
+    again = cluster.source(cluster.watched(cache=True))
+    change = again.poll()
+    assert again.is_complete
+    assert [(one.pod.name, one.pod.priority) for one in change.updated] == [("a", 3)]
+    look(again, lambda: any("its last pods stay in use" in one for one in again.problems))
+    assert named(again) == {"shop/a"}
+
+
+def test_without_network_and_cache_nothing_is_guessed(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    cluster.create(pod)
+    cluster.api.refuse()
+    source = cluster.source(cluster.watched(cache=True))
+    look(source, lambda: source.unlisted == (uid_of(pod),))
+    assert not source.is_complete
+    assert source.pods == {}
+
+
+def test_what_a_tenant_writes_into_his_pod_kills_and_saves_nobody(cluster: Cluster) -> None:
+    """Whoever may create pods somewhere says neither which cgroup is killed nor that his own is spared."""
+    victim, hostile = a_pod("victim"), a_pod("hostile", namespace="tenant")
+    victims = cluster.create(victim)
+    root = cgroupfs.detect().root
+    hostile["metadata"]["annotations"] = {
+        "outrace/cgroup": str(victims.relative_to(root)),
+        "outrace/cgroup.main": str(next(path for path in victims.iterdir() if path.is_dir()).relative_to(root)),
+        "kubernetes.io/config.source": "file",
+        "kubernetes.io/config.hash": "e2" * 16,
+    }
+    cluster.cgroup("e2" * 16)  # a static pod's
+    own = cluster.create(hostile)
+    source = cluster.source(cluster.watched())
+    look(source, lambda: len(source.pods) == 2)
+    found = source.pods[uid_of(hostile)]
+    assert found.cgroup == own
+    assert all(path.is_relative_to(own) for path in found.containers.values())
+    assert not is_critical(found.pod)
+    assert not any(key.startswith("outrace/") for key in found.pod.annotations)
+    assert source.unlisted == ("e2" * 16,)
+
+
+def test_an_annotation_leads_nowhere_while_the_pod_has_no_cgroup(cluster: Cluster) -> None:
+    victim, hostile = a_pod("victim"), a_pod("hostile")
+    path = cluster.create(victim)
+    hostile["metadata"]["annotations"] = {"outrace/cgroup": str(path.relative_to(cgroupfs.detect().root))}
+    cluster.create(hostile, cgroup=False)
+    source = cluster.source(cluster.watched())
+    look(source, lambda: named(source) == {"shop/victim"})
+    assert source.problems == ()
+
+
+def test_static_pods_by_the_kubelet_and_their_mirrors_by_the_api_server(cluster: Cluster) -> None:
+    digest = "0123456789abcdef" * 2
+    path = cluster.cgroup(digest)
+    static = a_pod("etcd", digest, namespace="kube-system")
+    del static["metadata"]["resourceVersion"]
+    static["metadata"]["annotations"] = {
+        "kubernetes.io/config.source": "file",
+        "kubernetes.io/config.hash": digest,
+    }
+    mirror = a_pod("etcd", namespace="kube-system")
+    mirror["metadata"]["annotations"] = static["metadata"]["annotations"] | {"kubernetes.io/config.mirror": digest}
+    cluster.kubelet.pods = [static]
+    cluster.api.store.create("pods", mirror)
+    for feed in (cluster.polled(), cluster.watched()):
+        source = cluster.source(feed)
+        look(source, lambda: named(source) == {"kube-system/etcd"})  # noqa: B023 - called before the next one
+        [found] = source.pods.values()
+        assert found.cgroup == path
+        assert is_critical(found.pod)
+        assert source.unlisted == ()
+
+
+def test_a_resize_in_place_counts_when_it_was_granted(cluster: Cluster) -> None:
+    pod = a_pod("a", memory="64Mi")
+    cluster.create(pod)
+    source = cluster.source(cluster.watched())
+
+    def request() -> int:
+        return int(CURRENT.request(source.pods[uid_of(pod)].pod, "memory").value)
+
+    look(source, lambda: bool(source.pods) and request() == 64 << 20)
+
+    def ask(found: dict[str, Any]) -> None:
+        found["spec"]["containers"][0]["resources"]["requests"]["memory"] = "128Mi"
+        found["status"]["containerStatuses"][0]["allocatedResources"] = {"memory": "64Mi"}
+        found["metadata"]["labels"] = {"seen": "yes"}
+
+    cluster.change("a", ask)
+    look(source, lambda: source.pods[uid_of(pod)].pod.labels == {"seen": "yes"})
+    assert request() == 64 << 20
+    cluster.change(
+        "a", lambda found: found["status"]["containerStatuses"][0].update(allocatedResources={"memory": "128Mi"})
+    )
+    look(source, lambda: request() == 128 << 20)
+
+
+def test_pods_without_any_cgroup_are_said_to_be_so(cluster: Cluster) -> None:
+    """A wrong --node-name or cgroup root: nothing would be evicted, and nothing said."""
+    for name in ("a", "b"):
+        cluster.create(a_pod(name), cgroup=False)
+    source = cluster.source(cluster.watched())
+    change = look(source, lambda: bool(source.problems))
+    assert "none of 2 running pods has a cgroup in any kubepods" in change.problems[0]
+    assert "--cgroup-root, or the right --node-name" in change.problems[0]
+
+
+def test_the_end_of_a_feed_by_a_bug_is_not_silent(cluster: Cluster) -> None:
+    source = cluster.source(cluster.watched())
+    source.feed._bug = RuntimeError("a bug")
+    source._next_scan = 0.0
+    with pytest.raises(RuntimeError, match="a bug"):
+        source.poll()
+
+
+@pytest.mark.parametrize("kind", ["watched", "polled"])
+def test_pods_that_come_and_go(cluster: Cluster, kind: str) -> None:
+    """200 pods, and then one created and one deleted at a time, faster than anybody looks: no wrong name, none missed.
+    (500 pods and 5 a second for 10 minutes: docs/kubernetes.md.)
+    """
+    there: dict[str, str] = {}
+
+    def create(name: str) -> None:
+        pod = a_pod(name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+        there[uid_of(pod)] = name
+        cluster.create(pod)
+
+    for i in range(200):
+        create(f"p{i}")
+    source = cluster.source(getattr(cluster, kind)())
+    look(source, lambda: {one.pod.name for one in source.pods.values()} == set(there.values()))
+    done = threading.Event()
+
+    def churn() -> None:
+        for i in range(100):
+            gone = f"p{i}"
+            uid = str(uuid.uuid5(uuid.NAMESPACE_OID, gone))
+            create(f"q{i}")
+            cluster.delete(gone)
+            cluster.remove_cgroup(uid)
+            del there[uid]
+        done.set()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+
+    def right() -> bool:
+        for uid, found in source.pods.items():
+            number = found.pod.name[1:]
+            assert uid == str(uuid.uuid5(uuid.NAMESPACE_OID, found.pod.name)), number
+            assert found.cgroup.name == f"pod{uid}"
+        return done.is_set() and {one.pod.uid for one in source.pods.values()} == set(there)
+
+    look(source, right)
+    thread.join(20)
+    assert source.unlisted == ()
+
+
+def test_kubepods_that_goes_and_comes_back(cluster: Cluster) -> None:
+    """`kubeadm reset`, and a node that is drained to the last pod under the systemd driver."""
+    pod = a_pod("a")
+    cluster.create(pod)
+    source = cluster.source(cluster.watched())
+    look(source, lambda: bool(source.pods))
+    cluster.remove_cgroup(uid_of(pod))
+    for path in (cluster.root / "kubepods/burstable", cluster.root / "kubepods"):
+        path.rmdir()
+    look(source, lambda: not source.pods)
+    cluster.cgroup(uid_of(pod))
+    look(source, lambda: bool(source.pods))
+
+
+def test_under_the_systemd_driver(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    cluster.create(pod, cgroup=False)
+    name = f"kubepods-burstable-pod{uid_of(pod).replace('-', '_')}.slice"
+    scope = f"cri-containerd-{uid_of(pod).replace('-', '')}.scope"
+    path = cluster.root / "kubepods.slice/kubepods-burstable.slice" / name
+    cgroupfs.make(path / scope)
+    source = cluster.source(cluster.polled())
+    look(source, lambda: bool(source.pods))
+    [found] = source.pods.values()
+    assert (found.cgroup, found.containers) == (path, {"main": path / scope})
+    assert source.unlisted == ()
+
+
+def test_no_descriptor_is_left_behind(cluster: Cluster) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    for _ in range(3):
+        source = cluster.source(cluster.watched())
+        look(source, lambda: source.is_complete)  # noqa: B023 - called at once
+        source.close()
+    look_until = time.monotonic() + 20
+    while count() > before + 3 and time.monotonic() < look_until:  # the fake server's ends of them go with the threads
+        time.sleep(0.01)
+    assert count() <= before + 3

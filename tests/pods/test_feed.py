@@ -1,0 +1,335 @@
+"""Pods as a cluster tells of them: what is known, for how long, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import select
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kube.errors import ResourceExpired, TransportError
+from monitor.pods import feed as feeds
+from monitor.pods.cache import PodCache
+from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
+from monitor.pods.manifest_files import Manifest
+from tests.kube import faults
+from tests.pods.cluster import Cluster, a_pod, uid_of
+from tests.pods.cluster import cluster as cluster
+from tests.waiting import until
+
+Object = dict[str, Any]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Told(PodFeed):
+    """A feed whose source is the test."""
+
+    def _run(self) -> None:
+        raise AssertionError("a bug")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def feed(clock: Clock) -> Told:
+    return Told("test", clock=clock)
+
+
+def made(name: str, uid: str, **more: Any) -> Known:
+    found = known("test", a_pod(name, uid, **more))
+    assert found is not None
+    return found
+
+
+def names(found: list[Manifest]) -> list[str]:
+    return sorted(one.pod.name for one in found)
+
+
+def of(*pods: Known) -> dict[str, Known]:
+    return {one.uid: one for one in pods}
+
+
+# ---- what is known
+
+
+def test_a_deleted_pod_stays_a_minute(feed: Told, clock: Clock) -> None:
+    feed.replace_all(of(made("a", "u1"), made("b", "u2")))
+    feed.drop("u1")
+    clock.now += LINGER_S - 1
+    assert names(feed.manifests()) == ["a", "b"]
+    assert {one.pod.name: one.pod.phase for one in feed.manifests()} == {"a": "Succeeded", "b": "Running"}
+    clock.now += 2
+    assert names(feed.manifests()) == ["b"]
+
+
+def test_one_whose_cgroup_is_there_stays_as_long(feed: Told, clock: Clock) -> None:
+    """A kubelet that was restarted while the API server is away knows its static pods alone, for as long as that."""
+    feed.replace_all(of(made("a", "u1"), made("b", "u2")))
+    feed.replace_all({})
+    clock.now += 20 * LINGER_S
+    assert names(feed.manifests(present={"u1"})) == ["a"]
+    feed.replace_all(of(made("a", "u1")))
+    assert [one.pod.phase for one in feed.manifests()] == ["Running"]
+
+
+def test_a_pod_made_anew_under_its_name_is_another_one(feed: Told) -> None:
+    feed.replace_all(of(made("db-0", "u1", priority=5)))
+    feed.drop("u1")
+    feed.put(made("db-0", "u2", priority=7))
+    assert sorted((one.pod.uid, one.pod.priority) for one in feed.manifests()) == [("u1", 5), ("u2", 7)]
+
+
+def test_only_what_changed_is_announced(feed: Told) -> None:
+    feed.replace_all(of(made("a", "u1")))
+    assert feed.drain()
+    assert not feed.drain()
+    feed.replace_all(of(made("a", "u1")))
+    feed.put(made("a", "u1"))
+    feed.drop("unknown")
+    feed.answered()
+    assert not feed.drain()
+    feed.fail(TransportError("refused"))
+    feed.fail(TransportError("refused"))
+    assert feed.drain()
+    assert feed.problems() == ["test: refused; its last pods stay in use"]
+    feed.answered()
+    assert feed.drain()
+    assert feed.problems() == []
+
+
+def test_an_answer_without_pods_is_one(feed: Told) -> None:
+    assert not feed.is_known
+    feed.replace_all({})
+    assert feed.is_known
+    assert feed.drain()
+
+
+def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: Told) -> None:
+    feed.close()
+    feed.put(made("a", "u1"))
+    feed.fail(TransportError("refused"))
+    feed.close()
+
+
+def test_a_bug_in_its_thread_is_raised_where_pods_are_asked_for(feed: Told) -> None:
+    feed.start()
+    assert select.select([feed.fileno()], [], [], 10)[0]
+    with pytest.raises(AssertionError, match="a bug"):
+        feed.manifests()
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [None, 7, [], {}, {"metadata": None}, {"metadata": {"uid": 7}}, {"metadata": {"uid": ""}}, {"metadata": ["uid"]}],
+)
+def test_what_has_no_uid_is_passed_over(obj: Any) -> None:
+    assert known("test", obj) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pod: pod["metadata"].update(name=["?"]),
+        lambda pod: pod["metadata"].update(annotations=7, labels=[1], ownerReferences={"kind": "x"}),
+        lambda pod: pod.update(spec=None, status="none"),
+        lambda pod: pod["spec"].update(containers={"name": "x"}),
+        lambda pod: pod["spec"].update(containers=[{"name": ["x"], "resources": [1]}]),
+        lambda pod: pod["spec"].update(volumes=[{"name": 5, "emptyDir": 5}], tolerations=[None]),
+        lambda pod: pod["status"].update(containerStatuses=[{"name": {}, "allocatedResources": {"memory": "1"}}]),
+        lambda pod: pod["spec"]["containers"][0]["resources"].update(requests={"memory": "much"}),
+        lambda pod: pod["metadata"].update(name="\ud800"),
+    ],
+)
+def test_an_object_of_any_shape_is_a_pod_or_a_problem(change: Any) -> None:
+    pod = a_pod("a", "u1")
+    change(pod)
+    found = known("test", pod)
+    assert found is not None
+    assert (found.manifest is None) == bool(found.problem)
+
+
+# ---- what is stored
+
+
+def cached(feed: PodFeed, clock: Clock) -> Object:
+    clock.now += STORE_S
+    feed.store()
+    assert feed._cache is not None
+    found: Object = json.loads(feed._cache.path.read_text())
+    return found
+
+
+def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: Clock) -> None:
+    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed.replace_all(of(made("a", "u1", priority=9), made("b", "u2")))
+    feed.drop("u2")
+    assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == ["a", "b"]
+    assert (tmp_path / "pods-cache.json").stat().st_mode & 0o777 == 0o600
+    again = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    assert again.is_known
+    assert not again.synced
+    assert [(one.pod.name, one.pod.priority) for one in again.manifests()] == [("a", 9), ("b", 0)]
+    assert not Told("test", PodCache(tmp_path, "n2"), clock=clock).is_known  # the disk of another node
+
+
+def test_secrets_are_not_stored(tmp_path: Path, clock: Clock) -> None:
+    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    pod = a_pod("a", "u1")
+    pod["spec"]["containers"][0] |= {"env": [{"name": "PASSWORD", "value": "hunter2"}], "command": ["hunter2"]}
+    pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"}
+    pod["metadata"]["managedFields"] = [{"manager": "hunter2"}]
+    found = known("test", pod)
+    assert found is not None
+    feed.put(found)
+    assert "hunter2" not in json.dumps(cached(feed, clock))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version":1,"node":"n1","pods":7}', "\0", "[" * 9999])
+def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pods-cache.json").write_text(text)
+    assert not Told("test", PodCache(tmp_path, "n1")).is_known
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_tried_again(tmp_path: Path, clock: Clock) -> None:
+    state = tmp_path / "state"
+    feed = Told("test", PodCache(state, "n1"), clock=clock)
+    feed.replace_all(of(made("a", "u1")))
+    clock.now += STORE_S
+    feed.store()
+    assert "No such file or directory; after a restart pods are known when the cluster answers" in feed.problems()[0]
+    state.mkdir()
+    assert len(cached(feed, clock)["pods"]) == 1
+    assert feed.problems() == []
+
+
+def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) -> None:
+    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed.replace_all(of(made("a", "u1")))
+    feed.store()
+    feed.put(made("b", "u2"))
+    feed.store()
+    assert len(json.loads((tmp_path / "pods-cache.json").read_text())["pods"]) == 1
+    assert len(cached(feed, clock)["pods"]) == 2
+
+
+# ---- the API server
+
+
+pytestmark = pytest.mark.usefixtures("node")
+
+
+def knows(feed: PodFeed, *wanted: str) -> None:
+    until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods", 20)
+
+
+def test_a_watch_follows_the_api_server(cluster: Cluster) -> None:
+    cluster.create(a_pod("a"), cgroup=False)
+    feed = cluster.watched()
+    feed.start()
+    knows(feed, "a")
+    cluster.create(a_pod("b"), cgroup=False)
+    knows(feed, "a", "b")
+    cluster.delete("a")
+    until(lambda: "Succeeded" in [one.pod.phase for one in feed.manifests()], "it is gone", 20)
+
+
+def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> None:
+    cluster.create(a_pod("a"), cgroup=False)
+    first = cluster.watched(cache=True)
+    first.start()
+    knows(first, "a")
+    until((cluster.state / "pods-cache.json").exists, "it is stored", 20)
+    first.close()
+    cluster.api.refuse()
+    second = cluster.watched(cache=True)
+    second.start()
+    assert second.wait(20)
+    assert second.is_known
+    assert names(second.manifests()) == ["a"]
+    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is told", 20)
+    third = cluster.watched()
+    third.start()
+    assert third.wait(20)
+    assert not third.is_known
+    cluster.api.listen()
+    knows(third, "a")
+    until(lambda: not second.problems(), "it is told to be over", 20)
+
+
+def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
+    """Every watch meets that some day, and lists again: a warning each time would be noise."""
+    feed = cluster.watched()
+    feed.failed(ResourceExpired("too old"), 0.1)
+    assert feed.problems() == []
+    cluster.api.fail(faults.error_event(), watching=True)
+    cluster.create(a_pod("a"), cgroup=False)
+    feed.start()
+    until(lambda: len([one for one in cluster.api.seen("GET", "/pods") if not one.watching]) == 2, "two lists", 20)
+    knows(feed, "a")
+
+
+# ---- the kubelet
+
+
+def test_the_kubelet_is_asked_when_somebody_has_seen_an_unknown_pod(cluster: Cluster) -> None:
+    feed = cluster.polled()
+    feed.start()
+    knows(feed)
+    cluster.create(a_pod("a"), cgroup=False)
+    feed.soon()
+    knows(feed, "a")
+
+
+def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
+    pod = a_pod("a")
+    feed = cluster.polled()
+    assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
+    pod["status"] = {"phase": "Pending"}
+    starting = known("test", pod)
+    assert starting is not None
+    clock = feed._clock = Clock()
+    assert feed._pause_s([starting]) == feeds.STARTING_S
+    clock.now += 61  # whose image cannot be pulled
+    assert feed._pause_s([starting]) == feeds.POLL_S
+
+
+def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
+    """Away, then without the API's pods, then with them."""
+    pods = [a_pod("a"), a_pod("b")]
+    for one in pods:
+        cluster.create(one, cgroup=False)
+    feed = cluster.polled(cache=True)
+    feed.start()
+    knows(feed, "a", "b")
+    cluster.kubelet.refuse()
+    feed.soon()
+    until(feed.problems, "it is told", 20)
+    assert names(feed.manifests()) == ["a", "b"]
+    cluster.kubelet.pods = []
+    cluster.kubelet.listen()
+    until(lambda: not feed.problems(), "it answers", 20)
+    assert [one.pod.phase for one in feed.manifests(present={uid_of(pods[0])})] == ["Succeeded"] * 2
+    cluster.kubelet.pods = pods
+    feed.soon()
+    until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back", 20)
+
+
+def test_a_token_that_is_not_taken_is_told(cluster: Cluster) -> None:
+    cluster.kubelet.tokens = {"another"}
+    feed = cluster.polled()
+    feed.start()
+    assert feed.wait(20)
+    assert "401" in feed.problems()[0]
+    assert not feed.is_known
