@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "race": {"policy"},
     "kernel": {"race"},
     "kube": set(),
+    "evicted": {"kube"},
     "pods": {"kernel", "kube", "policy"},
     "link": {"kernel", "race"},
     "settings": {"kernel", "kube", "pods", "policy"},
@@ -28,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
     "replay": {"hot", "policy", "race", "settings", "side"},
     "cli": {
-        *("actions", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings", "side", "sources")
+        *("actions", "evicted", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay", "settings"),
+        *("side", "sources"),
     },
     "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},
 }

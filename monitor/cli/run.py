@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import fcntl
 import os
-import socket
 import stat
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from monitor.cli.listen import bind
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, MonitorError
 from monitor.hot.ladder import announcement
@@ -36,10 +36,6 @@ from monitor.side.export.log import Log
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
     from monitor.pods.choice import Choice
-
-#: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
-#: has its turn (a probe would try again after a second).
-_BACKLOG = 1024
 
 
 @click.command()
@@ -159,40 +155,6 @@ def _check_owner(state_dir: Path, status: os.stat_result) -> None:
             f"state directory {state_dir} (mode {stat.S_IMODE(status.st_mode):o}) can be written by others",
             f"chmod go-w {state_dir}, {other}",
         )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises MonitorError if the address cannot be had."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:  # a part of a host's name has at most 63 characters
-        why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
-        raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
-    listener = socket.socket(family, kind, proto)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        who = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
-        raise MonitorError(
-            f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
-        ) from None
-    return listener
-
-
-def _listener(port: int) -> str:
-    """The process that listens on a TCP port, as far as it may be asked."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        for found in psutil.net_connections("tcp"):
-            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN and found.pid:
-                return f"{psutil.Process(found.pid).name()} (pid {found.pid})"
-    return "what has it"
 
 
 def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from monitor.cli.listen import bind
 from monitor.cli.main import main
 from monitor.cli.options import resolve
-from monitor.cli.run import bind, lock
+from monitor.cli.run import lock
 from monitor.errors import MonitorError
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced

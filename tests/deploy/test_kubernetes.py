@@ -203,7 +203,7 @@ def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
 
 def test_series_of_pods_can_be_left_out() -> None:
     def dropped(*options: str) -> list[str]:
-        (monitor,) = [o for o in chart("--set", EVERYTHING, *options) if o["kind"] == "PodMonitor"]
+        monitor = by_name(chart("--set", EVERYTHING, *options))["PodMonitor", "outrace"]
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         return [rule["regex"] for rule in endpoint.get("metricRelabelings", ()) if rule["action"] == "drop"]
 

@@ -87,7 +87,8 @@ class FakeApiServer(FakeServer):
             )
 
     def _list(self, asked: Asked, plural: str, namespace: str) -> Object:
-        matches, query = _selector(asked.query.get("fieldSelector", "")), asked.query
+        query, fields = asked.query, _selector(asked.query.get("fieldSelector", ""))
+        labels = _labels(query.get("labelSelector", ""))
         wanted, limit, start = query.get("resourceVersion", ""), int(query.get("limit", 0)), 0
         version = self.store.version
         if token := query.get("continue"):
@@ -107,7 +108,7 @@ class FakeApiServer(FakeServer):
                 f"Too large resource version: {wanted}, current: {version}",
                 {**causes, "retryAfterSeconds": 1},
             )
-        found = [one for one in self.store.all(plural, namespace) if matches(one)]
+        found = self.store.all(plural, namespace, lambda one: fields(one) and labels(one))
         page = found[start : start + limit] if limit else found[start:]
         metadata: Object = {"resourceVersion": str(version)}
         if start + len(page) < len(found):
@@ -207,14 +208,15 @@ class FakeApiServer(FakeServer):
         return any(one["spec"]["selector"]["matchLabels"].items() <= labels for one in budgets)
 
     def _delete(self, key: Key, options: Object) -> Object:
-        """A pod that runs is only marked: its kubelet deletes it, `finish_delete` here."""
+        """A pod that runs or has finalizers is only marked: its kubelet deletes it, `finish_delete` here."""
         found = self.store.get(key)
         _preconditions(key, found, options.get("preconditions") or {})
         if options.get("dryRun"):
             return found
         over = found.get("status", {}).get("phase") in ("Failed", "Succeeded")
         grace = options.get("gracePeriodSeconds", found.get("spec", {}).get("terminationGracePeriodSeconds", 30))
-        if key[0] == "pods" and grace and not over and found["spec"].get("nodeName"):
+        kept = found["metadata"].get("finalizers") or (grace and not over and found.get("spec", {}).get("nodeName"))
+        if key[0] == "pods" and kept:
             return self.store.update(key, _marked)
         return self.store.delete(key)
 
@@ -256,6 +258,17 @@ def _selector(text: str) -> Callable[[Object], bool]:
         if field not in FIELDS:
             raise Refused(400, "BadRequest", f'field label not supported: "{field}"')
     return lambda made: all(_field(made, field) == value for field, value in wanted)
+
+
+def _labels(text: str) -> Callable[[Object], bool]:
+    """Equality only, and labels that must be there."""
+    terms = [term.partition("=")[::2] for term in text.split(",") if term]
+
+    def matches(made: Object) -> bool:
+        labels = made["metadata"].get("labels", {})
+        return all(name in labels and value in ("", labels[name]) for name, value in terms)
+
+    return matches
 
 
 def _field(made: Any, dotted: str) -> str:

@@ -38,11 +38,11 @@ class Store:
             self.oldest = self.version
             self._history.clear()
 
-    def all(self, plural: str, namespace: str = "") -> list[Object]:
+    def all(self, plural: str, namespace: str = "", matches: Callable[[Object], bool] = lambda _: True) -> list[Object]:
         """In the order of their keys, which is that of pages."""
         with self.changed:
             found = sorted(key for key in self._objects if key[0] == plural and namespace in ("", key[1]))
-            return [copy.deepcopy(self._objects[key]) for key in found]
+            return [copy.deepcopy(self._objects[key]) for key in found if matches(self._objects[key])]
 
     def get(self, key: Key) -> Object:
         with self.changed:

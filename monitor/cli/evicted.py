@@ -1,0 +1,198 @@
+"""`outrace evicted list|delete`: the evicted pods that are left behind in the API server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from monitor.cli.evicted_options import cluster_options, criteria_of, rate_option, retry_option, selection_options
+from monitor.cli.main import LazyGroup
+from monitor.cli.output import emit, output_option, table_lines
+from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
+from monitor.evicted.owners import after
+from monitor.evicted.selection import Choice, Criteria, choose
+from monitor.evicted.sweep import FAILED, Found, Progress, Sweep
+from monitor.kube.client import ApiClient
+from monitor.kube.kubeconfig import find
+
+#: A line about how far it is on stderr, so often (seconds).
+_TELL_S = 5.0
+COMMANDS = {
+    "list": ("monitor.cli.evicted:list_", "Show them, their owners, and which would be deleted."),
+    "delete": ("monitor.cli.evicted:delete", "Delete them; a dry run without --yes."),
+    "run": ("monitor.cli.evicted_run:run", "Delete them for ever: a controller with leader election."),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS)
+def evicted() -> None:
+    """Pods that were evicted and left behind: phase Failed, reason Evicted, no running container."""
+
+
+@click.command(name="list")
+@selection_options
+@cluster_options
+@output_option
+@click.option("--check", is_flag=True, help="Exit with 4 if there are any to delete.")
+def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
+    """Show evicted pods, oldest first, why each stays or goes, and what their owners do.
+
+    Every criterion only keeps: a pod goes if it is old enough and beyond every count.
+    """
+    criteria = criteria_of(options)
+    with _sweep(kubeconfig, context, criteria) as sweep:
+        found, choices = _found(sweep, criteria)
+    emit(output, _document(found, choices), lambda: _text(choices))
+    _tell_others(found)
+    return EXIT_FINDINGS if check and any(choice.goes for choice in choices) else EXIT_OK
+
+
+@click.command()
+@selection_options
+@click.option("--yes", is_flag=True, help="Delete. Without it: show what would be deleted.")
+@rate_option
+@retry_option
+@cluster_options
+@output_option
+def delete(output: str, yes: bool, rate: float, retry_s: float, kubeconfig: str, context: str, **options: Any) -> int:
+    """Delete evicted pods, oldest first; a dry run without --yes.
+
+    Each is deleted on condition that it is the pod that was looked at, unchanged. Ended or failed half way: run it
+    again.
+    """
+    criteria = criteria_of(options)
+    with _sweep(kubeconfig, context, criteria, rate, retry_s) as sweep:
+        found, choices = _found(sweep, criteria)
+        going = [choice for choice in choices if choice.goes]
+        if not yes:
+            emit(output, {"dry_run": True, **_document(found, going)}, lambda: _text(going))
+            _tell_others(found)
+            click.echo(
+                f"dry run: {len(going)} of {len(found.pods)} evicted pods would be deleted; --yes does it", err=True
+            )
+            return EXIT_OK
+        teller = Teller(len(going))
+        try:
+            progress = sweep.delete([choice.pod for choice in going], teller)
+        except (KeyboardInterrupt, MonitorError):
+            click.echo(f"ended early: {teller.progress}; run it again to go on", err=True)
+            raise
+    emit(output, _outcome(progress), lambda: _outcome_text(progress))
+    for problem in progress.problems:
+        click.echo(f"outrace: error: {problem}", err=True)
+    return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
+
+
+class Teller:
+    """How far it is, on stderr, now and then."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress = Progress(total)
+        self._clock = clock
+        self._at = clock()
+
+    def __call__(self, progress: Progress) -> None:
+        self.progress = progress
+        if (now := self._clock()) - self._at >= _TELL_S:
+            self._at = now
+            click.echo(str(progress), err=True)
+
+
+class _Closing:
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+
+    def __enter__(self) -> Sweep:
+        return self._sweep
+
+    def __exit__(self, *_: object) -> None:
+        self._sweep.close()
+
+
+def _sweep(kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0) -> _Closing:
+    stop = threading.Event()
+    client = ApiClient(find(kubeconfig, context, stop), stop)
+    return _Closing(Sweep(client, criteria, stop, rate=rate, retry_s=retry_s))
+
+
+def _found(sweep: Sweep, criteria: Criteria) -> tuple[Found, tuple[Choice, ...]]:
+    found = sweep.find()
+    return found, choose(found.pods, criteria, time.time())
+
+
+def _document(found: Found, choices: Sequence[Choice]) -> dict[str, Any]:
+    now, kinds = time.time(), Counter(choice.pod.owner_kind for choice in choices)
+    return {
+        "pods": [_pod(choice, now) for choice in choices],
+        "owners": {kind: {"pods": count, "after": after(kind)} for kind, count in kinds.most_common()},
+        "found": len(found.pods),
+        "to_delete": sum(choice.goes for choice in choices),
+        "failed_otherwise": dict(found.others.most_common()),
+    }
+
+
+def _pod(choice: Choice, now: float) -> dict[str, Any]:
+    pod = choice.pod
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "uid": pod.uid,
+        "node": pod.node,
+        "owner": {"kind": pod.owner_kind, "name": pod.owner_name},
+        "age_s": None if pod.since is None else int(max(0.0, now - pod.since)),
+        "message": pod.message,
+        "delete": choice.goes,
+        "stays": choice.stays,
+    }
+
+
+def _text(choices: Sequence[Choice]) -> Iterator[str]:
+    if not choices:
+        return
+    now = time.time()
+    rows = []
+    for choice in choices:
+        pod = choice.pod
+        age = "unknown" if pod.since is None else format_age(now - pod.since)
+        row = (pod.key, pod.owner, pod.node or "-", age, choice.stays or "-")
+        rows.append([printable(cell) for cell in row])
+    yield from table_lines(["pod", "owner", "node", "age", "stays"], rows)
+    yield ""
+    kinds = Counter(choice.pod.owner_kind for choice in choices)
+    for kind, count in kinds.most_common():
+        yield printable(f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}")
+
+
+def _outcome(progress: Progress) -> dict[str, Any]:
+    counts = {name: progress.outcomes[name] for name in ("deleted", "marked", "gone", "changed", "failed")}
+    return {"dry_run": False, "total": progress.total, **counts, "problems": progress.problems}
+
+
+def _outcome_text(progress: Progress) -> Iterator[str]:
+    yield str(progress)
+
+
+def _tell_others(found: Found) -> None:
+    if found.others:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in found.others.most_common(8))
+        click.echo(printable(f"left alone: {found.others.total()} pods that Failed otherwise ({reasons})"), err=True)
+
+
+def printable(text: str) -> str:
+    """Whoever owns a pod may write into some of its fields what a terminal would obey."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def format_age(seconds: float) -> str:
+    """In one unit, as kubectl: 90s, 15m, 30h, 73d."""
+    left = max(0, int(seconds))
+    if left < 120:
+        return f"{left}s"
+    if left < 7200:
+        return f"{left // 60}m"
+    return f"{left // 3600}h" if left < 48 * 3600 else f"{left // 86400}d"

@@ -1,0 +1,47 @@
+"""The socket of `--listen`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+
+from monitor.errors import MonitorError
+
+#: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
+#: has its turn (a probe would try again after a second).
+_BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises MonitorError if the address cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:  # a part of a host's name has at most 63 characters
+        why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
+        raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        who = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
+        raise MonitorError(
+            f"--listen {host}:{port}: {error.strerror}", f"stop {who}, or name another with --listen HOST:PORT"
+        ) from None
+    return listener
+
+
+def _listener(port: int) -> str:
+    """The process that listens on a TCP port, as far as it may be asked."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN and found.pid:
+                return f"{psutil.Process(found.pid).name()} (pid {found.pid})"
+    return "what has it"

@@ -1,0 +1,147 @@
+"""Which pods are left behind after an eviction, and what of each is kept: less than 1 KB, of 10,000 pods or of 100.
+
+The rule is the pod garbage collector's own (`PodIsEvicted` in pkg/kubelet/eviction): phase Failed and reason Evicted,
+both exactly. A pod that the kubelet turned away at admission ("The node had condition: [MemoryPressure]") has them too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.documents import shortened
+
+#: Characters of a message; the kubelet's own has 100 to 300.
+_MESSAGE = 300
+#: Set on the pods of a Job until the Job has counted how they ended (Kubernetes 1.26; on by default since 1.23).
+JOB_TRACKING = "batch.kubernetes.io/job-tracking"
+_MIRROR = "kubernetes.io/config.mirror"
+#: The label that the Deployment controller gives a ReplicaSet and its pods; the ReplicaSet's name ends with it.
+_TEMPLATE_HASH = "pod-template-hash"
+_STATUSES = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+#: The owner kind of a pod without a controller, and of a static pod's mirror.
+BARE, STATIC = "none", "Node"
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedPod:
+    """``since`` (unix seconds) is the last thing that its status dates: it was evicted then, or before. ``held`` says
+    why it is never deleted, "" if it may be.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    node: str
+    owner_kind: str
+    owner_name: str
+    since: float | None
+    message: str
+    held: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def owner(self) -> str:
+        return f"{self.owner_kind}/{self.owner_name}" if self.owner_name else self.owner_kind
+
+
+def decode(found: Object) -> EvictedPod | str | None:
+    """An evicted pod; the reason of one that Failed otherwise, and is nobody's business here; None for all else."""
+    status, metadata = _map(found.get("status")), _map(found.get("metadata"))
+    if status.get("phase") != "Failed":
+        return None
+    reason = _text(status.get("reason"))
+    if reason != "Evicted":
+        return sys.intern(reason[:64] or "no reason")
+    uid, version = _text(metadata.get("uid")), _text(metadata.get("resourceVersion"))
+    if not uid or not version:  # without them a delete could hit another pod
+        return "no uid or resourceVersion"
+    kind, name = _owner(metadata)
+    return EvictedPod(
+        _text(metadata.get("namespace")),
+        _text(metadata.get("name")),
+        uid,
+        version,
+        _text(_map(found.get("spec")).get("nodeName")),
+        sys.intern(kind),
+        name,
+        max(_moments(metadata, status), default=None),
+        shortened(" ".join(_text(status.get("message")).split()), _MESSAGE),
+        _held(metadata, status),
+    )
+
+
+def _held(metadata: Object, status: Object) -> str:
+    for name in _STATUSES:
+        for one in _list(status.get(name)):
+            # Kubelets before 1.22 write Failed while containers still have their grace period.
+            if _map(one).get("state") and "running" in _map(_map(one)["state"]):
+                return f"container {_text(_map(one).get('name'))} is still running"
+    if metadata.get("deletionTimestamp"):
+        return "is being deleted"
+    if JOB_TRACKING in _list(metadata.get("finalizers")):
+        return "its Job has not counted it yet"
+    if _MIRROR in _map(metadata.get("annotations")):
+        return "mirror of a static pod: its kubelet would write it again"
+    return ""
+
+
+def _owner(metadata: Object) -> tuple[str, str]:
+    """Kind and name of the controller; a Deployment's instead of its ReplicaSet's. A custom one has its own kind."""
+    for one in map(_map, _list(metadata.get("ownerReferences"))):
+        if one.get("controller") is True:
+            kind, name = _text(one.get("kind")), _text(one.get("name"))
+            suffix = f"-{_text(_map(metadata.get('labels')).get(_TEMPLATE_HASH))}"
+            if kind == "ReplicaSet" and len(suffix) > 1 and name.endswith(suffix):
+                return "Deployment", name.removesuffix(suffix)
+            return kind, name
+    return BARE, ""
+
+
+def _moments(metadata: Object, status: Object) -> Iterator[float]:
+    """Whatever dates the status, in unix seconds: the latest is never before the eviction, so no age is too great.
+
+    A kubelet writes DisruptionTarget since 1.26; before, only the time that the status field was written is left.
+    """
+    texts = [metadata.get("creationTimestamp"), status.get("startTime")]
+    texts += [_map(one).get("lastTransitionTime") for one in _list(status.get("conditions"))]
+    for name in _STATUSES:
+        for one in _list(status.get(name)):
+            texts.append(_map(_map(_map(one).get("state")).get("terminated")).get("finishedAt"))
+    for one in map(_map, _list(metadata.get("managedFields"))):
+        if one.get("subresource") == "status":
+            texts.append(one.get("time"))
+    for text in texts:
+        if (moment := parse_time(text)) is not None:
+            yield moment
+
+
+def parse_time(text: object) -> float | None:
+    """RFC 3339 as Kubernetes writes it, in unix seconds; None if it is no such time, or Go's zero time."""
+    if not isinstance(text, str) or not text or text.startswith("0001-"):
+        return None
+    try:
+        made = datetime.datetime.fromisoformat(text)
+        return made.timestamp() if made.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _map(value: object) -> Object:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,211 @@
+"""Finds evicted pods and deletes those that are chosen, each under the condition that nothing about it has changed.
+
+What is done is in the API server and nowhere else: a sweep that was ended goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from monitor.evicted.pods import EvictedPod, decode
+from monitor.evicted.selection import Criteria, choose, too_young
+from monitor.evicted.token_bucket import TokenBucket
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient, Listed
+from monitor.kube.errors import Cancelled, Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
+from monitor.kube.resources import PODS
+from monitor.kube.retry import passes, retrying
+
+_T = TypeVar("_T")
+
+#: How often a pod is looked at again that changes between the look and the delete.
+_LOOKS = 4
+#: Pods in a row on which the server failed for as long as it was tried again: then it is the server.
+_MOST_IN_A_ROW = 3
+#: Problems that are kept to be told; the rest is counted.
+_TOLD = 10
+
+#: What became of a pod: deleted; the same, but finalizers keep it; gone or made anew already; not to go any more;
+#: refused.
+DELETED, MARKED, GONE, CHANGED, FAILED = OUTCOMES = ("deleted", "marked", "gone", "changed", "failed")
+
+
+@dataclass(frozen=True)
+class Found:
+    """``others``: reason -> how many pods are Failed for it, which are left alone."""
+
+    pods: tuple[EvictedPod, ...]
+    others: Counter[str]
+
+
+@dataclass
+class Progress:
+    """How far a sweep is."""
+
+    total: int
+    outcomes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        return self.outcomes.total()
+
+    def __str__(self) -> str:
+        rest = ", ".join(f"{self.outcomes[name]} {text}" for name, text in _SAID.items() if self.outcomes[name])
+        return f"{self.done} of {self.total}: {self.outcomes[DELETED]} deleted{f', {rest}' if rest else ''}"
+
+
+_SAID = {
+    MARKED: "marked for deletion, kept by their finalizers",
+    GONE: "gone already",
+    CHANGED: "changed meanwhile and left alone",
+    FAILED: "failed",
+}
+
+
+class Sweep:
+    """``retry_s``: how long a request is tried again while the server is away, throttles or fails.
+
+    ``may_go_on`` is asked before each delete; `Cancelled` is raised where it says no.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        criteria: Criteria,
+        stop: threading.Event,
+        *,
+        rate: float = 10.0,
+        retry_s: float = 60.0,
+        may_go_on: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._client = client
+        self._criteria = criteria
+        self._stop = stop
+        self._bucket = TokenBucket(rate, clock=clock)
+        self._retry_s = retry_s
+        self._may_go_on = may_go_on
+        self._clock = clock
+        self._now = now
+        self._wait = wait or stop.wait
+
+    def close(self) -> None:
+        self._client.close()
+
+    def find(self) -> Found:
+        """Every Failed pod of the criteria that the server looks for, as etcd has them, in pages. Raises KubeError."""
+        pods: list[EvictedPod] = []
+        others: Counter[str] = Counter()
+        for namespace in self._criteria.namespaces or ("",):
+            for one in self._list(namespace):
+                if isinstance(one, EvictedPod):
+                    pods.append(one)
+                else:
+                    others[one] += 1
+        return Found(tuple(pods), others)
+
+    def delete(self, pods: Sequence[EvictedPod], told: Callable[[Progress], None] = lambda _: None) -> Progress:
+        """Delete these, in their order; ``told`` after each. Raises Cancelled, and the KubeError that ends it all."""
+        progress = Progress(len(pods))
+        denied: dict[str, str] = {}  # namespace -> why
+        in_a_row = 0
+        for pod in pods:
+            self._check()
+            if pod.namespace in denied:
+                self._count(progress, FAILED, denied[pod.namespace])
+                told(progress)
+                continue
+            self._pace()
+            try:
+                self._count(progress, self._delete(pod))
+                in_a_row = 0
+            except (Cancelled, TransportError, Unauthorized):
+                raise
+            except KubeError as error:
+                if isinstance(error, Forbidden) and error.remedy:  # a rule is missing, for all of its namespace
+                    denied[pod.namespace] = str(error)
+                self._count(progress, FAILED, str(error))
+                in_a_row = in_a_row + 1 if passes(error) else 0
+                if in_a_row == _MOST_IN_A_ROW:
+                    raise
+            told(progress)
+        return progress
+
+    def _delete(self, pod: EvictedPod) -> str:
+        """One of `OUTCOMES`; raises KubeError."""
+        for _ in range(_LOOKS):
+            call = partial(self._client.delete, PODS, pod.name, pod.namespace)
+            try:
+                left = self._retrying(partial(call, uid=pod.uid, resource_version=pod.resource_version))
+            except NotFound:
+                return GONE
+            except Conflict:
+                again = self._look_again(pod)
+                if isinstance(again, str):
+                    return again
+                pod = again
+                continue
+            # A pod that is gone is returned as it was last; one that its finalizers keep has a deletionTimestamp.
+            metadata = left.get("metadata")
+            kept = isinstance(metadata, dict) and metadata.get("deletionTimestamp") and metadata.get("finalizers")
+            return MARKED if kept else DELETED
+        return CHANGED
+
+    def _look_again(self, pod: EvictedPod) -> EvictedPod | str:
+        """The pod as it is now, if it is the same one and still to go, by every criterion but the counts; else what
+        became of it. The server looks, so that labels are compared by nobody else.
+        """
+        listed = [one for one in self._list(pod.namespace, pod.name) if isinstance(one, EvictedPod)]
+        if not listed:
+            return CHANGED
+        (found,) = listed
+        if found.uid != pod.uid:
+            return GONE  # that one; who has its name now was not chosen
+        (choice,) = choose([found], Criteria(owner_kinds=self._criteria.owner_kinds), self._now()) or (None,)
+        if choice is None or choice.stays or too_young(found, self._criteria, self._now()):
+            return CHANGED
+        return found
+
+    def _list(self, namespace: str, name: str = "") -> tuple[EvictedPod | str, ...]:
+        selector = self._criteria.field_selector + (f",metadata.name={name}" if name else "")
+
+        def call() -> tuple[EvictedPod | str, ...]:
+            labels = self._criteria.label_selector
+            listed: Listed[EvictedPod | str] = self._client.list(
+                PODS, decode, namespace=namespace, field_selector=selector, label_selector=labels
+            )
+            return listed.items
+
+        return self._retrying(call)
+
+    def _retrying(self, call: Callable[[], _T]) -> _T:
+        back_off = BackOff(first_s=0.1, cap_s=5.0, clock=self._clock)
+
+        def called() -> _T:
+            self._check()
+            return call()
+
+        return retrying(called, self._stop, self._retry_s, back_off, self._clock, self._wait)
+
+    def _pace(self) -> None:
+        if (pause_s := self._bucket.take()) > 0:
+            self._wait(pause_s)
+            self._check()
+
+    def _check(self) -> None:
+        if self._stop.is_set() or not self._may_go_on():
+            raise Cancelled("stopped before the next delete")
+
+    def _count(self, progress: Progress, outcome: str, problem: str = "") -> None:
+        progress.outcomes[outcome] += 1
+        if problem and problem not in progress.problems and len(progress.problems) < _TOLD:
+            progress.problems.append(problem)

@@ -1,0 +1,158 @@
+"""`outrace evicted list` and `delete` as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monitor.cli.evicted import Teller, format_age, printable
+from monitor.evicted.sweep import Progress
+from tests.evicted.made import evicted, names, owned, put
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.kube.fake_apiserver import pod as running
+
+Outrace = Callable[..., Any]
+
+
+@pytest.fixture
+def cluster(api: FakeApiServer) -> FakeApiServer:
+    web = owned("ReplicaSet", "web-5d9c", labels={"pod-template-hash": "5d9c", "app": "web"})
+    other = evicted("lost")
+    other["status"]["reason"] = "NodeLost"
+    put(api, other, running("live"))
+    put(api, evicted("web-5d9c-a", "shop", 73 * 86400.0, **web), evicted("web-5d9c-b", "shop", 7200.0, **web))
+    put(
+        api, evicted("db-0", "shop", 600.0, **owned("StatefulSet", "db")), evicted("import-x", **owned("Job", "import"))
+    )
+    put(api, evicted("bare", "lab", 30.0))
+    return api
+
+
+def test_list_shows_them_and_what_their_owners_do(cluster: FakeApiServer, outrace: Outrace) -> None:
+    done = outrace("list", "--older-than", "5m")
+    assert done.code == 0
+    head, *rows = done.out.splitlines()
+    assert head.split() == ["POD", "OWNER", "NODE", "AGE", "STAYS"]
+    assert [row.split()[:4] for row in rows[:4]] == [
+        ["shop/web-5d9c-a", "Deployment/web", "node-1", "73d"],
+        ["shop/web-5d9c-b", "Deployment/web", "node-1", "2h"],
+        ["default/import-x", "Job/import", "node-1", "60m"],
+        ["shop/db-0", "StatefulSet/db", "node-1", "10m"],
+    ]
+    assert rows[4].split()[:3] == ["lab/bare", "none", "node-1"]
+    assert rows[4].endswith("not old enough")
+    assert "Deployment (2 pods): was replaced at once;" in done.out
+    assert "none (1 pod): gone for good" in done.out
+    assert done.err == "left alone: 1 pods that Failed otherwise (NodeLost 1)\n"
+
+
+def test_list_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
+    made = outrace("list", "-o", "json", "--keep", "1").json
+    assert list(made) == ["pods", "owners", "found", "to_delete", "failed_otherwise"]
+    assert (made["found"], made["to_delete"], made["failed_otherwise"]) == (5, 4, {"NodeLost": 1})
+    assert made["owners"]["Job"]["pods"] == 1
+    last = made["pods"][-1]
+    assert (last["name"], last["delete"], last["stays"]) == ("bare", False, "among the 1 newest")
+    assert last["owner"] == {"kind": "none", "name": ""}
+    assert 25 <= last["age_s"] < 3600
+
+
+def test_a_check_says_it_in_its_exit_code(cluster: FakeApiServer, outrace: Outrace) -> None:
+    assert outrace("list", "--check").code == 4
+    assert outrace("list", "--check", "--older-than", "100d").code == 0
+    assert outrace("list").code == 0
+
+
+def test_without_yes_nothing_is_deleted(cluster: FakeApiServer, outrace: Outrace) -> None:
+    before = names(cluster)
+    done = outrace("delete")
+    assert (done.code, names(cluster)) == (0, before)
+    assert "dry run: 5 of 5 evicted pods would be deleted; --yes does it" in done.err
+    assert outrace("delete", "-o", "json").json["dry_run"] is True
+    assert cluster.seen("DELETE") == []
+
+
+def test_with_yes_those_are_deleted_that_the_dry_run_showed(cluster: FakeApiServer, outrace: Outrace) -> None:
+    criteria = ("--older-than", "5m", "-n", "shop", "--owner-kind", "deployment")
+    shown = {f"{one['namespace']}/{one['name']}" for one in outrace("delete", "-o", "json", *criteria).json["pods"]}
+    before = names(cluster)
+    done = outrace("delete", "--yes", *criteria)
+    assert (done.code, done.out) == (0, "2 of 2: 2 deleted\n")
+    assert before - names(cluster) == shown == {"shop/web-5d9c-a", "shop/web-5d9c-b"}
+
+
+def test_deleted_as_json(cluster: FakeApiServer, outrace: Outrace) -> None:
+    made = outrace("delete", "--yes", "-o", "json", "-l", "app=web").json
+    counts = {"deleted": 2, "marked": 0, "gone": 0, "changed": 0, "failed": 0}
+    assert made == {"dry_run": False, "total": 2, **counts, "problems": []}
+
+
+def test_nothing_to_do(api: FakeApiServer, outrace: Outrace) -> None:
+    assert outrace("list") == (0, "", "")
+    assert outrace("delete", "--yes") == (0, "0 of 0: 0 deleted\n", "")
+
+
+def test_a_failure_is_exit_code_1_with_the_rule(cluster: FakeApiServer, outrace: Outrace) -> None:
+    cluster.forbidden.add(("delete", "pods"))
+    done = outrace("delete", "--yes")
+    assert done.code == 1
+    assert 'add to the Role or ClusterRole: {apiGroups: [""], resources: ["pods"], verbs: ["delete"]}' in done.err
+    cluster.forbidden = {("list", "pods")}
+    done = outrace("list")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("outrace: error: list pods: HTTP 403")
+
+
+def test_ended_early_says_how_far_it_was(cluster: FakeApiServer, outrace: Outrace) -> None:
+    cluster.fail(faults.status(401, "Unauthorized"), times=9, method="DELETE", path="db-0")
+    done = outrace("delete", "--yes")
+    assert done.code == 1
+    assert done.err.startswith("ended early: 3 of 5: 3 deleted; run it again to go on\noutrace: error: ")
+    assert outrace("list", "-o", "json").json["found"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-n", ""),
+        ("-l", ""),
+        ("--node", ""),
+        ("--owner-kind", ""),
+        ("--older-than", "-5m"),
+        ("--older-than", "5"),
+        ("--older-than", "soon"),
+        ("--keep", "-1"),
+        ("--rate", "0"),
+        ("--retry", "x"),
+    ],
+)
+def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tuple[str, ...]) -> None:
+    done = outrace("delete", "--yes", *arguments)
+    assert (done.code, cluster.asked) == (2, [])
+    assert arguments[0] in done.err
+
+
+def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    teller = Teller(9, clock=lambda: now[0])
+    for at in range(9):
+        now[0] = at * 2.0
+        progress = Progress(9)
+        progress.outcomes.update(deleted=at, failed=1)
+        teller(progress)
+    assert capsys.readouterr().err.splitlines() == [
+        "4 of 9: 3 deleted, 1 failed",
+        "7 of 9: 6 deleted, 1 failed",
+    ]
+
+
+def test_ages_are_in_one_unit() -> None:
+    ages = [0, 119, 120, 7199, 7200, 172799, 172800, 73 * 86400]
+    assert [format_age(age) for age in (*ages, -5)] == ["0s", "119s", "2m", "119m", "2h", "47h", "2d", "73d", "0s"]
+
+
+def test_no_pod_writes_to_the_terminal() -> None:
+    assert printable("Workflow/\x1b]0;x\x07") == "Workflow/?]0;x?"

@@ -1,0 +1,148 @@
+"""Which pods count as evicted and left behind, whose they are, and since when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monitor.evicted.owners import AFTER, after
+from monitor.evicted.pods import EvictedPod, decode, parse_time
+from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
+from tests.kube.fake_apiserver import pod as running
+
+
+def test_an_evicted_pod_of_this_kubelet() -> None:
+    pod = decoded(evicted("web-1", "shop", **owned("ReplicaSet", "web-5d9c")))
+    assert (pod.key, pod.owner, pod.node, pod.held) == ("shop/web-1", "ReplicaSet/web-5d9c", "node-1", "")
+    assert pod.message.startswith("The node was low on resource: memory.")
+
+
+def test_one_that_was_turned_away_at_admission() -> None:
+    """As Kubernetes 1.17 writes it: no conditions, no containers."""
+    made = running("cloud-1", phase="Failed", reason="Evicted", startTime="2021-09-14T10:42:32Z")
+    made["status"]["message"] = "Pod The node had condition: [DiskPressure]. "
+    pod = decoded(made)
+    assert (pod.held, pod.since) == ("", parse_time("2021-09-14T10:42:32Z"))
+    assert pod.message == "Pod The node had condition: [DiskPressure]."
+
+
+@pytest.mark.parametrize("reason", OTHERWISE)
+def test_nothing_else_that_failed_is_one(reason: str) -> None:
+    made = evicted("web-1")
+    made["status"]["reason"] = reason
+    assert decode(made) == (reason or "no reason")
+    del made["status"]["reason"]
+    assert decode(made) == "no reason"
+
+
+@pytest.mark.parametrize("phase", ["Running", "Pending", "Succeeded", "Unknown", "failed", "", None, 7])
+def test_nothing_that_has_not_failed_is_one(phase: object) -> None:
+    made = evicted("web-1")
+    made["status"]["phase"] = phase
+    assert decode(made) is None
+
+
+@pytest.mark.parametrize("key", ["uid", "resourceVersion"])
+def test_without_identity_none_is_deleted(key: str) -> None:
+    made = evicted("web-1", uid="u", resourceVersion="1")
+    del made["metadata"][key]
+    assert decode(made) == "no uid or resourceVersion"
+
+
+@pytest.mark.parametrize("name", ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"])
+def test_a_running_container_holds_it(name: str) -> None:
+    """Kubelets before 1.22 write Failed at the start of the grace period."""
+    made = evicted("web-1")
+    made["status"][name] = [{"name": "log", "state": {"running": {"startedAt": stamp(9)}}}]
+    assert decoded(made).held == "container log is still running"
+    made["status"][name] = [{"name": "log", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    assert decoded(made).held == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({"deletionTimestamp": stamp(1)}, "is being deleted"),
+        ({"finalizers": ["batch.kubernetes.io/job-tracking"]}, "its Job has not counted it yet"),
+        ({"annotations": {"kubernetes.io/config.mirror": "x"}}, "mirror of a static pod"),
+        ({"finalizers": ["example.com/mine"]}, ""),
+    ],
+)
+def test_what_else_holds_it(metadata: dict[str, Any], why: str) -> None:
+    held = decoded(evicted("web-1", **metadata)).held
+    assert held.startswith(why)
+    assert bool(held) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "owner"),
+    [
+        ({}, "none"),
+        (owned("StatefulSet", "db"), "StatefulSet/db"),
+        (owned("ReplicaSet", "web-5d9c", labels={"pod-template-hash": "5d9c"}), "Deployment/web"),
+        (owned("ReplicaSet", "web-5d9c", labels={"pod-template-hash": "other"}), "ReplicaSet/web-5d9c"),
+        (owned("ReplicaSet", "web", labels={"pod-template-hash": ""}), "ReplicaSet/web"),
+        (owned("Workflow", "w"), "Workflow/w"),
+        ({"ownerReferences": [{"kind": "Job", "name": "j", "controller": False}]}, "none"),
+        ({"ownerReferences": ["x", {"kind": "Job", "name": "j", "controller": True}]}, "Job/j"),
+    ],
+)
+def test_owners(metadata: dict[str, Any], owner: str) -> None:
+    assert decoded(evicted("web-1", **metadata)).owner == owner
+
+
+def test_what_owners_do_is_told() -> None:
+    for kind in ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "none", "Node"):
+        assert after(kind) == AFTER[kind]
+    assert "backoffLimit" in after("Job")
+    assert after("Workflow") == "what Workflow does is up to its own controller"
+
+
+def test_since_is_the_last_thing_that_is_dated() -> None:
+    """A pod that ran for months and was evicted a minute ago is a minute old."""
+    made = evicted("web-1", ago_s=60.0)
+    made["metadata"]["creationTimestamp"] = made["status"]["startTime"] = "2020-01-01T00:00:00Z"
+    since = decoded(made).since
+    assert since is not None
+    assert stamp(60) >= made["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
+    assert since == parse_time(made["status"]["conditions"][0]["lastTransitionTime"])
+    del made["status"]["conditions"], made["status"]["containerStatuses"]
+    made["metadata"]["managedFields"] = [
+        {"manager": "kubelet", "subresource": "status", "time": "2020-03-01T00:00:00Z"},
+        {"manager": "kubectl-label", "time": "2021-01-01T00:00:00Z"},
+    ]
+    assert decoded(made).since == parse_time("2020-03-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("text", [None, "", 7, "0001-01-01T00:00:00Z", "yesterday", "2026-01-01T00:00:00", "9" * 400])
+def test_what_is_no_time(text: object) -> None:
+    assert parse_time(text) is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {},
+        {"status": None, "metadata": []},
+        {"status": {"phase": "Failed", "reason": ["Evicted"]}},
+        {
+            "status": {
+                "phase": "Failed",
+                "reason": "Evicted",
+                "conditions": [None, 3],
+                "containerStatuses": [None, {"state": []}, {"state": {"terminated": 3}}],
+                "message": {},
+            },
+            "metadata": {
+                "uid": "u",
+                "resourceVersion": "1",
+                "ownerReferences": {},
+                "finalizers": "x",
+                "managedFields": [None, {"subresource": "status", "time": 5}],
+            },
+        },
+    ],
+)
+def test_whatever_a_server_sends_is_decoded(made: dict[str, Any]) -> None:
+    assert decode(made) is None or isinstance(decode(made), str | EvictedPod)
