@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
@@ -48,6 +48,9 @@ class ClusterSource(SpecSource):
 
     def fileno(self) -> int | None:
         return self._ready.fileno()
+
+    def tell(self, on_evicted: Callable[[str, str, str], object]) -> None:
+        self.feed.on_evicted = on_evicted
 
     @property
     def unlisted(self) -> tuple[str, ...]:

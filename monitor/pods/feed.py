@@ -65,6 +65,14 @@ def known(where: str, obj: object) -> Known | None:
     return Known(kept, None, found) if isinstance(found, str) else Known(kept, found)
 
 
+def _is_evicted(before: Known | None, now: Known) -> bool:
+    """Whether a pod that ran was evicted since. One that the kubelet did not admit is called Evicted too, and never
+    ran.
+    """
+    was, status = {} if before is None else before.object["status"], now.object["status"]
+    return was.get("phase") == "Running" and (status.get("phase"), status.get("reason")) == ("Failed", "Evicted")
+
+
 class PodFeed(ABC):
     """`fileno` is readable when `pods` has changed. ``where`` names the source in messages."""
 
@@ -88,6 +96,8 @@ class PodFeed(ABC):
         self._dirty = False
         self._bug: Exception | None = None  # that ended the thread
         self._tried = threading.Event()  # whether there was an answer, or a failure
+        #: Called with uid, namespace/name and message of a pod that ran, and is Evicted now.
+        self.on_evicted: Callable[[str, str, str], object] = lambda *_: None
         self.synced = False  # whether the source has answered since the start
         if cache is not None:
             self._pods = {one.uid: one for obj in cache.load() if (one := known(f"{cache.path}", obj)) is not None}
@@ -156,20 +166,31 @@ class PodFeed(ABC):
             }
             for uid in pods:
                 self._gone.pop(uid, None)
+            evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
             changed = self._pods != dict(pods) or not self.synced or self._failure != ""
             self._dirty = self._dirty or self._pods != dict(pods)
             self._pods, self.synced, self._failure = dict(pods), True, ""
             self._changed(changed)
         self._tried.set()
+        for one in evicted:
+            self._tell(one)
 
     def put(self, one: Known) -> None:
         with self._lock:
-            if self._pods.get(one.uid) == one:
+            before = self._pods.get(one.uid)
+            if before == one:
                 return
             self._pods[one.uid] = one
             self._gone.pop(one.uid, None)
             self._dirty = True
             self._changed()
+        if _is_evicted(before, one):
+            self._tell(one)
+
+    def _tell(self, one: Known) -> None:
+        meta = one.object["metadata"]
+        title = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+        self.on_evicted(one.uid, title, str(one.object["status"].get("message", "")))
 
     def drop(self, uid: str) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +81,9 @@ class PodSource(ABC):
     def due_s(self) -> float:
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
         return self._next_scan - time.monotonic()
+
+    def tell(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
+        """Have it called, from any thread, with uid, name and message of each pod that is Evicted in the cluster."""
 
     @property
     def pods(self) -> Mapping[str, FoundPod]:

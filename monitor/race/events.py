@@ -278,6 +278,17 @@ class Gone(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Told(_Event):
+    """The API server has it, from the kubelet, that the kubelet evicted the pod for memory: Failed, Evicted. It is
+    there when the containers have ended, up to some seconds after; `message` is the kubelet's.
+    """
+
+    pod: str
+    pod_name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Checked(_Event):
     """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
 
@@ -321,7 +332,7 @@ class End(_Event):
 
 Event = (
     Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Held | Decided | Signalled | Kill | Mark
-    | Exit | Gone | Checked | Clear | Tick | End
+    | Exit | Gone | Told | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

@@ -4,7 +4,7 @@ signals show.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from monitor.policy.ranking import Candidate
@@ -20,6 +20,15 @@ KUBELET_MIN_GRACE_S = 2
 
 #: A threshold: domain, signal, hard.
 Threshold = tuple[str, str, bool]
+
+
+@dataclass(slots=True)
+class Pressed:
+    """A time in which thresholds of memory were met, and the crossings of those."""
+
+    since_ns: int
+    crossed: dict[Threshold, ev.Crossing]
+    until_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +126,31 @@ def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str
 
 
 def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
-    """Evictions by a kubelet that is known only by what its runtime did: SIGKILL to a pod that might be evicted, while
-    a threshold of the node was met, and then no process was left of that pod.
+    """Evictions by a kubelet, which says nothing when it decides.
+
+    Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was met, and
+    then no process was left of that pod. Or by what it told the API server, whatever the runtime did: a pod that obeys
+    SIGTERM gets no SIGKILL while the threshold is met.
 
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
-    the kubelet decided is not known: the first SIGKILL stands for it. ``given``: the ranking, where no event has one.
+    the kubelet decided is not known: the first SIGKILL stands for it, or when memory came back. ``given``: the ranking,
+    where no event has one.
     """
     met: dict[Threshold, ev.Crossing] = {}
+    pressed: list[Pressed] = []
     order, others = tuple(given), set()
     found: dict[str, RecordedEviction] = {}
-    over: list[RecordedEviction] = []
+    gone: dict[str, ev.Gone] = {}
+    over: dict[str, RecordedEviction] = {}
     for event in events:
         if isinstance(event, ev.Crossing) and event.domain in (ev.NODE, ev.KUBEPODS):
+            if not met:
+                pressed.append(Pressed(event.ts_ns, {}))
             met.setdefault(event.threshold, event)
+            pressed[-1].crossed.update(met)
         elif isinstance(event, ev.Clear):
-            met.pop(event.threshold, None)
+            if met.pop(event.threshold, None) is not None and not met:
+                pressed[-1].until_ns = event.ts_ns
         elif isinstance(event, ev.Ranked):
             order = event.order
         elif isinstance(event, ev.Mark) or (isinstance(event, ev.Decided) and not event.observed):
@@ -139,24 +158,46 @@ def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> l
                 others.add(event.pod)
         elif isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None and met:
             if event.pod not in found and event.pod not in others:
-                made = _kubelets(event, event.pod, met, order)
+                made = _kubelets(event.ts_ns, event.pod, met, order, {*found, *over})
                 if made is not None:
                     found[event.pod] = made
-        elif isinstance(event, ev.Gone) and event.by == ev.KUBELET and event.pod in found:
-            over.append(replace(found.pop(event.pod), gone_ns=event.ts_ns, freed=event.freed))
-    return over
+        elif isinstance(event, ev.Gone) and event.by == ev.KUBELET:
+            gone[event.pod] = event
+            if event.pod in found:
+                over[event.pod] = replace(found.pop(event.pod), gone_ns=event.ts_ns, freed=event.freed)
+        elif isinstance(event, ev.Told) and event.pod not in others and event.pod not in over:
+            ended_ns = gone[event.pod].ts_ns if event.pod in gone else event.ts_ns
+            began = found.pop(event.pod, None)
+            then = next((one for one in reversed(pressed) if one.since_ns <= ended_ns), None)
+            if began is None and then is not None:
+                if then.until_ns is not None:  # what it gave back ended the pressure: it was on until then
+                    ended_ns = min(ended_ns, then.until_ns - 1)
+                began = _kubelets(ended_ns, event.pod, then.crossed, order, {*found, *over}, event.pod_name)
+            if began is not None:
+                over[event.pod] = replace(began, gone_ns=ended_ns)
+    return list(over.values())
 
 
 def _kubelets(
-    kill: ev.Kill, pod: str, met: dict[Threshold, ev.Crossing], order: Sequence[Candidate]
+    ts_ns: int,
+    pod: str,
+    met: dict[Threshold, ev.Crossing],
+    order: Sequence[Candidate],
+    taken: Container[str],
+    told: str = "",
 ) -> RecordedEviction | None:
-    """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict."""
-    rank, its = next(((k, c) for k, c in enumerate(evictable(order), 1) if c.uid == pod), (0, None))
-    if its is None:
+    """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict.
+
+    ``taken``: pods that it evicted before. ``told``: its name, where the API server has it that it was evicted; its
+    rank is 0 where it is not known.
+    """
+    left = (c for c in evictable(order) if c.uid not in taken)
+    rank, its = next(((k, c) for k, c in enumerate(left, 1) if c.uid == pod), (0, None))
+    if its is None and not told:
         return None
     crossed = min(met.values(), key=lambda c: (not c.hard, c.ts_ns))
     decision = ev.Decided(
-        ts_ns=kill.ts_ns,
+        ts_ns=ts_ns,
         domain=crossed.domain,
         signal=crossed.signal,
         hard=crossed.hard,
@@ -165,13 +206,13 @@ def _kubelets(
         available=crossed.available,
         usage=None,
         pod=pod,
-        pod_name=f"{its.namespace}/{its.name}",
+        pod_name=told if its is None else f"{its.namespace}/{its.name}",
         rank=rank,
         grace_s=0,
         observed=False,
         by=ev.KUBELET,
         crossed_ns=crossed.ts_ns,
-        working_set=its.usage,
-        request=its.request,
+        working_set=None if its is None else its.usage,
+        request=None if its is None else its.request,
     )
-    return RecordedEviction(decision, signalled_ns=kill.ts_ns, killed_ns=kill.ts_ns)
+    return RecordedEviction(decision, signalled_ns=ts_ns, killed_ns=ts_ns)

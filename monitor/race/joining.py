@@ -157,14 +157,15 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
 
 def _lasts(o: Open, event: ev.Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked):
+    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.Told):
         return False
     if isinstance(event, ev.Clear):  # may be repeated
         return event.threshold in o.met
     if isinstance(event, ev.Kill) and not event.ours:
         # The mark of an OOM kill says where it belongs; users kill at any time, pressure or not. A pod that a runtime
-        # stops under pressure may be a kubelet's eviction: then the episode waits for its end.
-        return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE and bool(o.met))
+        # stops under pressure, or just after, may be a kubelet's eviction: then the episode waits for its end. (One
+        # that obeys SIGTERM has given its memory back when its sandbox gets SIGKILL.)
+        return (event.by_user and o.key != PRESSURE) or (event.by_runtime and o.key == PRESSURE)
     if o.key == PRESSURE and isinstance(event, ev.Signalled | ev.Gone):
         return any(uid == event.pod for uid, _ in o.pods)  # not one that was evicted for a disk
     return True

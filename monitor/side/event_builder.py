@@ -6,6 +6,7 @@ What an episode was is judged in a thread of its own (`monitor.side.judge`).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from monitor.link.clock import WallClock
 from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import Episode, State
+from monitor.race.joining import PRESSURE
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
@@ -34,6 +36,11 @@ URGENT_NS = 150_000_000
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
 PATIENCE_NS = 350_000_000
+
+#: How the kubelet's message about an eviction for memory begins.
+_FOR_MEMORY = "The node was low on resource: memory."
+#: Pods that outrace evicted are remembered, so that what the cluster says of them is not taken for a kubelet's doing.
+_MOST_EVICTED = 1024
 
 
 class EventBuilder:
@@ -62,9 +69,10 @@ class EventBuilder:
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
-        self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, lambda: bool(self._crossed))
+        self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, self._is_pressed)
         self._sampler = Sampler(view, self._names, self._feed)
         self._losses = Losses(view, time.monotonic_ns())
+        self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
@@ -97,6 +105,16 @@ class EventBuilder:
             self.update_pods()
             handler(message)
 
+    def told(self, pod: str, name: str, message: str) -> None:
+        """The cluster has it that a pod was evicted: by a kubelet, unless outrace did."""
+        if pod in self._evicted:
+            return
+        self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
+        if message.startswith(_FOR_MEMORY):
+            now = time.monotonic_ns()
+            self._clock.look(now)
+            self._feed(ev.Told(now, pod, name, message))
+
     def update_pods(self) -> None:
         """Take in which pods there are; cheap when they are those of the last time."""
         for at in self._names.update(self._view.pods, self._view.kubepods):
@@ -117,6 +135,10 @@ class EventBuilder:
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
         return max(0.0, (due - now) / 1e9)
+
+    def _is_pressed(self) -> bool:
+        """Also just after: a pod that obeys a kubelet's SIGTERM gives its memory back before its sandbox is killed."""
+        return bool(self._crossed) or any(o.key == PRESSURE for o in self._state.open)
 
     def facts(self) -> tuple[list[ev.Sample], list[ev.Watched]]:
         """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
@@ -233,6 +255,8 @@ class EventBuilder:
         self._feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
 
     def _on_decision(self, message: messages.Decision) -> None:
+        if not message.observed:
+            self._evicted.append(message.pod)
         if message.signal not in ("memory.available", "allocatableMemory.available"):
             return  # disks and process ids are no race with the OOM killer
         self._feed(ranked(message.decided_ns, message.order))

@@ -123,6 +123,7 @@ class Side:
         self.over = OverBudget(self.view, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
+        source.tell(self.view.pod_evicted)
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
         self.pods = PodSync(self.view, sock, self.watch, self.scores, self.heartbeat.ping)

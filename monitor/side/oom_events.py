@@ -28,7 +28,7 @@ def ranked(ts_ns: int, leaders: Sequence[Sequence[Any]]) -> Ranked:
 
 @dataclass
 class OomEvents:
-    """``feed`` takes the events, in order. ``pressed()``: whether a threshold is crossed."""
+    """``feed`` takes the events, in order. ``pressed()``: whether a threshold is, or was just, crossed."""
 
     view: View
     names: CgroupNames

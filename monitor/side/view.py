@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from monitor.kernel import cgroupfs
@@ -77,6 +78,7 @@ class View:
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
+    told: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # pods Evicted in the cluster
     side_turns: int = 0  # of the side's main loop
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _counts: Map | None = None
@@ -103,6 +105,11 @@ class View:
             return None
         held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
         return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
+
+    def pod_evicted(self, uid: str, name: str, message: str) -> None:
+        """The cluster has it that a pod was evicted. From any thread."""
+        self.told.put((uid, name, message))
+        self.wake_side()
 
     @property
     def node_path(self) -> Path:
