@@ -88,6 +88,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
         signal = MEMORY if wanted is None else wanted.signal
     problems = (
         *source.problems,
+        *filter(None, (source.unlisted_text(),)),
         *_unknown_pods(frame, found),
         *_measure(config, raw, found, signal, Roots.of(found_disks)),
     )

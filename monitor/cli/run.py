@@ -98,7 +98,7 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     """The configuration with the source of pods that ``auto`` is here, and how it is reached. Raises ConfigError."""
     from monitor.pods.source import settle
 
-    choice, access = settle(config, Path(config.node_cgroup) if config.node_cgroup else None)
+    choice, access = settle(config)
     found = access.settled() if access is not None else {}
     return dataclasses.replace(config, pods=choice.spec, **found), choice
 

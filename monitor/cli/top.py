@@ -28,6 +28,8 @@ _MEMORY = ("usage", "active_file", "inactive_file", "working_set")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option("--node-cgroup", metavar="PATH", help="Treat this cgroup as the node; its limit is the capacity.")
 @click.option("--pods", metavar="SOURCE", help="As for outrace run. [auto]")
+@click.option("--kubeconfig", metavar="FILE", envvar="OUTRACE_KUBECONFIG", help="As for outrace run.")
+@click.option("--node-name", metavar="NAME", envvar="OUTRACE_NODE_NAME", help="As for outrace run.")
 @click.option("--eviction-hard", metavar="MAP", help="Show the distance to 'memory.available<100Mi' (the default).")
 @click.option("--eviction-soft", metavar="MAP", help="... and to soft thresholds.")
 @click.option("--policy", type=click.Choice(ERAS), help="The release whose order of eviction is shown. [kubelet-1.36]")
@@ -65,7 +67,7 @@ def _config(flags: Mapping[str, str | None]) -> RunConfig:
     """The flags, checked as `outrace run` checks them."""
     from monitor.policy.errors import PolicyError
     from monitor.policy.thresholds import parse_flag_map
-    from monitor.settings.read import build
+    from monitor.settings.read import read
 
     given = {name.replace("_", "-"): value for name, value in flags.items()}
     try:
@@ -75,7 +77,7 @@ def _config(flags: Mapping[str, str | None]) -> RunConfig:
     if soft:
         # A soft threshold needs a grace period to be one; nothing here waits for it, so its length does not matter.
         given["eviction-soft-grace-period"] = ",".join(f"{signal}=1s" for signal in soft)
-    return build(given)
+    return read(given, ask_kubelet=True).config
 
 
 def lines(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -109,6 +111,8 @@ def lines(frame: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from _pod_lines(frame["pods"])
     yield from container_lines(frame["pods"])
+    if frame["unlisted"]:
+        yield frame["unlisted"]
     yield ""
     for name, value in frame.items():
         if name.startswith("memory_"):

@@ -76,6 +76,7 @@ class Node:
             "pods": order,
             "evicted": evicted(Path(self.config.state_dir)),
             **script_figures(node),
+            "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
         }
 

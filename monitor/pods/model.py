@@ -103,6 +103,14 @@ class PodSource(ABC):
         """Uids of pods that have a cgroup and are not known."""
         return ()
 
+    def unlisted_text(self) -> str:
+        """`unlisted` in one line; "" where there is none."""
+        found = self.unlisted
+        if not found:
+            return ""
+        some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        return f"pods that have a cgroup and are not in the list (yet), so not watched: {len(found)} ({some})"
+
     @property
     def problems(self) -> tuple[str, ...]:
         """Every problem at the last poll, also those reported before."""

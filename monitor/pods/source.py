@@ -70,6 +70,8 @@ class Configured(Protocol):
     @property
     def pods(self) -> str: ...
     @property
+    def node_cgroup(self) -> str | None: ...
+    @property
     def cgroup_root(self) -> str: ...
     @property
     def kubeconfig(self) -> str: ...
@@ -83,16 +85,16 @@ class Configured(Protocol):
     def kubelet_flags(self) -> Mapping[str, str]: ...
 
 
-def settle(config: Configured, node: Path | None) -> tuple[Choice, Access | None]:
+def settle(config: Configured) -> tuple[Choice, Access | None]:
     """What ``--pods`` means here: the choice of ``auto``, else what was given; and how a cluster is reached, if that is
     where they come from. ConfigError where it cannot be.
 
-    With a cgroup for a ``node`` there is no kubelet to ask: auto is cgroups. Without any sign of a cluster its client
+    With a cgroup for a node there is no kubelet to ask: auto is cgroups. Without any sign of a cluster its client
     is not imported: 25 ms.
     """
     kind, argument = check_spec(config.pods)
-    if kind == AUTO and node is not None:
-        return Choice(CGROUPS, f"of the node {node}"), None
+    if kind == AUTO and config.node_cgroup is not None:
+        return Choice(CGROUPS, f"of the node {config.node_cgroup}"), None
     if kind not in (AUTO, *CLUSTER):
         return Choice(config.pods, "as given"), None
     if kind == AUTO:
@@ -124,7 +126,7 @@ def open_for(
     state_dir: Path | None = None,
 ) -> PodSource:
     """`open_source` of what is configured, ``auto`` too. A command that only looks waits for the first answer."""
-    choice, access = settle(config, node)
+    choice, access = settle(config)
     source = open_source(choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir)
     if state_dir is None:
         source.wait(_FIRST_S)

@@ -80,6 +80,7 @@ class View:
     thresholds: tuple[Threshold, ...] = ()
     told: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # pods Evicted in the cluster
     side_turns: int = 0  # of the side's main loop
+    pods_unlisted: Callable[[], int] = lambda: 0  # pods that have a cgroup and are not in the list
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)

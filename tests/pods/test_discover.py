@@ -136,7 +136,7 @@ from monitor.settings.config import RunConfig
 kubelet_process.CONFIG = Path({str(tmp_path / "none")!r})
 kubelet_process.KUBECONFIGS = ()
 kubelet_process._running = lambda: (0, ())
-settle(RunConfig(), None)
+settle(RunConfig())
 print([name for name in sys.modules if name.startswith("monitor.kube") or name in ("ssl", "psutil")])
 """
     done = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True, env=environment())
@@ -159,7 +159,7 @@ def test_what_was_found_is_not_looked_for_again(
     made = kubeconfig(tmp_path / "k", api.url)
     there = process(None, made, pid=7, flags={"hostname-override": "node-9", "cert-dir": "/pki"})
     monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: there)
-    choice, access = settle(RunConfig(), None)
+    choice, access = settle(RunConfig())
     assert choice.spec == "apiserver"
     assert access is not None
     config = RunConfig(pods=choice.spec, **access.settled())
@@ -177,9 +177,9 @@ def test_given_servers_that_cannot_be_had_are_refused_at_the_start(
     monkeypatch.setattr("monitor.pods.access.find_kubelet", KubeletProcess)
     for spec in ("apiserver", "kubelet:https://127.0.0.1:10250"):
         with pytest.raises(ConfigError, match="give --kubeconfig FILE"):
-            settle(RunConfig(pods=spec), None)
-    assert settle(RunConfig(pods="cgroups"), None) == (Choice("cgroups", "as given"), None)
-    assert settle(RunConfig(), tmp_path)[0].spec == "cgroups"
+            settle(RunConfig(pods=spec))
+    assert settle(RunConfig(pods="cgroups")) == (Choice("cgroups", "as given"), None)
+    assert settle(RunConfig(node_cgroup=str(tmp_path)))[0].spec == "cgroups"
 
 
 def test_in_a_pod_the_name_of_the_node_has_to_be_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
         "pods": rows,
         "evicted": [],
         "braked": None,
+        "unlisted": "",
         "problems": [],
     }
     return "\n".join(lines(frame))

@@ -156,6 +156,8 @@ class Metrics(Collector):
         rungs = {name: name == view.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(view.pods))
+        text = "Pods that have a cgroup and are not in the list of their source (yet): not watched, never evicted."
+        yield gauge("pods_unlisted", text, view.pods_unlisted())
         unknown = sum(not found.pod.spec_known for found in view.pods.values())
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
