@@ -44,7 +44,7 @@ class Timing:
 
 
 class LeaderElector:
-    """``said`` gets a line whenever something about the lease changes.
+    """``said`` gets a line whenever something about the lease changes, ``failed`` what went wrong.
 
     Its methods are for one thread, but for `is_leader`, `may_act`, `leader` and `overdue_s`.
     """
@@ -57,6 +57,7 @@ class LeaderElector:
         stop: threading.Event,
         *,
         said: Callable[[str], None] = lambda _: None,
+        failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         wait: Callable[[float], object] | None = None,
@@ -68,6 +69,7 @@ class LeaderElector:
         self._timing = timing
         self._stop = stop
         self._said = said
+        self._failed = failed
         self._clock = clock
         self._now = now
         self._wait = wait or stop.wait
@@ -121,7 +123,7 @@ class LeaderElector:
                 if self._stop.is_set():
                     return
                 if self._clock() + self._timing.retry_period_s > deadline:
-                    self._said(f"lost the lease {self._lock}: not renewed for {self._timing.renew_deadline_s:g} s")
+                    self._failed(f"lost the lease {self._lock}: not renewed for {self._timing.renew_deadline_s:g} s")
                     return
                 self._wait(self._timing.retry_period_s)
             self._report()
@@ -136,7 +138,7 @@ class LeaderElector:
             moment = micro_time(self._now())
             self._update(Record("", 1, moment, moment, old.transitions))
         except MonitorError as error:
-            self._said(f"the lease {self._lock} was not released, and ends by itself: {error}")
+            self._failed(f"the lease {self._lock} was not released, and ends by itself: {error}")
             return False
         self._said(f"released the lease {self._lock}")
         return True
@@ -155,7 +157,7 @@ class LeaderElector:
             return False
         except MonitorError as error:
             if (problem := str(error)) != self._problem:
-                self._said(problem)
+                self._failed(problem)
             self._problem = problem
             return False
         self._problem = ""

@@ -75,6 +75,14 @@ class Running:
         assert found is not None, series
         return float(found[1])
 
+    @property
+    def peak_mib(self) -> float:
+        """The most memory it ever held."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
+        assert found is not None
+        return int(found[1]) / 1024
+
     def until(self, condition: Callable[[], bool]) -> None:
         until(condition, lambda: (self.process.poll() is not None) and f"ended: {self.log}")
 

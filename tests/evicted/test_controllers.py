@@ -86,6 +86,7 @@ def test_10000_pods_2000_to_go_two_controllers_one_killed_half_way(api: FakeApiS
     assert other.metric("evicted_pods_chosen") == 0
     assert other.metric("evicted_leader") == 1
     assert other.metric('evicted_pods_handled_total{outcome="failed"}') == 0
+    assert other.peak_mib < 64  # what the chart requests
     assert other.get("/healthz") == (200, "ok\n")
     assert (other.terminate(), holder(api)) == (0, "")
 

@@ -35,6 +35,7 @@ class Candidate:
             Timing(),
             self.stop,
             said=self.said.append,
+            failed=self.said.append,
             clock=self.clock,
             now=lambda: 1.7e9 + skew_s + self.clock.now,
             wait=self.wait,

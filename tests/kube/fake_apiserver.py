@@ -185,7 +185,11 @@ class FakeApiServer(FakeServer):
 
         if asked.query.get("dryRun") == "All":
             return change(self.store.get(key))
-        return self.store.update(key, change)
+        kept = self.store.get(key)["metadata"].get("finalizers")
+        changed = self.store.update(key, change)
+        if kept and not changed["metadata"].get("finalizers") and changed["metadata"].get("deletionTimestamp"):
+            return self.store.delete(key)  # the last finalizer was all that it waited for
+        return changed
 
     def _evict(self, asked: Asked, key: Key) -> Object:
         eviction = asked.json()

@@ -1,0 +1,114 @@
+"""Sweeps against the fake API server and, unchanged, with KUBECONFIG, a real one: what deleting is built on.
+
+No scheduler and no kubelet takes part: the pods have no node, and their status is patched.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from monitor.evicted.selection import Criteria
+from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Sweep
+from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.resources import PODS
+from tests.evicted.made import evicted, stamp
+from tests.kube import test_contract as contract
+
+target, client, namespace = contract.target, contract.client, contract.namespace
+Object = dict[str, Any]
+
+
+class Cluster:
+    """A namespace in which pods end as the test says."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+
+    def put(self, name: str, reason: str = "Evicted", phase: str = "Failed", **metadata: Any) -> str:
+        """Its uid."""
+        made = contract.a_pod(name, app="x")
+        made["metadata"] |= metadata
+        made["spec"]["terminationGracePeriodSeconds"] = 600
+        uid = contract.uid(self.client.create(PODS, made, self.namespace))
+        status = {"phase": phase, "reason": reason, "conditions": evicted(name)["status"]["conditions"][:1]}
+        status["conditions"][0] |= {"status": "True", "lastTransitionTime": stamp(0.0)}
+        self.client.patch(PODS, name, {"status": status}, self.namespace, subresource="status")
+        return uid
+
+    def sweep(self, **criteria: Any) -> Sweep:
+        made = Criteria(namespaces=(self.namespace,), **criteria)
+        return Sweep(self.client, made, threading.Event(), rate=1000.0)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.client.list(PODS, contract.named, namespace=self.namespace).items)
+
+    def patch(self, name: str, body: Object) -> None:
+        self.client.patch(PODS, name, body, self.namespace, kind=PatchType.MERGE)
+
+
+@pytest.fixture
+def cluster(client: ApiClient, namespace: str) -> Cluster:
+    return Cluster(client, namespace)
+
+
+def test_the_evicted_go_at_once_and_without_force(cluster: Cluster) -> None:
+    for name, reason, phase in (
+        ("lost", "NodeLost", "Failed"),
+        ("shut", "Terminated", "Failed"),
+        ("done", "Evicted", "Succeeded"),
+        ("runs", "Evicted", "Running"),
+    ):
+        cluster.put(name, reason, phase)
+    for name in "abc":
+        cluster.put(name)
+    found = cluster.sweep().find()
+    assert (sorted(pod.name for pod in found.pods), dict(found.others)) == (
+        ["a", "b", "c"],
+        {"NodeLost": 1, "Terminated": 1},
+    )
+    assert dict(cluster.sweep().delete(found.pods).outcomes) == {DELETED: 3}
+    assert cluster.names == {"lost", "shut", "done", "runs"}
+    assert dict(cluster.sweep().delete(found.pods).outcomes) == {GONE: 3}
+
+
+def test_what_changed_meanwhile_is_looked_at_again(cluster: Cluster) -> None:
+    for name in ("touched", "unlabelled", "anew", "anew-evicted"):
+        cluster.put(name)
+    sweep = cluster.sweep(label_selector="app=x")
+    found = sweep.find()
+    cluster.patch("touched", {"metadata": {"annotations": {"touched": "yes"}}})
+    cluster.patch("unlabelled", {"metadata": {"labels": {"app": None}}})
+    for name in ("anew", "anew-evicted"):
+        cluster.client.delete(PODS, name, cluster.namespace, grace_period_s=0)
+    cluster.put("anew", "", "Running")
+    cluster.put("anew-evicted")
+    by_name = {pod.name: pod for pod in found.pods}
+    for name, outcome in (("touched", DELETED), ("unlabelled", CHANGED), ("anew", CHANGED), ("anew-evicted", GONE)):
+        assert dict(sweep.delete([by_name[name]]).outcomes) == {outcome: 1}, name
+    assert cluster.names == {"unlabelled", "anew", "anew-evicted"}
+
+
+def test_finalizers_keep_a_pod_that_is_marked(cluster: Cluster) -> None:
+    cluster.put("mine", finalizers=["example.com/mine"])
+    cluster.put("jobs", finalizers=["batch.kubernetes.io/job-tracking"])
+    found = cluster.sweep().find()
+    by_name = {pod.name: pod for pod in found.pods}
+    assert by_name["jobs"].held == "its Job has not counted it yet"
+    assert dict(cluster.sweep().delete([by_name["mine"]]).outcomes) == {MARKED: 1}
+    again = {pod.name: pod.held for pod in cluster.sweep().find().pods}
+    assert again["mine"] == "is being deleted"
+    for name in ("mine", "jobs"):
+        cluster.patch(name, {"metadata": {"finalizers": None}})
+    assert cluster.names == {"jobs"}
+
+
+def test_labels_and_nodes_are_looked_for_by_the_server(cluster: Cluster) -> None:
+    cluster.put("a")
+    assert [pod.name for pod in cluster.sweep(label_selector="app=x").find().pods] == ["a"]
+    assert cluster.sweep(label_selector="app=y").find().pods == ()
+    assert cluster.sweep(node="no-such-node").find().pods == ()
