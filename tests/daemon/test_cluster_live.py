@@ -1,0 +1,93 @@
+"""The whole daemon on a live node of a cluster: a real hog in a kubepods tree, and a fake API server."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.child import Hog
+from monitor.lab.node import LabNode
+from tests import live
+from tests.daemon.hot_node import hard, hot_node
+from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_node import relist
+
+pytestmark = pytest.mark.kernel
+
+node = live.fixture(hot_node)
+KEY = ("pods", "shop", "hog")
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApiServer]:
+    server = FakeApiServer()
+    server.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "status": {}})
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def kubeconfig(api: FakeApiServer, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    made = {
+        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+        "users": [{"name": "u", "user": {"token": "good"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(made))
+    return path
+
+
+def started_hog(node: LabNode, api: FakeApiServer) -> Hog:
+    """A pod in the API server and its hog in the kubelet's cgroup of it."""
+    uid = str(uuid.uuid4())
+    made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
+    made["metadata"]["uid"] = uid
+    api.store.create("pods", made)
+    container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
+    hog = Hog(container, mib=100, rate=200)
+    node.children.append(hog)
+    return hog
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path, is_late: bool
+) -> None:
+    hog = started_hog(node, api)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
+    with live.daemon(node, *options) as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
+        hog.go()
+        live.message(daemon, "status of an evicted pod written", pod="shop/hog")
+        live.message(daemon, "evicted", pod="shop/hog")
+        if is_late:  # this kubelet had looked just before, and starts the pod again, as it believes
+            assert relist(api, "hog", "shop", relisted_before=True) == "Running"
+            live.until(lambda: live.metric(daemon, "cluster_statuses_erased_total") >= 1, "the status written again")
+        assert relist(api, "hog", "shop") == "Failed"
+        live.message(daemon, "the kubelet has taken the status of an evicted pod", pod="shop/hog")
+        status = api.store.get(KEY)["status"]
+        assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
+        assert "The node was low on resource: memory. Threshold quantity: 48Mi" in status["message"]
+        live.until(
+            lambda: (
+                sorted(one["reason"] for one in api.store.all("events") if one["source"]["component"] == "outrace")[:2]
+                == ["Evicted", "EvictionThresholdMet"]
+            ),
+            "both events",
+        )
+        live.until(
+            lambda: "outrace.io/MemoryPressure" in {c["type"] for c in _conditions(api)}, "the conditions of the node"
+        )
+        assert live.metric(daemon, 'cluster_statuses_total{outcome="taken"}') == 1
+        live.ended(daemon)
+
+
+def _conditions(api: FakeApiServer) -> list[dict[str, str]]:
+    found = api.store.get(("nodes", "", "node-1"))["status"].get("conditions", [])
+    assert isinstance(found, list)
+    return found
