@@ -18,7 +18,8 @@ from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import PODS
 from monitor.pods.cache import PodCache
-from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodFeed
+from monitor.pods.cluster_feeds import ApiServerFeed, KubeletFeed
+from monitor.pods.feed import PodFeed
 from monitor.pods.kubelet_process import KubeletProcess, find_kubelet
 
 

@@ -117,8 +117,9 @@ def pods_in(kubepods: Path) -> Iterator[PodDir]:
 def pod_dirs(kubepods: Path) -> Iterator[tuple[str, Path]]:
     """Uid and directory of every pod, without a look into it."""
     for parent in class_dirs(kubepods):
+        above = parent.relative_to(kubepods.parent)
         for path in children(parent):
-            kube = parse(f"{kubepods.name}/{path.relative_to(kubepods)}")
+            kube = parse(f"{above}/{path.name}")
             if kube is not None and kube.uid is not None:
                 yield kube.uid, path
 

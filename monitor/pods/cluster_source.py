@@ -20,7 +20,7 @@ from monitor.pods.spec_source import SpecSource
 UNLISTED_S = 10.0
 #: After a scan so many times what it took is waited, `_REST_S` at most: where 5 pods a second come and go, each with
 #: ten changes, every change would be a scan of all pods.
-_REST, _REST_S = 4, 1.0
+_REST, _REST_S = 3, 0.6
 
 
 class ClusterSource(SpecSource):

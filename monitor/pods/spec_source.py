@@ -37,8 +37,9 @@ class SpecSource(PodSource):
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
+        self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
         self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
-        self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, in this scan
+        self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when none of the machine's own daemons was in it
 
     @abstractmethod
@@ -51,8 +52,8 @@ class SpecSource(PodSource):
 
     def _match(self, scan: Scan) -> None:
         """Find the cgroup of every pod, and put it into ``scan``."""
-        self._searched = False
-        self._ours = self._spared_cgroups()
+        self._searched, self._dirs = False, None
+        self._ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
         if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
         owners = claims.Owners()
@@ -92,7 +93,7 @@ class SpecSource(PodSource):
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
         key, cgroup = self._pod_cgroup(manifest, scan)
-        who = next((who for path, who in self._ours.items() if path.is_relative_to(cgroup)), None)
+        who = self._ours.get(cgroup)
         if who is None and key == _KEY:
             who = self._machines_own(cgroup) or None
         if who is not None:
@@ -110,7 +111,7 @@ class SpecSource(PodSource):
         text = manifest.pod.annotations.get(POD_CGROUP)
         kubepods = self._find_kubepods(search_all=text is None)
         uids = tree_uids(manifest.pod) if kubepods else ()
-        own = next((path for uid in uids if kubepods and (path := cgroup_tree.find_pod(kubepods, uid))), None)
+        own = next((path for uid in uids if kubepods and (path := self._dir_of(kubepods, uid))), None)
         if own is not None:
             if text is not None and not self._names(text, own):
                 scan.problems.append(
@@ -129,6 +130,16 @@ class SpecSource(PodSource):
         path = self._annotated(POD_CGROUP, text, self.node)
         self._check_claim(manifest, text, path)
         return _KEY, path
+
+    def _dir_of(self, kubepods: Path, uid: str) -> Path | None:
+        """The pod's directory by its uid. The tree is listed once in a scan: with 500 pods that is half of its time."""
+        if self._dirs is None or self._dirs[0] != kubepods:
+            found: dict[str, Path] = {}
+            for one, path in cgroup_tree.pod_dirs(kubepods):
+                found.setdefault(one, path)
+            self._dirs = (kubepods, found)
+        there = self._dirs[1].get(uid)
+        return there if there is not None and cgroupfs.exists(there) else None
 
     def _names(self, text: str, path: Path) -> bool:
         try:

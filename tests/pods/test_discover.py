@@ -238,7 +238,7 @@ def test_where_it_serves(config: dict[str, Any], flags: dict[str, str], url: str
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot be the kubelet")
-def test_the_process_is_found_with_its_files(tmp_path: Path) -> None:
+def test_the_process_is_found_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of that name that root runs in our pid namespace, its files by its own root directory."""
     (tmp_path / "config.yaml").write_text("kind: KubeletConfiguration\nport: 4321\n")
     (tmp_path / "conf.d").mkdir()
@@ -256,6 +256,9 @@ def test_the_process_is_found_with_its_files(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     ) as running:
         try:
+            # (This machine may have a kubelet of its own.)
+            mine = [name for name in os.listdir("/proc") if not name.isdigit() or int(name) >= running.pid]
+            monkeypatch.setattr(os, "listdir", lambda _: mine)
             # Its name is set a moment after its descriptors were closed, which is what Popen waits for.
             until(lambda: find_kubelet().pid == running.pid, "a process called kubelet")
             found = find_kubelet()

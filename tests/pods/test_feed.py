@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.kube.errors import ResourceExpired, TransportError
-from monitor.pods import feed as feeds
+from monitor.pods import cluster_feeds as feeds
 from monitor.pods.cache import PodCache
 from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
 from monitor.pods.manifest_files import Manifest
