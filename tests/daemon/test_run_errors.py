@@ -145,12 +145,14 @@ def test_a_state_dir_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_nobody_is_evicted_on_guesses(tmp_path: Path) -> None:
-    """Without specs no priority is known: `run --enforce` began to evict, the most important pod first."""
+    """Without specs no priority is known: `run --enforce` began to evict, the most important pod first. Always with
+    ``--pods``: on a node of a cluster auto is its pods, and this a test that evicts them.
+    """
     says = ("--enforce: with --pods cgroups no pod's spec is known", "--pods manifests:DIR", "--enforce-unknown-specs")
-    refused(run("--enforce"), 2, *says)
+    refused(run("--enforce", "--pods", "cgroups"), 2, *says)
     refused(run("--enforce", "--pods", "cgroups", "--no-enforce-unknown-specs"), 2, *says)
     own = tmp_path / "outrace.yaml"
-    own.write_text("enforce: true\n")
+    own.write_text("enforce: true\npods: cgroups\n")
     refused(run("--config", str(own)), 2, f"{own}: enforce: with --pods cgroups")
 
 
