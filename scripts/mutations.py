@@ -67,8 +67,8 @@ MUTATIONS = (
     Mutation(
         "min reclaim holds only what has acted",
         "synchronize.py",
-        "merged = _merged(rules, state.met,",
-        "merged = _merged(rules, tuple(range(len(rules))),",
+        "merged = _merged(config, state.met,",
+        "merged = _merged(config, tuple(range(len(config.rules))),",
     ),
     Mutation("hard before soft", "synchronize.py", "not threshold.hard, signal", "threshold.hard, signal"),
     Mutation(
@@ -87,15 +87,15 @@ MUTATIONS = (
     Mutation("a hard eviction gets one second", "synchronize.py", "HARD_GRACE_S = 1\n", "HARD_GRACE_S = 0\n"),
     Mutation(
         "a clean-up must clear min reclaim as well",
-        "eviction_pass.py",
+        "kubelet_pass.py",
         "seen.capacity, with_reclaim=True):",
         "seen.capacity, with_reclaim=False):",
     ),
     Mutation(
         "a pass that evicts for local storage evicts for nothing else",
         "eviction_pass.py",
-        "        if evictions:\n",
-        "        if not pods:\n",
+        "    if over_limit:\n",
+        "    if over_limit and clean is None:\n",
     ),
     Mutation(
         "the first pass does not look at the container file system",
@@ -105,9 +105,9 @@ MUTATIONS = (
     ),
     Mutation(
         "critical pods are spared by limits of local storage too",
-        "eviction_pass.py",
-        "message is not None and not config.era.is_critical(pod)",
-        "message is not None",
+        "kubelet_pass.py",
+        "for pod, message in over if not is_critical(pod)]",
+        "for pod, message in over]",
     ),
     Mutation("usage strictly exceeds the request", "ranking.py", "usage > allowed else", "usage >= allowed else"),
     Mutation("pods without stats go first", "ranking.py", "return (0, priority, 0, 0,", "return (3, priority, 0, 0,"),
@@ -127,8 +127,8 @@ MUTATIONS = (
     Mutation(
         "process ids: priority before missing stats",
         "victims.py",
-        "return (pod.priority or 0, *order,",
-        "return (order[0], pod.priority or 0, *order[1:],",
+        "return (rank_priority(pod.known_priority), *order,",
+        "return (order[0], rank_priority(pod.known_priority), *order[1:],",
     ),
     Mutation(
         "inodes are held against the request for bytes",
@@ -163,7 +163,10 @@ MUTATIONS = (
     ),
     Mutation("100% switches a threshold off", "thresholds.py", 'text in ("0%", "100%")', 'text in ("0%",)'),
     Mutation(
-        "a percentage is rounded to 32 bits", "gosyntax.py", "return _float32(number / 100)", "return number / 100"
+        "a percentage is rounded to 32 bits",
+        "gosyntax.py",
+        'return float(struct.unpack("<f", struct.pack("<f", number / 100))[0])',
+        "return number / 100",
     ),
     Mutation(
         "an amount rounds up to whole units",
@@ -202,7 +205,7 @@ MUTATIONS = (
         "if resource in pod.overhead:",
     ),
     Mutation("priority 2000000000 is critical", "qos.py", ">= CRITICAL_PRIORITY", "> CRITICAL_PRIORITY"),
-    Mutation("an empty source is that of a static pod", "qos.py", '_SOURCE, "api") != "api"', '_SOURCE) == "file"'),
+    Mutation("an empty source is that of a static pod", "qos.py", '(SOURCE, "api") != "api"', '(SOURCE) == "file"'),
     Mutation(
         "Guaranteed needs limits in every container",
         "qos.py",

@@ -13,7 +13,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import PACKAGES, Builder, Family, Image, VmError, run
+from commands import VmError, run
+from images import PACKAGES, Builder, Family, Image
 
 #: For systemd, for Vagrant (ssh to rsync), and for the initrd: virtio disks are modules in Debian's cloud kernels.
 BOX_PACKAGES = (

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import table
+from commands import VmError, say, stop_building
 from guest import Options, Outcome, Stopped, boot, end_all, obstacle, stopping
-from images import ROOT, Builder, Family, Image, VmError, choose, install_tools, say, stop_building
+from images import ROOT, Builder, Family, Image, choose, install_tools
 from report import Row, counts, failures, lines, unproven
 from suites import Suite, guest_command, suites
 

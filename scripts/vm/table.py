@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from images import ROOT, VmError
+from commands import VmError
+from images import ROOT
 
 README = ROOT / "README.md"
 RECORD = ROOT / "tests/data/vm/matrix.json"

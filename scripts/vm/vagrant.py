@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from box import Box, BoxBuilder
+from commands import VmError, say
 from guest import TAIL_LINES, Stopped, expected, project_files, stopping, usable_acceleration
-from images import ROOT, TOOLS, VmError, choose, install_tools, say
+from images import ROOT, TOOLS, choose, install_tools
 from matrix import CACHE, others_files
 from report import counts
 from suites import SUITES, pytest_command

@@ -17,7 +17,7 @@ SIGNAL = {"signal": "memory.available", "kind": "hard"}
 
 
 def pressure(now: float) -> Alert:
-    return Alert(PRESSURE, SIGNAL, {"summary": "memory is short"}, now)
+    return Alert(PRESSURE, {"node": "node1", **SIGNAL}, {"summary": "memory is short"}, now)
 
 
 def test_an_incident_is_visible_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

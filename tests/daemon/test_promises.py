@@ -106,7 +106,7 @@ def test_the_metric_of_a_usage_threshold_is_the_promise(machine: bool, hidden: i
     seen = Facts(bpf=(), cgroup_version=1, cpus=2, huge_page=2 * MIB, fill_rate=12 << 30)
     stats: dict[str, int] = {}
     soft = polled(arming=SimpleNamespace(rate=seen.fill_rate), stats=SimpleNamespace(set=stats.__setitem__))
-    soft._watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
+    soft.watches = {0: SimpleNamespace(machine=machine)}  # type: ignore[dict-item]
     soft._cpus, soft._huge_page = seen.cpus, seen.huge_page
     for aimed, name in ((True, EVENTFD), (False, "poll")):
         soft._alarms = SimpleNamespace(are_aimed=aimed)  # type: ignore[assignment]

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import commands
 import guest
 import images
 import pytest
@@ -62,7 +63,7 @@ def test_guests_are_called_by_kernel_or_suite(names: list[str], kernels: list[st
 
 def test_an_unknown_guest_is_one_line_that_lists_the_known() -> None:
     with pytest.raises(
-        images.VmError,
+        commands.VmError,
         match=r"^no guest '5\.4': there are 5\.10 \(bullseye\), 6\.1 \(bookworm\), 6\.12 \(trixie\), 7\.2 \(sid\)$",
     ):
         images.choose(["5.4"])
@@ -83,21 +84,21 @@ def test_guests_get_what_the_project_needs_and_no_tools() -> None:
 
 
 def test_what_a_failed_command_said_is_in_the_error() -> None:
-    with pytest.raises(images.VmError, match=r"^`ls /nowhere` failed with exit code 2: .*No such file"):
-        images.run("ls", "/nowhere")
+    with pytest.raises(commands.VmError, match=r"^`ls /nowhere` failed with exit code 2: .*No such file"):
+        commands.run("ls", "/nowhere")
 
 
 def test_when_all_ends_so_do_the_builders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_ended", threading.Event())
+    monkeypatch.setattr(commands, "_ended", threading.Event())
     with ThreadPoolExecutor(1) as builder:
-        building = builder.submit(images.run, "sh", "-c", "sleep 600; true")  # its child holds the pipes
-        while not images._running:
+        building = builder.submit(commands.run, "sh", "-c", "sleep 600; true")  # its child holds the pipes
+        while not commands._running:
             time.sleep(0.01)
-        images.stop_building()
-        with pytest.raises(images.VmError, match="exit code -15"):
+        commands.stop_building()
+        with pytest.raises(commands.VmError, match="exit code -15"):
             building.result(60)
-    with pytest.raises(images.VmError, match="exit code -15"):
-        images.run("sleep", "600")
+    with pytest.raises(commands.VmError, match="exit code -15"):
+        commands.run("sleep", "600")
 
 
 def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import commands
 import guest
 import images
 import matrix
@@ -47,7 +48,9 @@ def test_v1_is_left_out_where_distributions_dropped_it_and_refused_where_nothing
     said = capsys.readouterr().err
     for kernel in ("6.12", "7.2"):
         assert f"{kernel} is left out: Debian's Linux {kernel} has no memory controller for cgroup v1" in said
-    with pytest.raises(images.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"):
+    with pytest.raises(
+        commands.VmError, match=r"Linux 7\.2 has no memory controller for cgroup v1: --cgroup v1 is for"
+    ):
         matrix.possible(options("--cgroup", "v1", "--kernel", "7.2"))
 
 
@@ -99,7 +102,7 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
 ) -> None:
     def get(self: images.Builder, _rebuild: bool) -> images.Image:
         if self.family.suite in broken:
-            raise images.VmError("sid has Linux 7.3 now\nand more")
+            raise commands.VmError("sid has Linux 7.3 now\nand more")
         return images.Image(self.family, tmp_path, tmp_path, f"{self.family.kernel}.1")
 
     def boot(_image: object, _command: str, _how: object, place: Path, _show: object) -> guest.Outcome:
@@ -109,11 +112,11 @@ def test_a_kernel_without_an_image_costs_the_others_nothing(
 
     monkeypatch.setattr(images.Builder, "get", get)
     monkeypatch.setattr(matrix, "boot", boot)
-    for module in (images, guest):  # where none can be built, all ends
+    for module in (commands, guest):  # where none can be built, all ends
         monkeypatch.setattr(module, "_ended", threading.Event())
     families = images.choose([])
     if len(broken) == len(families):
-        with pytest.raises(images.VmError, match=r"Linux 7\.3"):
+        with pytest.raises(commands.VmError, match=r"Linux 7\.3"):
             matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)
         return
     rows = matrix.guests(options(), families, tmp_path, time.monotonic() + 1000)

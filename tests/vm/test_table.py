@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import commands
 import images
 import matrix
 import pytest
@@ -119,7 +120,7 @@ def test_only_what_is_between_the_marks_changes_and_results_are_kept(tmp_path: P
 def test_what_cannot_be_a_table_changes_nothing(tmp_path: Path, results: str, readme: str, says: str) -> None:
     for name, text in (("README.md", readme), ("matrix.json", results)):
         (tmp_path / name).write_text(text)
-    with pytest.raises(images.VmError, match=says):
+    with pytest.raises(commands.VmError, match=says):
         table.update(tmp_path / "matrix.json", tmp_path / "README.md", tmp_path / "kept.json")
     assert (tmp_path / "README.md").read_text() == readme
     assert not (tmp_path / "kept.json").exists()

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import images
+import commands
 import pytest
 
 import vagrant
@@ -46,15 +46,15 @@ def test_the_console_is_kept_and_the_session_is_gone(tmp_path: Path, capsys: pyt
 
 
 def test_the_end_of_the_console_is_shown_of_one_that_hung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(images.VmError, match="did not end"):
-        use(tmp_path, images.VmError("`vagrant ssh` did not end within the deadline"))
+    with pytest.raises(commands.VmError, match="did not end"):
+        use(tmp_path, commands.VmError("`vagrant ssh` did not end within the deadline"))
     assert "  console | Kernel panic" in capsys.readouterr().err
     assert "Kernel panic" in (tmp_path / "console.log").read_text()
 
 
 def test_one_that_cannot_be_destroyed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "code", 1)
-    with pytest.raises(images.VmError, match="`vagrant destroy` failed"):
+    with pytest.raises(commands.VmError, match="`vagrant destroy` failed"):
         use(tmp_path)
-    with pytest.raises(images.VmError, match="up failed"):  # what went wrong first
-        use(tmp_path, images.VmError("up failed"))
+    with pytest.raises(commands.VmError, match="up failed"):  # what went wrong first
+        use(tmp_path, commands.VmError("up failed"))
