@@ -12,6 +12,7 @@ A kubelet's serving certificate is often signed by nobody: it makes its own. Way
 from __future__ import annotations
 
 import ipaddress
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +73,10 @@ def _tls(server: Server, trust: KubeletTrust, where: str) -> TlsSettings:
     if trust.ca is not None:
         tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
     else:
-        found = [*trust.certificates, *(path for path in (trust.pki / name for name in SERVING) if path.exists())]
+        found = [
+            *trust.certificates,
+            *(path for path in (trust.pki / name for name in SERVING) if os.path.exists(path)),
+        ]
         if not found:
             raise ConfigError(
                 f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",

@@ -104,7 +104,8 @@ def find_kubelet() -> KubeletProcess:
             config_path, config = path, read
             break
     candidates = [Path(flags["kubeconfig"])] if flags.get("kubeconfig", "").startswith("/") else list(KUBECONFIGS)
-    kubeconfig = next((path for path in candidates if path.is_file()), None)
+    # (os.path: for who is not root the way to it may be closed, and pathlib raises then.)
+    kubeconfig = next((path for path in candidates if os.path.isfile(path)), None)
     return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags))
 
 

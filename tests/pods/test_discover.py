@@ -294,3 +294,16 @@ def test_a_file_that_is_no_configuration_is_none(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(kubelet_process, "CONFIG", tmp_path / "config.yaml")
     monkeypatch.setattr(kubelet_process, "_running", lambda: (0, ()))
     assert not find_kubelet().is_there
+
+
+def test_files_that_may_not_be_looked_at_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`outrace explain` of a user who is not root, on a node: /var/lib/kubelet is closed to him."""
+    closed = Path("/", "x" * 300, "kubeconfig")  # any error but ENOENT: root may look everywhere
+    with pytest.raises(OSError, match="File name too long"):
+        closed.is_file()
+    monkeypatch.setattr(kubelet_process, "KUBECONFIGS", (closed,))
+    monkeypatch.setattr(kubelet_process, "CONFIG", closed)
+    monkeypatch.setattr(kubelet_process, "_running", lambda: (0, ()))
+    assert find_kubelet() == KubeletProcess()
+    with pytest.raises(ConfigError, match="no certificate of a kubelet"):
+        Access(kubelet=KubeletProcess(flags={"cert-dir": str(closed)})).kubelet_server()
