@@ -58,8 +58,7 @@ def _older(pod: Object) -> Object:
 
 
 def names(api: FakeApiServer) -> set[str]:
-    found = api.store.all("pods")
-    return {f"{one['metadata']['namespace']}/{one['metadata']['name']}" for one in found}
+    return {f"{namespace}/{name}" for namespace, name in api.store.names("pods")}
 
 
 def decoded(made: Object) -> EvictedPod:
