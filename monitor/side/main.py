@@ -325,8 +325,7 @@ class Side:
 
 def main() -> int:
     """Run as the hot process starts it: three descriptors named in the environment."""
-    config = RunConfig.from_fd(int(os.environ[CONFIG_FD]))
-    sock = socket.socket(fileno=int(os.environ[CHANNEL_FD]))
+    config, sock = RunConfig.from_fd(int(os.environ[CONFIG_FD])), socket.socket(fileno=int(os.environ[CHANNEL_FD]))
     # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
     stats = SharedStats(int(os.environ[STATS_FD]))

@@ -13,29 +13,13 @@ import pytest
 from monitor.evicted.pods import EvictedPod
 from monitor.evicted.selection import Criteria, choose
 from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, MARKED, Progress, Sweep
-from monitor.evicted.token_bucket import TokenBucket
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Cancelled, Forbidden, ServerError, TransportError
-from tests.evicted.made import OTHERWISE, evicted, names, owned, put
+from tests.evicted.made import OTHERWISE, Time, evicted, names, owned, put
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_apiserver import pod as running
 from tests.kube.fake_http import Asked, Reply
-
-
-class Time:
-    """A clock that only waiting moves, and so a test in which nobody waits."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture
@@ -276,25 +260,6 @@ def test_pages_that_expire_half_way_lose_and_double_nothing(api: FakeApiServer, 
     assert pages == ["500", "500", None]
     assert (len(found.pods), found.others.total()) == (1200, 1)
     assert len({pod.uid for pod in found.pods}) == 1200
-
-
-def test_no_more_than_the_rate(clock: Time) -> None:
-    bucket = TokenBucket(10.0, clock=clock)
-    waits = []
-    for _ in range(30):
-        waits.append(bucket.take())
-        clock.wait(waits[-1])
-    assert waits[:10] == [0.0] * 10
-    assert clock.now == pytest.approx(2.0)
-    clock.wait(100.0)  # what was not used is not saved up beyond the burst
-    for _ in range(20):
-        clock.wait(bucket.take())
-    assert clock.now == pytest.approx(103.0)
-
-
-def test_slow_rates_do_not_wait_for_ever(clock: Time) -> None:
-    bucket = TokenBucket(0.5, clock=clock)
-    assert (bucket.take(), bucket.take()) == (0.0, 2.0)
 
 
 def test_deletes_are_paced(api: FakeApiServer, make: Callable[..., Sweep], clock: Time) -> None:

@@ -1,0 +1,29 @@
+"""How many deletes a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.evicted.token_bucket import TokenBucket
+from tests.evicted.made import Time
+
+
+def test_no_more_than_the_rate() -> None:
+    clock = Time()
+    bucket = TokenBucket(10.0, clock=clock)
+    waits = []
+    for _ in range(30):
+        waits.append(bucket.take())
+        clock.wait(waits[-1])
+    assert waits[:10] == [0.0] * 10
+    assert clock.now == pytest.approx(2.0)
+    clock.wait(100.0)  # what was not used is not saved up beyond the burst
+    for _ in range(20):
+        clock.wait(bucket.take())
+    assert clock.now == pytest.approx(103.0)
+
+
+def test_slow_rates_do_not_wait_for_ever() -> None:
+    clock = Time()
+    bucket = TokenBucket(0.5, clock=clock)
+    assert (bucket.take(), bucket.take()) == (0.0, 2.0)
