@@ -38,7 +38,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @click.command()
 @click.option("--lease", required=True, metavar="NAMESPACE/NAME", help="The Lease that decides who deletes.")
-@duration_option("--interval", "interval_s", text="Between two looks.", default="5m")
+@duration_option("--interval", "interval_s", text="Time between two sweeps.", default="5m")
 @click.option(
     "--listen", default="", metavar="HOST:PORT", help="Where /metrics, /healthz and /readyz are served. [nowhere]"
 )
@@ -58,7 +58,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
     text="How long a leader tries to renew before it stops deleting.",
     default="10s",
 )
-@duration_option("--leader-elect-retry-period", "retry_period_s", text="Between two tries.", default="2s")
+@duration_option(
+    "--leader-elect-retry-period",
+    "retry_period_s",
+    text="Time between two tries to get or renew the lease.",
+    default="2s",
+)
 def run(
     lease: str,
     interval_s: float,
@@ -69,7 +74,7 @@ def run(
     context: str,
     **options: Any,
 ) -> None:
-    """Delete evicted pods, now and every --interval, while this process holds the lease.
+    """Delete evicted pods continuously, now and every --interval, while this process holds the lease.
 
     Which ones: as for `outrace evicted delete`. SIGTERM ends it and releases the lease.
     """

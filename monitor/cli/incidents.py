@@ -66,10 +66,15 @@ def incidents() -> None:
 @incidents.command("list")
 @_moment_option("--since", "Begun since then: 1h, 7d, 2026-01-31T12:00.")
 @_moment_option("--until", "Begun until then.")
-@click.option("--verdict", metavar="NAME", type=click.Choice(VERDICTS), help=f"Only {', '.join(VERDICTS)}.")
-@click.option("--flag", metavar="NAME", type=click.Choice(FLAGS), help=f"Only with {', '.join(FLAGS)}.")
-@click.option("--pod", metavar="NS/POD", help="Only with this pod: evicted, killed, or out of memory.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="The newest N.")
+@click.option(
+    "--verdict",
+    metavar="NAME",
+    type=click.Choice(VERDICTS),
+    help=f"Only incidents with this verdict: {', '.join(VERDICTS)}.",
+)
+@click.option("--flag", metavar="NAME", type=click.Choice(FLAGS), help=f"Only incidents flagged {', '.join(FLAGS)}.")
+@click.option("--pod", metavar="NS/POD", help="Only incidents in which this pod was evicted, killed or out of memory.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Only the newest N.")
 @_state_dir_option
 @output_option
 def list_(state_dir: str, output: str, **filters: Any) -> None:

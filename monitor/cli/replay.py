@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from monitor.replay import Replayed
 
 _GZIP = b"\x1f\x8b"
+_INSTEAD = "Decide with this map instead of the recorded one"
 
 
 def _map(operator: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -38,11 +39,15 @@ def _map(operator: str) -> Callable[[click.Context, click.Parameter, str | None]
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--policy", type=click.Choice(ERAS), help="What if this release's policy had decided.")
-@click.option("--eviction-hard", metavar="MAP", callback=_map("<"), help="What if: 'memory.available<200Mi'.")
-@click.option("--eviction-soft", metavar="MAP", callback=_map("<"), help="What if.")
-@click.option("--eviction-soft-grace-period", metavar="MAP", callback=_map("="), help="What if.")
-@click.option("--eviction-minimum-reclaim", metavar="MAP", callback=_map("="), help="What if.")
+@click.option(
+    "--policy", type=click.Choice(ERAS), help="Decide with this release's policy instead of the recorded one."
+)
+@click.option(
+    "--eviction-hard", metavar="MAP", callback=_map("<"), help=f"{_INSTEAD}, such as 'memory.available<200Mi'."
+)
+@click.option("--eviction-soft", metavar="MAP", callback=_map("<"), help=f"{_INSTEAD}.")
+@click.option("--eviction-soft-grace-period", metavar="MAP", callback=_map("="), help=f"{_INSTEAD}.")
+@click.option("--eviction-minimum-reclaim", metavar="MAP", callback=_map("="), help=f"{_INSTEAD}.")
 @output_option
 def replay(files: tuple[str, ...], output: str, **given: Any) -> int:
     """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin, and FILE.gz is read too.

@@ -107,9 +107,9 @@ def _fired(known: Known) -> dict[str, float]:
 
 
 @bench("receiver pods_killed_in n kills_per_s p50 p99 max lost")
-@number("--pods", 30, "Pods in which is killed.", 1, 100)
-@number("--seconds", 20.0, "How long it goes on.")
-@click.option("--alertmanager-binary", help="Alertmanager to use; else one in PATH, else a stand-in.")
+@number("--pods", 30, "Pods whose processes are OOM-killed.", 1, 100)
+@number("--seconds", 20.0, "Seconds of kills.")
+@click.option("--alertmanager-binary", metavar="FILE", help="Alertmanager to start. [one in PATH, else a stand-in]")
 def alerts(pods: int, seconds: float, alertmanager_binary: str | None) -> list[Row]:
     """Measure from an OOM kill to the first alert about its pod, while pods are OOM-killed as fast as the machine can.
 

@@ -168,9 +168,9 @@ def _races(runs: int) -> list[Row]:
 
 
 @bench(f"{STATISTICS} runs wins")
-@number("--runs", 20, "Kills of each kind and state.")
-@number("--mib", 64, "Memory of each process.", 8)
-@number("--races", 10, "Evictions of each sort.", 0)
+@number("--runs", 20, "Kills of each kind of memory, quiet and busy.")
+@number("--mib", 64, "MiB of memory of each process.", 8)
+@number("--races", 10, "Evictions in each of the two situations.", 0)
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these kinds of memory.")
 def giveback(runs: int, mib: int, races: int, kinds: tuple[str, ...]) -> list[Row]:
     """Measure how long the memory of a killed process takes to come back.

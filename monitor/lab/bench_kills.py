@@ -235,11 +235,15 @@ def _oom_score_adj(pid: int) -> int:
 
 
 @bench()
-@number("--runs", 200, "Kills, half of them of the side.")
+@number("--runs", 200, "Kills; half of them hit the side.")
 @click.option(
-    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="As of `run`."
+    "--trigger",
+    default="user",
+    show_default=True,
+    type=click.Choice(["user", "kernel"]),
+    help="Who sends the first signal: user space or the BPF program.",
 )
-@click.option("--seed", type=int, help="Of the moments; a random one if it is not given.")
+@click.option("--seed", type=int, help="Seed of the random moments of the kills. [random]")
 def kills(runs: int, trigger: str, seed: int | None) -> Found:
     """Kill the hot process or the side around the crossing, start it again, and look for what may never happen.
 

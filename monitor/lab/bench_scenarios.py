@@ -23,7 +23,7 @@ from monitor.race.incident import VERDICTS
 
 @bench(root=False)
 @number("--runs", 20, "Runs of each scenario.")
-@click.option("--only", multiple=True, metavar="NAME", help="Only this scenario; may be given several times.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only this scenario; repeatable.")
 @number("--jobs", 1, "Scenarios played at once.", 1, 4)
 @click.option("--list", "only_list", is_flag=True, help="Only list the scenarios.")
 def scenarios(runs: int, only: tuple[str, ...], jobs: int, only_list: bool) -> Found:

@@ -188,9 +188,11 @@ def _measure(daemon: LabDaemon) -> tuple[int, int]:
 
 
 @bench()
-@number("--minutes", 60.0, "How long.", 0.1)
-@click.option("--load", default="all", show_default=True, metavar="KIND,…", help=f"Of {', '.join(KINDS)}.")
-@click.option("--directory", default="/var/tmp", show_default=True, type=click.Path(), help="For the files copied.")
+@number("--minutes", 60.0, "Minutes under load.", 0.1)
+@click.option("--load", default="all", show_default=True, metavar="KIND,…", help=f"Kinds of load: {', '.join(KINDS)}.")
+@click.option(
+    "--directory", default="/var/tmp", show_default=True, type=click.Path(), help="Directory for the copied files."
+)
 def soak(minutes: float, load: str, directory: str) -> Found:
     """Put everyday load on a small node under two observing daemons: its own and one of the whole machine.
 

@@ -154,11 +154,11 @@ def measure(kind: str, directory: Path, n: int, turns: int, n_starts: int, n_pod
 
 
 @bench(f"{STATISTICS} lost by_pass events_per_s")
-@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times.")
-@number("--races", 100, "Races quiet and in storm.")
-@number("--turns", 5, "Turns of quiet and storm.")
-@number("--starts", 5, "Starts of the daemon in it.", 0)
-@number("--pods", 20, "Pods beside it.", 0)
+@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind of storm; repeatable.")
+@number("--races", 100, "Races in quiet and in each storm.")
+@number("--turns", 5, "How often quiet and storm alternate.")
+@number("--starts", 5, "Starts of the daemon in each storm.", 0)
+@number("--pods", 20, "Other pods on the node.", 0)
 def storm(kinds: tuple[str, ...], races: int, turns: int, starts: int, pods: int) -> list[Row]:
     """Measure crossing to SIGKILL in storms of events against quiet, races lost, and starts in the midst of them.
 

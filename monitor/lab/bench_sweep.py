@@ -75,8 +75,10 @@ def measure(pins: Pins, node: LabNode, number: int, sweeps: int) -> list[Row]:
 
 
 @bench(STATISTICS)
-@click.option("--cgroups", type=click.IntRange(10), multiple=True, default=NUMBERS, show_default=True, help="How many.")
-@number("--sweeps", 20, "Sweeps of each number.")
+@click.option(
+    "--cgroups", type=click.IntRange(10), multiple=True, default=NUMBERS, show_default=True, help="Number of cgroups."
+)
+@number("--sweeps", 20, "Sweeps for each number of cgroups.")
 def sweep(cgroups: tuple[int, ...], sweeps: int) -> list[Row]:
     """Measure sweeps of all memory cgroups, and what is wrong after them.
 

@@ -44,9 +44,13 @@ class Size(click.ParamType[int]):
 @click.option("--margin", default="8Mi", show_default=True, type=Size(), help="Evict when less than this is available.")
 @click.option("--node-memory", default="512Mi", show_default=True, type=Size(), help="Memory of the node, a cgroup.")
 @number("--hogs", 1, "Processes that take memory at once.", 1, 64)
-@click.option("--thp", is_flag=True, help="Let them take huge pages.")
+@click.option("--thp", is_flag=True, help="Let the processes take huge pages.")
 @click.option(
-    "--trigger", default="user", show_default=True, type=click.Choice(["user", "kernel"]), help="As of `run`."
+    "--trigger",
+    default="user",
+    show_default=True,
+    type=click.Choice(["user", "kernel"]),
+    help="Who sends the first signal: user space or the BPF program.",
 )
 @click.option("--hooks", default="auto", show_default=True, type=click.Choice(HOOKS), help="A rung of the hook ladder.")
 @click.option("--no-monitor", is_flag=True, help="Start no monitor: see what the kernel does alone.")

@@ -66,8 +66,8 @@ def _choice(name: str, choices: Sequence[str], help: str, **rest: Any) -> Option
     return _setting(name, values.choice(*choices), help, "|".join(choices), **rest)
 
 
-def _map(name: str, operator: str, example: str) -> Option:
-    return _setting(name, values.text_map(operator), f"For example '{example}'.", "MAP", kubelet=True)
+def _map(name: str, operator: str, what: str, example: str) -> Option:
+    return _setting(name, values.text_map(operator), f"{what}, such as '{example}'.", "MAP", kubelet=True)
 
 
 def _urls(name: str, help: str) -> Option:  # noqa: A002
@@ -91,7 +91,7 @@ OPTIONS = (
     _setting(
         "kubeconfig",
         values.absolute_path,
-        "Credentials at the cluster.",
+        "A kubeconfig with credentials for the cluster.",
         "FILE",
         default="those of the pod, or the kubelet's",
     ),
@@ -99,9 +99,9 @@ OPTIONS = (
     _setting(
         "kubelet-ca",
         values.absolute_path,
-        "Who signed the kubelet's certificate.",
+        "CA file that signed the kubelet's certificate.",
         "FILE",
-        default="it has to be the one in its directory",
+        default="require the certificate in the kubelet's own directory",
     ),
     _setting(
         "kubelet-insecure",
@@ -112,7 +112,7 @@ OPTIONS = (
     _setting(
         "cgroup-root",
         values.optional_text,
-        "The kubelet's own option: kubepods is below it.",
+        "As the kubelet's --cgroup-root: kubepods is below it.",
         "PATH",
         default="the root",
         kubelet=True,
@@ -126,10 +126,20 @@ OPTIONS = (
     ),
     _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
     _choice("policy", ERAS, "The release whose policy decides.", default=ERAS[0]),
-    _choice("compat", CHOICES, "Where that release is plainly wrong: right, or alike.", default=CHOICES[0]),
-    _map("eviction-hard", "<", "memory.available<100Mi"),
-    _map("eviction-soft", "<", "memory.available<300Mi"),
-    _map("eviction-soft-grace-period", "=", "memory.available=1m30s"),
+    _choice(
+        "compat",
+        CHOICES,
+        "What to do where that release has a defect: correct it (sane) or repeat it.",
+        default=CHOICES[0],
+    ),
+    _map("eviction-hard", "<", "Hard eviction thresholds", "memory.available<100Mi"),
+    _map("eviction-soft", "<", "Soft eviction thresholds", "memory.available<300Mi"),
+    _map(
+        "eviction-soft-grace-period",
+        "=",
+        "How long a soft threshold has to be met before pods are evicted",
+        "memory.available=1m30s",
+    ),
     _setting(
         "eviction-max-pod-grace-period",
         values.seconds,
@@ -139,7 +149,12 @@ OPTIONS = (
         kubelet=True,
         field="eviction_max_pod_grace_period_s",
     ),
-    _map("eviction-minimum-reclaim", "=", "memory.available=0Mi"),
+    _map(
+        "eviction-minimum-reclaim",
+        "=",
+        "How far above its threshold a signal has to be brought back",
+        "memory.available=0Mi",
+    ),
     _setting(
         "eviction-pressure-transition-period",
         values.duration_ns,
@@ -152,17 +167,17 @@ OPTIONS = (
     _setting(
         "enforce-node-allocatable",
         values.enforceable,
-        "The kubelet's own option.",
+        "As the kubelet's --enforce-node-allocatable.",
         "LIST",
         default="pods",
         kubelet=True,
     ),
-    _map("system-reserved", "=", "memory=500Mi"),
-    _map("kube-reserved", "=", "memory=500Mi"),
+    _map("system-reserved", "=", "Reserved for daemons of the system", "memory=500Mi"),
+    _map("kube-reserved", "=", "Reserved for daemons of Kubernetes", "memory=500Mi"),
     _setting(
         "kernel-memcg-notification",
         values.boolean,
-        "Accepted; every notification is exact.",
+        "Accepted for compatibility; no effect.",
         kind=KUBELET_SWITCH,
         kubelet=True,
     ),
@@ -175,18 +190,28 @@ OPTIONS = (
         kubelet=True,
         field="local_storage",
     ),
-    _setting("nodefs", values.absolute_path, "On the file system of the node.", "PATH", default="found at start"),
-    _setting("imagefs", values.absolute_path, "On the one that holds images.", "PATH", default="found at start"),
+    _setting("nodefs", values.absolute_path, "A path on the node's file system.", "PATH", default="found at start"),
+    _setting("imagefs", values.absolute_path, "A path on the file system of images.", "PATH", default="found at start"),
     _setting(
-        "containerfs", values.absolute_path, "On the one that holds writable layers.", "PATH", default="that of images"
+        "containerfs",
+        values.absolute_path,
+        "A path on the file system of writable layers.",
+        "PATH",
+        default="that of images",
     ),
-    _setting("reclaim-containers", values.command, "Removes dead containers, before pods are evicted.", "COMMAND"),
+    _setting(
+        "reclaim-containers",
+        values.command,
+        "Command that removes dead containers, run before pods are evicted.",
+        "COMMAND",
+        default="none",
+    ),
     _setting(
         "reclaim-images",
         values.command,
-        "Removes unused images: 'crictl rmi --prune'.",
+        "Command that removes unused images, such as 'crictl rmi --prune', run before pods are evicted.",
         "COMMAND",
-        default="nothing is",
+        default="none",
     ),
     _setting(
         "hooks",
@@ -202,11 +227,13 @@ OPTIONS = (
         "BYTES",
         default="6Gi for each CPU, at most 96Gi",
     ),
-    _setting("step", values.size, "How far a pod moves before it is ranked anew.", "BYTES", default="1Mi"),
-    _setting("listen", values.listen, "Where /metrics and the rest are served.", "HOST:PORT", default="127.0.0.1:9469"),
-    _setting("record", values.record, "Record every input there, for outrace replay.", "FILE"),
-    _urls("alertmanager", "Push alerts there; may be given several times."),
-    _urls("webhook", "POST every alert there; may be given several times."),
+    _setting("step", values.size, "Rank a pod again after it moved by this much.", "BYTES", default="1Mi"),
+    _setting(
+        "listen", values.listen, "Serve /metrics and the rest on this address.", "HOST:PORT", default="127.0.0.1:9469"
+    ),
+    _setting("record", values.record, "Record every input to FILE, for outrace replay.", "FILE"),
+    _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
+    _urls("webhook", "POST every alert to this URL; repeatable."),
     _setting(
         "state-dir", values.path, "Where statuses of evicted pods and the lock live.", "DIR", default="/var/lib/outrace"
     ),

@@ -262,11 +262,11 @@ def test_thresholds_travel_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
 DESCRIBED = {
     "those of the pod, or the kubelet's",
     "the kubelet's",
-    "it has to be the one in its directory",
+    "require the certificate in the kubelet's own directory",
     "the root",
     "found at start",
     "that of images",
-    "nothing is",
+    "none",
     "6Gi for each CPU, at most 96Gi",
 }
 
