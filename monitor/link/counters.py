@@ -29,7 +29,7 @@ COUNTERS = (
     "records_exit",  # exits of killed processes
     "records_reclaim",  # reclaim begun, for a limit or for the machine
     "records_bad",  # records that did not decode
-    "rests",  # times that rings other than that of crossings were let be, because they had had their share of the time
+    "rests",  # times that rings other than that of crossings were not read: their share of the time was used up
     # Records that the pinned programs had written and an earlier daemon had read; taken off when both sides are
     # compared.
     "base_cross",

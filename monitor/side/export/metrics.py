@@ -61,7 +61,7 @@ _COUNTERS = {
     "side_hangs": "Side processes that were killed because they hung.",
     "arms": "Times the fine-grained program was attached.",
     "disarms": "Times the fine-grained program was detached.",
-    "rests": "Times that steps, kills and reclaim were let be for a while: they had had a fifth of the time.",
+    "rests": "Times that steps, kills and reclaim were not read for a while because they had used a fifth of the time.",
     "looks": "Cheap looks at headroom while the fine-grained program was detached.",
     "sweeps": "Complete sweeps of all memory cgroups.",
     "sweeps_given_up": "Sweeps begun again because memory cgroups vanished faster than they could be counted.",
@@ -241,7 +241,7 @@ class Metrics(Collector):
         text = "Messages for the side process that were dropped, by type."
         yield counter("channel_dropped", text, dropped, "message")
         failed = {call: stats.get(f"errors_{call}") for call in CALLS}
-        yield counter("errors", "System calls of the hot process that failed, by what for.", failed, "call")
+        yield counter("errors", "System calls of the hot process that failed, by purpose.", failed, "call")
 
     def _side(self) -> Iterator[Metric]:
         scores, files, server = self.scores, self.files, self.server

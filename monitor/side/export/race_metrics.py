@@ -24,11 +24,11 @@ _SIGNALS = {"node": "memory.available", "kubepods": "allocatableMemory.available
 def race_metrics(races: Races) -> Iterator[Metric]:
     tally, store, recorder = races.tally, races.judge.store, races.recorder
     yield counter("race", "Episodes of pressure that are over, by verdict.", tally.verdicts, "verdict")
-    yield counter("incident_flags", "Flags given with those verdicts.", tally.flags, "flag")
+    yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", tally.flags, "flag")
     seconds = {verdict: found.shown() for verdict, found in tally.margin_s.items()}
     nbytes = {verdict: found.shown() for verdict, found in tally.margin_bytes.items()}
     yield histogram("race_margin_seconds", "By how much a race was won or lost.", seconds, "verdict")
-    yield histogram("race_margin_bytes", "The same in bytes.", nbytes, "verdict")
+    yield histogram("race_margin_bytes", "By how many bytes a race was won or lost.", nbytes, "verdict")
     yield from _ahead(races)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
@@ -65,7 +65,12 @@ def _ahead(races: Races) -> Iterator[Metric]:
     }
     text = "Until the nearest threshold is crossed if memory goes on growing so; +Inf when it does not grow."
     yield gauge("forecast_threshold_seconds", text, thresholds, "domain", "signal")
-    yield gauge("forecast_oom_seconds", "... until the domain's limit is hit.", growing, "domain")
+    yield gauge(
+        "forecast_oom_seconds",
+        "Until the limit of the domain is hit if memory goes on growing so; +Inf when it does not grow.",
+        growing,
+        "domain",
+    )
     pods = forecaster.view.pods
     near = {
         (pods[uid].pod.namespace, pods[uid].pod.name): seconds
