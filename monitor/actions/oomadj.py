@@ -30,7 +30,10 @@ _TURN, _SAMPLE = 128, 256
 #: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
-_REMEDY = "give outrace CAP_SYS_RESOURCE (systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
+_REMEDY = (
+    "give outrace CAP_SYS_RESOURCE and CAP_DAC_OVERRIDE "
+    "(systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
+)
 
 
 class Logger(Protocol):
@@ -214,7 +217,9 @@ class OomScores:
             self.denied += 1
             if not self._denial_reported:
                 self._denial_reported = True
-                problem = "oom_score_adj cannot be lowered (EACCES); raising it still works"
+                # Opening the file of another user takes CAP_DAC_OVERRIDE (it is his, mode 0644), lowering
+                # what is in it CAP_SYS_RESOURCE.
+                problem = f"oom_score_adj cannot be {'lowered' if should < is_now else 'written'} (EACCES)"
                 fields = {"pod": pod.label, "pid": process.pid, "is_now": is_now, "should_be": should}
                 self.log("warning", problem, **fields, remedy=_REMEDY)
             # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0

@@ -83,6 +83,25 @@ def test_without_reading_the_files_of_others_disks_are_not_measured(tmp_path: Pa
     assert "Permission denied" in cannot.stderr
 
 
+def test_scores_of_other_users_take_one_more_to_enforce() -> None:
+    """The file is the process's own user's: the overlay adds DAC_OVERRIDE."""
+    code = "import sys; open(f'/proc/{sys.argv[1]}/oom_score_adj', 'w').write('500')"
+    with subprocess.Popen(["setpriv", "--reuid=12345", "--", "sleep", "60"]) as sleeper:
+        try:
+            live.until(lambda: os.stat(f"/proc/{sleeper.pid}").st_uid == 12345, "the other user's process")
+            done = [
+                subprocess.run(
+                    [*only(*names), sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True
+                )
+                for names in (ADDED, (*ADDED, "DAC_OVERRIDE"))
+            ]
+            assert "Permission denied" in done[0].stderr
+            assert done[1].stderr == ""
+            assert Path(f"/proc/{sleeper.pid}/oom_score_adj").read_text() == "500\n"
+        finally:
+            sleeper.kill()
+
+
 def test_with_them_a_pod_is_evicted_in_time() -> None:
     """All of it but /dev/kmsg, which a container does not have either."""
     with hot_node() as node, live.daemon(node, "--enforce", *hard(24), wrapper=only(*ADDED)) as daemon:
