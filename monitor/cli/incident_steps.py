@@ -114,7 +114,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     "decided": _decided,
     "signalled": _signalled,
     "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
-    "told": "the cluster has it that the kubelet evicted {pod}: {message}",
+    "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
     "clear": "{kind} threshold clear again ({signal})",
     "reclaim": _reclaim,
     "oom": _oom,

@@ -278,8 +278,8 @@ class Gone(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Told(_Event):
-    """The API server has it, from the kubelet, that the kubelet evicted the pod for memory: Failed, Evicted. It is
+class KubeletEvicted(_Event):
+    """The API server reports that the kubelet evicted the pod for memory: Failed, Evicted. It is
     there when the containers have ended, up to some seconds after; `message` is the kubelet's.
     """
 
@@ -332,7 +332,7 @@ class End(_Event):
 
 Event = (
     Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Held | Decided | Signalled | Kill | Mark
-    | Exit | Gone | Told | Checked | Clear | Tick | End
+    | Exit | Gone | KubeletEvicted | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

@@ -165,7 +165,7 @@ def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> l
             gone[event.pod] = event
             if event.pod in found:
                 over[event.pod] = replace(found.pop(event.pod), gone_ns=event.ts_ns, freed=event.freed)
-        elif isinstance(event, ev.Told) and event.pod not in others and event.pod not in over:
+        elif isinstance(event, ev.KubeletEvicted) and event.pod not in others and event.pod not in over:
             ended_ns = gone[event.pod].ts_ns if event.pod in gone else event.ts_ns
             began = found.pop(event.pod, None)
             then = next((one for one in reversed(pressed) if one.since_ns <= ended_ns), None)
@@ -184,16 +184,16 @@ def _kubelets(
     met: dict[Threshold, ev.Crossing],
     order: Sequence[Candidate],
     taken: Container[str],
-    told: str = "",
+    reported_name: str = "",
 ) -> RecordedEviction | None:
     """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict.
 
-    ``taken``: pods that it evicted before. ``told``: its name, where the API server has it that it was evicted; its
-    rank is 0 where it is not known.
+    ``taken``: pods that it evicted before. ``reported_name``: its name, where the API server reports it as
+    Evicted; its rank is 0 where it is not known.
     """
     left = (c for c in evictable(order) if c.uid not in taken)
     rank, its = next(((k, c) for k, c in enumerate(left, 1) if c.uid == pod), (0, None))
-    if its is None and not told:
+    if its is None and not reported_name:
         return None
     crossed = min(met.values(), key=lambda c: (not c.hard, c.ts_ns))
     decision = ev.Decided(
@@ -206,7 +206,7 @@ def _kubelets(
         available=crossed.available,
         usage=None,
         pod=pod,
-        pod_name=told if its is None else f"{its.namespace}/{its.name}",
+        pod_name=reported_name if its is None else f"{its.namespace}/{its.name}",
         rank=rank,
         grace_s=0,
         observed=False,

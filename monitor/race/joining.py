@@ -157,7 +157,7 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
 
 def _lasts(o: Open, event: ev.Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.Told):
+    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.KubeletEvicted):
         return False
     if isinstance(event, ev.Clear):  # may be repeated
         return event.threshold in o.met

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitor.race import incident as i
-from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, Mark, Told
+from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, KubeletEvicted, Mark
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
 from monitor.race.flags import braked_at, collateral, wrong_victim
@@ -154,7 +154,9 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     if wrong is not None:
         first = next(c for c in f.order if not c.critical)
         found.append(f"the policy would not have taken {_who(wrong)} but {first.namespace}/{first.name}")
-    both = next((e for e in f.episode.events if isinstance(e, Told) and e.pod in {m.pod for m in f.kills}), None)
+    both = next(
+        (e for e in f.episode.events if isinstance(e, KubeletEvicted) and e.pod in {m.pod for m in f.kills}), None
+    )
     if both is not None:
         found.append(f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it")
     stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)

@@ -67,8 +67,8 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
         case ev.Gone():
             made = {"what": "gone", "by": event.by, "pod": event.pod_name, "freed": event.freed}
-        case ev.Told():
-            made = {"what": "told", "by": ev.KUBELET, "pod": event.pod_name, "message": event.message}
+        case ev.KubeletEvicted():
+            made = {"what": "reported_evicted", "by": ev.KUBELET, "pod": event.pod_name, "message": event.message}
         case ev.Clear():
             made = {"what": "clear", "domain": event.domain, "signal": event.signal}
             made |= {"kind": "hard" if event.hard else "soft", "available": event.available}

@@ -113,7 +113,7 @@ class EventBuilder:
         if message.startswith(_FOR_MEMORY):
             now = time.monotonic_ns()
             self._clock.look(now)
-            self._feed(ev.Told(now, pod, name, message))
+            self._feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
         """Take in which pods there are; cheap when they are those of the last time."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.race.events import RUNTIMES, End, Kill, Told
+from monitor.race.events import RUNTIMES, End, Kill, KubeletEvicted
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     START,
@@ -115,23 +115,23 @@ def test_a_process_of_a_pod_is_no_runtime_whatever_it_calls_itself(comm: str) ->
 # what the API server says of it
 
 
-def told(t: float, name: str = "hog") -> Told:
-    return Told(ms(t), f"uid-{name}", f"shop/{name}", "The node was low on resource: memory. ")
+def reported(t: float, name: str = "hog") -> KubeletEvicted:
+    return KubeletEvicted(ms(t), f"uid-{name}", f"shop/{name}", "The node was low on resource: memory. ")
 
 
 def test_a_pod_that_obeys_sigterm_was_evicted_all_the_same() -> None:
     """Measured beside a kubelet 1.36: the threshold is clear before its sandbox gets SIGKILL."""
-    found = judged(*START, crossing(), clear(6000), stop(6400), left(6450), told(7300), END)
+    found = judged(*START, crossing(), clear(6000), stop(6400), left(6450), reported(7300), END)
     assert (found.verdict, found.by, [e.pod for e in found.evicted]) == ("eviction_won", "kubelet", ["shop/hog"])
     assert found.summary.startswith("Eviction won: the kubelet evicted shop/hog within 6.0 s of the crossing")
     assert found.flags == ()
-    assert {"told", "sigkill", "gone"} <= {step["what"] for step in found.steps}
+    assert {"reported_evicted", "sigkill", "gone"} <= {step["what"] for step in found.steps}
 
 
 def test_one_that_others_outgrow_at_once_was_needed_too() -> None:
     """It is told when the threshold is crossed again."""
-    again = (crossing(7000), stop(9000, "cart"), left(9050, "cart"), told(9100, "cart"), clear(9060))
-    found = judged(*START, crossing(), clear(6000), stop(6400), left(6450), *again[:1], told(7300), *again[1:], END)
+    again = (crossing(7000), stop(9000, "cart"), left(9050, "cart"), reported(9100, "cart"), clear(9060))
+    found = judged(*START, crossing(), clear(6000), stop(6400), left(6450), *again[:1], reported(7300), *again[1:], END)
     assert (found.verdict, found.flags) == ("eviction_won", ())
     assert [e.pod for e in found.evicted] == ["shop/hog", "shop/cart"]
 
@@ -141,7 +141,7 @@ def test_without_it_a_pod_that_ends_after_the_pressure_was_no_eviction() -> None
 
 
 def test_what_the_api_says_needs_no_runtime_and_no_rank() -> None:
-    found = judged(*START, crossing(), clear(6000), told(7300, "unknown"), END)
+    found = judged(*START, crossing(), clear(6000), reported(7300, "unknown"), END)
     assert (found.verdict, found.by, found.evicted[0].pod, found.evicted[0].rank) == (
         "eviction_won",
         "kubelet",
@@ -152,26 +152,34 @@ def test_what_the_api_says_needs_no_runtime_and_no_rank() -> None:
 
 def test_two_pods_that_a_kubelet_evicts_are_both_named() -> None:
     found = judged(
-        *START, crossing(), stop(400), left(430), told(900), clear(6000), stop(6400, "cart"), told(7300, "cart"), END
+        *START,
+        crossing(),
+        stop(400),
+        left(430),
+        reported(900),
+        clear(6000),
+        stop(6400, "cart"),
+        reported(7300, "cart"),
+        END,
     )
     assert [(e.pod, e.rank) for e in found.evicted] == [("shop/hog", 1), ("shop/cart", 1)]
 
 
 def test_the_wrong_pod_on_old_figures() -> None:
-    found = judged(*START, crossing(), stop(400, "db"), left(430, "db"), told(900, "db"), clear(440), END)
+    found = judged(*START, crossing(), stop(400, "db"), left(430, "db"), reported(900, "db"), clear(440), END)
     assert "the kubelet took shop/db, number 3 in the order of eviction" in found.summary
 
 
 def test_oom_killed_and_called_evicted_the_incident_says_both() -> None:
-    found = judged(*START, crossing(), mark(300), died(310), stop(400), clear(440), told(900), END)
+    found = judged(*START, crossing(), mark(300), died(310), stop(400), clear(440), reported(900), END)
     assert (found.verdict, found.oom_victims[0].pod) == ("oom_before_decision", "shop/hog")
     assert "the API has shop/hog as Evicted by the kubelet, but the OOM killer took it" in found.summary
 
 
 def test_without_pressure_it_is_no_incident() -> None:
-    assert episodes(*START, told(3), END) == []
+    assert episodes(*START, reported(3), END) == []
 
 
 def test_what_outrace_evicted_is_no_eviction_by_the_kubelet() -> None:
-    found = judged(*START, crossing(), decided(1), signalled(1), gone(9), clear(12), told(900), END)
+    found = judged(*START, crossing(), decided(1), signalled(1), gone(9), clear(12), reported(900), END)
     assert (found.verdict, found.by, len(found.evicted)) == ("eviction_won", "outrace", 1)
