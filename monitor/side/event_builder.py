@@ -105,8 +105,8 @@ class EventBuilder:
             self.update_pods()
             handler(message)
 
-    def told(self, pod: str, name: str, message: str) -> None:
-        """The cluster has it that a pod was evicted: by a kubelet, unless outrace did."""
+    def on_kubelet_eviction(self, pod: str, name: str, message: str) -> None:
+        """The API server reports a pod as Evicted: by a kubelet, unless outrace did it."""
         if pod in self._evicted:
             return
         self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)

@@ -102,14 +102,14 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        due_s = 0.0 if self._view.told.qsize() else self.event_builder.due_s()
+        due_s = 0.0 if self._view.kubelet_evictions.qsize() else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         if self.recorder is not None:
             self.recorder.turn()
-        while self._view.told.qsize():
-            self.event_builder.told(*self._view.told.get_nowait())
+        while self._view.kubelet_evictions.qsize():
+            self.event_builder.on_kubelet_eviction(*self._view.kubelet_evictions.get_nowait())
         if self.event_builder.turn():
             self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:

@@ -78,7 +78,7 @@ class View:
     bad_messages: int = 0  # of the hot process, that could not be used
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
-    told: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # pods Evicted in the cluster
+    kubelet_evictions: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # uid, name, message
     side_turns: int = 0  # of the side's main loop
     pods_unlisted: Callable[[], int] = lambda: 0  # pods that have a cgroup and are not in the list
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
@@ -108,8 +108,8 @@ class View:
         return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers())}
 
     def pod_evicted(self, uid: str, name: str, message: str) -> None:
-        """The cluster has it that a pod was evicted. From any thread."""
-        self.told.put((uid, name, message))
+        """The API server reports a pod as Evicted. From any thread."""
+        self.kubelet_evictions.put((uid, name, message))
         self.wake_side()
 
     @property
