@@ -49,7 +49,7 @@ class ClusterSource(SpecSource):
     def fileno(self) -> int | None:
         return self._ready.fileno()
 
-    def tell(self, on_evicted: Callable[[str, str, str], object]) -> None:
+    def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:
         self.feed.on_evicted = on_evicted
 
     @property

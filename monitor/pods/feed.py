@@ -159,7 +159,7 @@ class PodFeed(ABC):
             self._changed(changed)
         self._tried.set()
         for one in evicted:
-            self._tell(one)
+            self._notify_evicted(one)
 
     def put(self, one: Known) -> None:
         with self._lock:
@@ -171,9 +171,9 @@ class PodFeed(ABC):
             self._dirty = True
             self._changed()
         if _is_evicted(before, one):
-            self._tell(one)
+            self._notify_evicted(one)
 
-    def _tell(self, one: Known) -> None:
+    def _notify_evicted(self, one: Known) -> None:
         meta = one.object["metadata"]
         title = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
         self.on_evicted(one.uid, title, str(one.object["status"].get("message", "")))

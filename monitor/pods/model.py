@@ -82,7 +82,7 @@ class PodSource(ABC):
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
         return self._next_scan - time.monotonic()
 
-    def tell(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
+    def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
         """Have it called, from any thread, with uid, name and message of each pod that is Evicted in the cluster."""
 
     @property

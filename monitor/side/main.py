@@ -123,7 +123,7 @@ class Side:
         self.over = OverBudget(self.view, self.scores.look_around)
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
-        source.tell(self.view.pod_evicted)
+        source.notify_evicted(self.view.pod_evicted)
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
         self.view.pods_unlisted = lambda: len(source.unlisted)
