@@ -87,7 +87,7 @@ def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Events,
     made = record(api)
     events.writer.submit(made)
     events.after(600)
-    events.writer.told(made, AWAY)
+    events.writer.note_status_outcome(made, AWAY)
     assert events.over == []
     api.listen()
     events.after(60)

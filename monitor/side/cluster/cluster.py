@@ -1,7 +1,7 @@
-"""Tells the API server what happens on its node: the status of evicted pods, events, node conditions.
+"""Reports to the API server what happens on its node: the status of evicted pods, events, node conditions.
 
 Two threads, so that what may wait does not hold up a status, which must not. The connection is kept open: a patch then
-takes one round trip. What the server has not been told yet is in ``STATE/cluster``.
+takes one round trip. What was not sent yet is in ``STATE/cluster``.
 """
 
 from __future__ import annotations
@@ -61,28 +61,30 @@ class Cluster:
         self._lock = threading.Lock()
         self._open: dict[str, set[str]] = {}  # record -> what of it is not over
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
-        self._slow = slow = ApiClient(config, self._stop)
+        self._events_client = ApiClient(config, self._stop)
         self.statuses = StatusWriter(self._client, log, self._status_done)
-        self.events = EventWriter(slow, log, lambda record: self._over(record, "events"))
-        self.conditions = NodeConditions(slow, node, holding, log, self._condition_changed)
+        self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
+        self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed)
         self._warm_due = 0.0
         self._problem = ""
 
     def start(self) -> None:
-        """What the daemon before left is told too; a status only where that still has a meaning."""
-        for record in self._pending.load(lambda problem: self._log.warning("an eviction is not told", problem=problem)):
+        """Also reports what the previous daemon left; a status only where that still has a meaning."""
+        for record in self._pending.load(
+            lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
+        ):
             age_s = max(0.0, time.time() - record.killed)
             self._submit(record, age_s if record.patch and age_s < WINDOW_S else None)
         threading.Thread(target=self.statuses.run, args=(self._stop,), name="statuses", daemon=True).start()
         threading.Thread(target=self._run, name="cluster", daemon=True).start()
 
     def close(self) -> None:
-        """What is not told stays in the state dir."""
+        """What was not sent stays in the state directory."""
         self._stop.set()
         self._wake.set()
         self.statuses.wake()
         self._client.close()
-        self._slow.close()
+        self._events_client.close()
 
     def evicting(self, eviction: EvictedPod, killed_ns: int) -> None:
         """A pod was signalled at ``killed_ns`` (CLOCK_MONOTONIC)."""
@@ -109,7 +111,7 @@ class Cluster:
             self._pending.write(record)
 
     def _status_done(self, record: Record, fate: str) -> None:
-        self.events.told(record, fate)
+        self.events.note_status_outcome(record, fate)
         self._over(record, "status")
 
     def _over(self, record: Record, what: str) -> None:
@@ -150,7 +152,7 @@ class Cluster:
         except MonitorError as error:
             self._warm_due = now + 2 * _TURN_S
             if not self._problem:
-                self._log.warning("the API server does not answer: what is to be told waits", problem=str(error))
+                self._log.warning("the API server does not answer; status and events wait", problem=str(error))
             self._problem = str(error)
         else:
             if self._problem:
@@ -180,7 +182,7 @@ class Cluster:
 
 
 def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
-    """The cluster whose pods these are, which hears of evictions from now on; None where its API server may not be
+    """The cluster whose pods these are, which gets evictions from now on; None where its API server may not be
     asked.
     """
     config = view.config
@@ -188,14 +190,14 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     try:
         server, whose = access.api_server()
     except MonitorError as error:
-        view.log.warning("evictions are told in the state directory alone: no API server", problem=str(error))
+        view.log.warning("evictions are only written to the state directory", problem=str(error))
         return None
     if not access.node:
         view.log.warning(
-            "evictions are told in the state directory alone", problem="no --node-name, and no kubelet here"
+            "evictions are only written to the state directory", problem="no --node-name, and no kubelet here"
         )
         return None
-    view.log.info("evictions are told to the API server", server=str(server.server), by=whose, node=access.node)
+    view.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
 
     def holding() -> Collection[str] | None:
         return None if view.state is None else view.conditions

@@ -55,7 +55,7 @@ class EventWriter:
             self.dropped += len(one.events)
             self._on_done(one)
 
-    def told(self, record: Record, fate: str) -> None:
+    def note_status_outcome(self, record: Record, fate: str) -> None:
         """What became of its status. It is in the event, if that still waits."""
         if fate != AWAY:
             return

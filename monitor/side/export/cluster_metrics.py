@@ -1,4 +1,4 @@
-"""Metrics about what the API server is told."""
+"""Metrics of what is written to the API server."""
 
 from __future__ import annotations
 
