@@ -21,7 +21,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 
 #: A line about how far it is on stderr, so often (seconds).
-_TELL_S = 5.0
+_PROGRESS_S = 5.0
 COMMANDS = {
     "list": ("monitor.cli.evicted:list_", "Show them, their owners, and which would be deleted."),
     "delete": ("monitor.cli.evicted:delete", "Delete them; a dry run without --yes."),
@@ -48,7 +48,7 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **options: An
     with _sweep(kubeconfig, context, criteria) as sweep:
         found, choices = _found(sweep, criteria)
     emit(output, _document(found, choices), lambda: _text(choices))
-    _tell_others(found)
+    _print_left_alone(found)
     return EXIT_FINDINGS if check and any(choice.goes for choice in choices) else EXIT_OK
 
 
@@ -71,16 +71,16 @@ def delete(output: str, yes: bool, rate: float, retry_s: float, kubeconfig: str,
         going = [choice for choice in choices if choice.goes]
         if not yes:
             emit(output, {"dry_run": True, **_document(found, going)}, lambda: _text(going))
-            _tell_others(found)
+            _print_left_alone(found)
             click.echo(
                 f"dry run: {len(going)} of {len(found.pods)} evicted pods would be deleted; --yes does it", err=True
             )
             return EXIT_OK
-        teller = Teller(len(going))
+        printer = ProgressPrinter(len(going))
         try:
-            progress = sweep.delete([choice.pod for choice in going], teller)
+            progress = sweep.delete([choice.pod for choice in going], printer)
         except (KeyboardInterrupt, MonitorError):
-            click.echo(f"ended early: {teller.progress}; run it again to go on", err=True)
+            click.echo(f"ended early: {printer.progress}; run it again to go on", err=True)
             raise
     emit(output, _outcome(progress), lambda: _outcome_text(progress))
     for problem in progress.problems:
@@ -88,7 +88,7 @@ def delete(output: str, yes: bool, rate: float, retry_s: float, kubeconfig: str,
     return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
 
 
-class Teller:
+class ProgressPrinter:
     """How far it is, on stderr, now and then."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +98,7 @@ class Teller:
 
     def __call__(self, progress: Progress) -> None:
         self.progress = progress
-        if (now := self._clock()) - self._at >= _TELL_S:
+        if (now := self._clock()) - self._at >= _PROGRESS_S:
             self._at = now
             click.echo(str(progress), err=True)
 
@@ -177,7 +177,7 @@ def _outcome_text(progress: Progress) -> Iterator[str]:
     yield str(progress)
 
 
-def _tell_others(found: Found) -> None:
+def _print_left_alone(found: Found) -> None:
     if found.others:
         reasons = ", ".join(f"{reason} {count}" for reason, count in found.others.most_common(8))
         click.echo(printable(f"left alone: {found.others.total()} pods that Failed otherwise ({reasons})"), err=True)

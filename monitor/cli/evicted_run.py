@@ -96,9 +96,9 @@ def run(
         return Sweep(ApiClient(config, over), criteria, over, rate=rate, retry_s=retry_s, may_go_on=may_go_on)
 
     elector = LeaderElector(
-        LeaseLock(lease_client, namespace, name), identity, timing, stop, said=log.info, failed=log.warning
+        LeaseLock(lease_client, namespace, name), identity, timing, stop, log_line=log.info, failed=log.warning
     )
-    controller = Controller(elector, make_sweep, criteria, interval_s, stop, said=log.info, failed=log.warning)
+    controller = Controller(elector, make_sweep, criteria, interval_s, stop, log_line=log.info, failed=log.warning)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # for all threads: they are waited for below
     server = _serve(listen, controller, log) if listen else None
     log.info("evicted pods are looked for", identity=identity, server=str(config.server), pid=os.getpid())

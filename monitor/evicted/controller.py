@@ -45,7 +45,7 @@ class Controller:
         interval_s: float,
         stop: threading.Event,
         *,
-        said: Callable[[str], None] = lambda _: None,
+        log_line: Callable[[str], None] = lambda _: None,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -56,7 +56,7 @@ class Controller:
         self._criteria = criteria
         self._interval_s = interval_s
         self._stop = stop
-        self._said = said
+        self._log_line = log_line
         self._failed = failed
         self._clock = clock
         self._now = now
@@ -109,7 +109,7 @@ class Controller:
         self._moved_at = self._clock()
         before: Counter[str] = Counter()
 
-        def told(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             nonlocal before
             counters.outcomes.update(progress.outcomes - before)
             before = progress.outcomes.copy()
@@ -122,11 +122,13 @@ class Controller:
             choices = choose(found.pods, self._criteria, self._now())
             going = [choice.pod for choice in choices if choice.goes]
             counters.found, counters.chosen, counters.others = len(found.pods), len(going), found.others.total()
-            progress = sweep.delete(going, told)
+            progress = sweep.delete(going, on_progress)
         except Cancelled:
             counters.sweeps["ended"] += 1
             if before:
-                self._said(f"ended after {before.total()} pods: the lease is not held any more, or the process ends")
+                self._log_line(
+                    f"ended after {before.total()} pods: the lease is not held any more, or the process ends"
+                )
             return False
         except MonitorError as error:
             counters.sweeps["failed"] += 1
@@ -137,7 +139,7 @@ class Controller:
         for problem in progress.problems:
             self._failed(problem)
         if progress.total:
-            self._said(f"{progress} ({len(found.pods)} evicted pods found)")
+            self._log_line(f"{progress} ({len(found.pods)} evicted pods found)")
         counters.sweeps["failed" if progress.outcomes["failed"] else "ok"] += 1
         counters.swept_at = self._now()
         return not progress.outcomes["failed"]

@@ -44,7 +44,7 @@ class Timing:
 
 
 class LeaderElector:
-    """``said`` gets a line whenever something about the lease changes, ``failed`` what went wrong.
+    """``log_line`` gets a line whenever something about the lease changes, ``failed`` what went wrong.
 
     Its methods are for one thread, but for `is_leader`, `may_act`, `leader` and `overdue_s`.
     """
@@ -56,7 +56,7 @@ class LeaderElector:
         timing: Timing,
         stop: threading.Event,
         *,
-        said: Callable[[str], None] = lambda _: None,
+        log_line: Callable[[str], None] = lambda _: None,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -68,7 +68,7 @@ class LeaderElector:
         self.identity = identity
         self._timing = timing
         self._stop = stop
-        self._said = said
+        self._log_line = log_line
         self._failed = failed
         self._clock = clock
         self._now = now
@@ -104,7 +104,7 @@ class LeaderElector:
 
     def acquire(self) -> bool:
         """Try until the lease is ours; False when ``stop`` came first."""
-        self._said(f"waiting for the lease {self._lock}")
+        self._log_line(f"waiting for the lease {self._lock}")
         while not self._stop.is_set():
             if self.try_acquire_or_renew():
                 self.acquired += 1
@@ -140,7 +140,7 @@ class LeaderElector:
         except MonitorError as error:
             self._failed(f"the lease {self._lock} was not released, and ends by itself: {error}")
             return False
-        self._said(f"released the lease {self._lock}")
+        self._log_line(f"released the lease {self._lock}")
         return True
 
     def forget(self) -> None:
@@ -212,4 +212,4 @@ class LeaderElector:
         self._reported = self._seen.holder
         if self._reported:
             who = "this one" if self.is_leader else self._reported
-            self._said(f"the lease {self._lock} is held by {who}")
+            self._log_line(f"the lease {self._lock} is held by {who}")

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _LOOKS = 4
 #: Pods in a row on which the server failed for as long as it was tried again: then it is the server.
 _MOST_IN_A_ROW = 3
-#: Problems that are kept to be told; the rest is counted.
+#: Problems that are kept to be shown; the rest is counted.
 _TOLD = 10
 
 #: What became of a pod: deleted; the same, but finalizers keep it; gone or made anew already; not to go any more;
@@ -113,8 +113,11 @@ class Sweep:
                     others[one] += 1
         return Found(tuple(pods), others)
 
-    def delete(self, pods: Sequence[EvictedPod], told: Callable[[Progress], None] = lambda _: None) -> Progress:
-        """Delete these, in their order; ``told`` after each. Raises Cancelled, and the KubeError that ends it all."""
+    def delete(self, pods: Sequence[EvictedPod], on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+        """Delete these, in their order; ``on_progress`` is called after each.
+
+        Raises Cancelled, and the KubeError that ends it all.
+        """
         progress = Progress(len(pods))
         denied: dict[str, str] = {}  # namespace -> why
         in_a_row = 0
@@ -122,7 +125,7 @@ class Sweep:
             self._check()
             if pod.namespace in denied:
                 self._count(progress, FAILED, denied[pod.namespace])
-                told(progress)
+                on_progress(progress)
                 continue
             self._pace()
             try:
@@ -137,7 +140,7 @@ class Sweep:
                 in_a_row = in_a_row + 1 if passes(error) else 0
                 if in_a_row == _MOST_IN_A_ROW:
                     raise
-            told(progress)
+            on_progress(progress)
         return progress
 
     def _delete(self, pod: EvictedPod) -> str:

@@ -62,10 +62,10 @@ class Sweeps:
     def find(self) -> Found:
         return Found((pod("x", 60.0),), Counter({"Shutdown": 2}))
 
-    def delete(self, pods: list[EvictedPod], told: Callable[[Progress], None]) -> Progress:
+    def delete(self, pods: list[EvictedPod], on_progress: Callable[[Progress], None]) -> Progress:
         progress = Progress(len(pods))
         progress.outcomes["deleted"] += 1
-        told(progress)
+        on_progress(progress)
         try:
             self.does()
         finally:
@@ -85,7 +85,7 @@ def controller(sweeps: Sweeps, *terms: Callable[[], None]) -> tuple[Controller, 
         Criteria(),
         300.0,
         stop,
-        said=said.append,
+        log_line=said.append,
         failed=said.append,
         now=lambda: 1e6,
         clock=lambda: 0.0,

@@ -34,7 +34,7 @@ class Candidate:
             name,
             Timing(),
             self.stop,
-            said=self.said.append,
+            log_line=self.said.append,
             failed=self.said.append,
             clock=self.clock,
             now=lambda: 1.7e9 + skew_s + self.clock.now,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.evicted import Teller, format_age, printable
+from monitor.cli.evicted import ProgressPrinter, format_age, printable
 from monitor.evicted.sweep import Progress
 from tests.evicted.made import evicted, names, owned, put
 from tests.kube import faults
@@ -137,12 +137,12 @@ def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tu
 
 def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    teller = Teller(9, clock=lambda: now[0])
+    printer = ProgressPrinter(9, clock=lambda: now[0])
     for at in range(9):
         now[0] = at * 2.0
         progress = Progress(9)
         progress.outcomes.update(deleted=at, failed=1)
-        teller(progress)
+        printer(progress)
     assert capsys.readouterr().err.splitlines() == [
         "4 of 9: 3 deleted, 1 failed",
         "7 of 9: 6 deleted, 1 failed",

@@ -37,8 +37,8 @@ def make(client: ApiClient, clock: Time) -> Callable[..., Sweep]:
     return make
 
 
-def swept(sweep: Sweep, told: Callable[[Progress], None] = lambda _: None) -> Progress:
-    return sweep.delete(sweep.find().pods, told)
+def swept(sweep: Sweep, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+    return sweep.delete(sweep.find().pods, on_progress)
 
 
 def test_evicted_pods_go_and_nothing_else_that_failed(api: FakeApiServer, make: Callable[..., Sweep]) -> None:
@@ -219,16 +219,16 @@ def test_a_server_that_stays_away_ends_it_and_the_next_sweep_goes_on(
     api: FakeApiServer, make: Callable[..., Sweep]
 ) -> None:
     put(api, *(evicted(f"a{number}") for number in range(6)))
-    told: list[str] = []
+    lines: list[str] = []
 
-    def tell(progress: Progress) -> None:
-        told.append(str(progress))
+    def on_progress(progress: Progress) -> None:
+        lines.append(str(progress))
         if progress.done == 2:
             api.refuse()
 
     with pytest.raises(TransportError):
-        swept(make(), tell)
-    assert told == ["1 of 6: 1 deleted", "2 of 6: 2 deleted"]
+        swept(make(), on_progress)
+    assert lines == ["1 of 6: 1 deleted", "2 of 6: 2 deleted"]
     api.listen()
     assert len(names(api)) == 4
     assert dict(swept(make()).outcomes) == {DELETED: 4}
@@ -272,11 +272,11 @@ def test_it_ends_between_two_deletes(api: FakeApiServer, make: Callable[..., Swe
     put(api, *(evicted(f"a{number}") for number in range(9)))
     stop, leading = threading.Event(), [True]
 
-    def tell(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         leading[0] = progress.done < 4
 
     with pytest.raises(Cancelled):
-        swept(make(stop=stop, may_go_on=lambda: leading[0]), tell)
+        swept(make(stop=stop, may_go_on=lambda: leading[0]), on_progress)
     assert len(names(api)) == 5
     stop.set()
     with pytest.raises(Cancelled):
