@@ -19,7 +19,7 @@ _HEAD = """\
 # Messages between the hot process and the side
 
 Made by `scripts/messages_doc.py` from `monitor/link/messages.py`; change it there. One packet each, over the socketpair
-of `monitor/link/channel.py`; who sends what and when: [architecture.md](architecture.md). A packet is one JSON object
+of `monitor/link/channel.py`; who sends what and when: [processes.md](processes.md). A packet is one JSON object
 (`monitor/link/codec.py`), `"t"` is the type. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default
 may be missing.
 """
