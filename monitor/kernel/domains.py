@@ -77,6 +77,9 @@ class DomainTable:
         raw = self._index.lookup(cgroup_id.to_bytes(8, sys.byteorder))
         if raw is None:
             return None
+        if len(self._known) >= 2 * MAX_DOMAINS:  # a reader is not told what was removed
+            there = [(known, at) for known, at in list(self._known.items()) if self._words[at * WORDS] == known]
+            self._known = dict(there)
         at = self._known[cgroup_id] = int.from_bytes(raw, sys.byteorder)
         return at
 

@@ -136,8 +136,9 @@ class CgroupNames:
             self._put(at, named)
 
     def _put(self, at: int, named: NamedCgroup) -> None:
-        self._names.pop(at, None)
-        self._names[at] = named
+        known = self._names.pop(at, None)
+        # Every change of a pod names all of them anew: what samples refer to is one text, not a copy of it each.
+        self._names[at] = named if known is None or known != named else known
         while len(self._names) > self.KEPT:
             del self._names[next(iter(self._names))]
 

@@ -141,7 +141,7 @@ class EventBuilder:
         return bool(self._crossed) or any(o.key == PRESSURE for o in self._state.open)
 
     def facts(self) -> tuple[list[ev.Sample], list[ev.Watched]]:
-        """The samples of the last minute and the thresholds in force, for forecasts. From any thread."""
+        """The samples that forecasts are made from and the thresholds in force. From any thread."""
         return list(self._sampler.samples), list(self._watched.values())
 
     def end(self) -> None:

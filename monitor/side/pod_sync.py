@@ -42,15 +42,19 @@ class PodSync:
     def take(self) -> Change:
         """What the watch found since the last call; the hot process gets it first of all."""
         total = Change()
+        updated: dict[str, FoundPod] = {}
         for found in self.watch.take():
             if isinstance(found, MonitorError):
                 self._log.error(str(found))
                 continue
             change = self._sendable(found)
             self._update_view(change)
-            total.updated.extend(change.updated)
+            for uid in change.removed:
+                updated.pop(uid, None)  # `examine` forgets first: what it took in after that nobody would forget
+            updated |= {one.pod.uid: one for one in change.updated}
             total.removed.extend(change.removed)
             total.problems.extend(change.problems)
+        total.updated.extend(updated.values())
         self.send()
         return total
 

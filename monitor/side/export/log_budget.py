@@ -56,6 +56,8 @@ class LogBudget:
         else:
             kind.left_out += 1
             if pod is not None:
+                if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
+                    del self.left_out[next(iter(self.left_out))]
                 self.left_out[pod] += 1
 
     def due_ns(self) -> int | None:

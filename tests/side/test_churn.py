@@ -1,0 +1,286 @@
+"""Where pods come and go for ever, what is kept of those that went has an end: entries are counted, not bytes."""
+
+import mmap
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.actions.oomadj import OomScores
+from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
+from monitor.kernel.domains import MAX_DOMAINS, WORDS, DomainTable, Reading
+from monitor.pods import cluster_source
+from monitor.pods.cluster_source import ClusterSource
+from monitor.pods.feed import LINGER_S, PodFeed, known
+from monitor.pods.model import Change, FoundPod
+from monitor.settings.config import RunConfig
+from monitor.side.cgroup_names import CgroupNames
+from monitor.side.event_builder import EventBuilder
+from monitor.side.export import log_budget
+from monitor.side.export.log import Log
+from monitor.side.export.log_budget import BURST, LogBudget
+from monitor.side.pod_sync import PodSync
+from monitor.side.sampler import Sampler
+from monitor.side.view import View
+from tests.pods.cluster import a_pod, uid_of
+from tests.side import views
+
+S = 1_000_000_000
+
+
+class Told(PodFeed):
+    """A cluster that says what the test has it say."""
+
+    def _run(self) -> None:
+        self.stop.wait()
+
+
+class Figures:
+    """A table in which every cgroup that is ``there`` has another number at every look."""
+
+    def __init__(self, *there: int) -> None:
+        self.there = set(there)
+        self.looks = 0
+
+    def read(self, cgroup: int) -> Reading | None:
+        self.looks += 1
+        return Reading(self.looks << 20, 0, 0) if cgroup in self.there else None
+
+    def over(self, cgroup: int) -> dict[str, int]:
+        return {}
+
+
+class Node:
+    """The side's parts that know pods, without a process of their own. Directories stand for cgroups."""
+
+    def __init__(self, root: Path) -> None:
+        self.now_s = 1000.0
+        self.root = root
+        self.feed = Told("the cluster", clock=lambda: self.now_s)
+        self.feed.replace_all({})
+        self.table = Figures()
+        self.make_cgroup(root / "kubepods" / "burstable")
+        hierarchy = Hierarchy(1, root)
+        self.source = ClusterSource(self.feed, hierarchy, root)
+        self.view: View = views.view(RunConfig(node_cgroup=str(root)), hierarchy, 1 << 40)
+        self.view.table = self.table  # type: ignore[assignment]
+        self.log = open("/dev/null", "w")  # noqa: SIM115 - closed with the node
+        self.view.log = Log(fd=self.log.fileno())
+        self.scores = OomScores(hierarchy, 1 << 40, False, self.view.log_budget)
+        self.changes: list[Change] = []
+        watch: Any = SimpleNamespace(take=self._take, wait_known=lambda _: True)
+        self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.hot.setblocking(False)
+        self.pods = PodSync(self.view, self.ours, watch, self.scores, lambda: None)
+        self.builder = EventBuilder(self.view, lambda *_: None, lambda _: None, False)
+
+    def make_cgroup(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        for above in (path, *path.parents):
+            if above.is_relative_to(self.root):
+                (above / "cgroup.procs").touch()
+                self.table.there.add(cgroup_id(above))
+
+    def appear(self, name: str) -> str:
+        pod = a_pod(name)
+        uid = uid_of(pod)
+        self.make_cgroup(self.root / "kubepods" / "burstable" / f"pod{uid}" / uid.replace("-", ""))
+        made = known("the cluster", pod)
+        assert made is not None
+        self.feed.put(made)
+        return uid
+
+    def change(self, uid: str) -> None:
+        one = self.feed._pods[uid]
+        assert one.manifest is not None
+        pod = replace(one.manifest.pod, annotations={"changed": "true"})
+        self.feed.put(replace(one, manifest=replace(one.manifest, pod=pod)))
+
+    def vanish(self, uid: str) -> None:
+        self.feed.drop(uid)
+        pod = self.root / "kubepods" / "burstable" / f"pod{uid}"
+        for path in (*pod.iterdir(), pod):
+            if path.is_dir():
+                self.table.there.discard(cgroup_id(path))
+                (path / "cgroup.procs").unlink(missing_ok=True)
+                path.rmdir()
+            else:
+                path.unlink()
+
+    def look(self) -> None:
+        """What a look at the pods finds waits to be taken."""
+        self.changes.append(self.source.poll())
+
+    def turn(self) -> None:
+        """As a turn of the side's main loop, a second later."""
+        self.now_s += 1
+        before = self.view.pods
+        self.pods.examine(self.pods.take(), before)
+        self.builder.update_pods()
+        self.builder._sampler.sample(int(self.now_s * S))
+        while True:
+            try:
+                self.hot.recv(1 << 16)
+            except BlockingIOError:
+                return
+
+    def _take(self) -> list[Change]:
+        found, self.changes = self.changes, []
+        return found
+
+    def entries(self) -> dict[str, int]:
+        """How many of each are kept, in everything with a key for each pod, cgroup or look."""
+        owners = {
+            "view": self.view,
+            "feed": self.feed,
+            "source": self.source,
+            "watcher": self.source._watcher,
+            "pods": self.pods,
+            "scores": self.scores,
+            "lines": self.view.log_budget,
+            "builder": self.builder,
+            "sampler": self.builder._sampler,
+            "oom events": self.builder._oom_events.stopping_pods,
+        }
+        return {
+            f"{owner}.{name}": len(value)
+            for owner, one in owners.items()
+            for name, value in vars(one).items()
+            if isinstance(value, dict | list | set) and name not in ("_waiting", "_handlers")
+        }
+
+    def close(self) -> None:
+        self.source.close()
+        self.ours.close()
+        self.hot.close()
+        self.log.close()
+
+
+@pytest.fixture
+def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(cluster_source, "_REST_S", 0.0)
+    root = tmp_path / "cgroup"
+    root.mkdir(mode=0o755)
+    found = Node(root)
+    yield found
+    found.close()
+
+
+def test_pods_that_went_are_forgotten_everywhere(side: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CgroupNames, "KEPT", 40)  # of those that went: 4096 in earnest
+    lives = [side.appear(f"first-{i}") for i in range(5)]
+    counts = []
+    for i in range(3 * int(LINGER_S)):
+        lives.append(side.appear(f"p{i}"))
+        side.vanish(lives.pop(0))
+        side.look()
+        side.turn()
+        counts.append(side.entries())
+    settled = counts[int(LINGER_S) + 10]  # what lingers has reached its number
+    assert settled["view.pods"] == settled["scores._pods"] == settled["source._known"] == 5
+    assert settled["feed._gone"] > LINGER_S - 2
+    grown = {name: (settled[name], n) for name, n in counts[-1].items() if n > settled[name] + 5}
+    assert not grown
+
+
+def test_one_that_changed_and_went_between_two_turns_is_forgotten(side: Node) -> None:
+    uid = side.appear("a")
+    side.look()
+    side.turn()
+    assert len(side.scores._pods) == 1
+    side.change(uid)
+    side.look()
+    side.vanish(uid)
+    side.look()
+    assert [(len(one.updated), len(one.removed)) for one in side.changes] == [(1, 0), (0, 1)]
+    side.turn()
+    assert not side.view.pods
+    assert not side.scores._pods
+
+
+def test_one_that_came_and_went_between_two_turns_too(side: Node) -> None:
+    uid = side.appear("a")
+    side.look()
+    side.vanish(uid)
+    side.look()
+    side.turn()
+    assert not side.view.pods
+    assert not side.scores._pods
+
+
+def test_samples_are_kept_as_long_as_a_forecast_looks_back(tmp_path: Path) -> None:
+    view: Any = SimpleNamespace(table=Figures(cgroup_id(tmp_path)))
+    names = CgroupNames(Hierarchy(1, tmp_path), tmp_path)
+    names.update({}, None)
+    fed: list[Any] = []
+    sampler = Sampler(view, names, fed.append)
+    for second in range(100, 400):
+        sampler.sample(second * S)
+    assert len(fed) == 300
+    assert [one.ts_ns for one in sampler.samples] == [second * S for second in range(369, 400)]
+
+
+def test_a_name_that_stays_is_kept_once(tmp_path: Path) -> None:
+    pod = tmp_path / "kubepods" / "poda"
+    pod.mkdir(parents=True)
+    found = known("here", a_pod("a", "a"))
+    assert found is not None
+    assert found.manifest is not None
+    one = FoundPod(found.manifest.pod, pod, {}, (cgroup_id(pod),))
+    names = CgroupNames(Hierarchy(1, tmp_path), tmp_path)
+    names.update({"a": one}, None)
+    before = names.of_cgroup(cgroup_id(pod))
+    assert before.name == "shop/a"
+    names.update({"a": one}, None)
+    assert names.of_cgroup(cgroup_id(pod)) is before
+
+
+class Pins:
+    """The maps of the programs as plain memory, shared by writer and reader."""
+
+    class Map(dict[bytes, bytes]):
+        lookup = dict.get
+        update = dict.__setitem__  # type: ignore[assignment]
+
+        def delete(self, key: bytes) -> None:
+            self.pop(key, None)
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, MAX_DOMAINS * WORDS * 8)
+        self.maps: dict[str, Pins.Map] = {}
+
+    def mmap(self, name: str, size: int) -> mmap.mmap:
+        return self.memory
+
+    def map(self, name: str, value_size: int = 8) -> Map:
+        return self.maps.setdefault(name, Pins.Map())
+
+
+def test_a_reader_of_the_table_forgets_cgroups_that_went() -> None:
+    pins: Any = Pins()
+    writer, reader = DomainTable(pins), DomainTable(pins)
+    stays = writer.add(1)
+    assert reader.index(1) == stays
+    for cgroup in range(2, 5 * MAX_DOMAINS):
+        at = writer.add(cgroup)
+        assert reader.index(cgroup) == at
+        writer.remove(cgroup)
+        assert reader.index(cgroup) is None
+    assert reader.index(1) == stays
+    assert len(reader._known) <= 2 * MAX_DOMAINS
+
+
+def test_lines_about_pods_that_are_gone_are_counted_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_budget, "_MOST", 10)
+    now = [0]
+    budget = LogBudget(lambda *_, **__: None, lambda: now[0])
+    for i in range(30):
+        now[0] += S
+        for _ in range(BURST + 2):
+            budget("info", "a killed process is gone", pod=f"shop/p{i}")
+    assert len(budget.left_out) == 10
+    assert budget.left_out["shop/p29"] == 2
