@@ -58,7 +58,7 @@ def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
     metavar="DIR",
     type=click.Path(path_type=Path),
     default=RunConfig().state_dir,
-    help=f"Of the monitor that is to run: what is loaded, what was refused. [{RunConfig().state_dir}]",
+    help=f"State directory of the monitor: what it loaded, what was refused. [{RunConfig().state_dir}]",
 )
 @output_option
 def doctor(state_dir: Path, output: str) -> int:

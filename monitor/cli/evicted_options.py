@@ -59,13 +59,13 @@ def selection_options(command: F) -> F:
     count = click.IntRange(min=0)
     options = (
         click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", callback=given,
-                     help="Only of this namespace; may be repeated. [all]"),
+                     help="Only pods of this namespace; repeatable. [all]"),
         click.option("-l", "--selector", metavar="LABELS", callback=given,
                      help="Label selector, as kubectl's."),
         click.option("--node", metavar="NAME", callback=given, help="Only pods that were on this node."),
         click.option("--owner-kind", "owner_kinds", multiple=True, metavar="KIND", callback=given,
-                     help="Only of Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, none (bare pods), or a custom "
-                          "kind; may be repeated. [all]"),
+                     help="Only pods whose owner is of this kind: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, "
+                          "none (bare pods), or a custom kind; repeatable. [all]"),
         duration_option("--older-than", text="Keep what was evicted more recently: 90s, 12h, 7d."),
         click.option("--keep", type=count, default=None, metavar="N",
                      help="Keep the N newest of all (as terminated-pod-gc-threshold)."),

@@ -34,13 +34,13 @@ _OF_RUN_ALONE = {
 
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
-@click.option("--signal", metavar="SIGNAL", help="Rank for this one. [the starved one, else memory.available]")
+@click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the starved one, else memory.available]")
 @click.option(
     "--policy",
     "policies",
     metavar="NAMES",
     envvar="OUTRACE_POLICY",
-    help=f"{', '.join(ERAS)}; several with commas, or all.",
+    help=f"Rank as these releases do: {', '.join(ERAS)}; several with commas, or all.",
 )
 @configuration_options
 @output_option

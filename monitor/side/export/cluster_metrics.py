@@ -22,5 +22,7 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     text = "Times a kubelet wrote another phase over such a status, and it was written again."
     yield counter("cluster_statuses_erased", text, tally.erased)
     yield counter("cluster_events", "Events that the API server has taken.", events.sent)
-    yield counter("cluster_events_dropped", "Events that it refused, or that were too many.", events.dropped)
+    yield counter(
+        "cluster_events_dropped", "Events that the API server refused, or that were too many.", events.dropped
+    )
     yield gauge("cluster_records_waiting", "Evictions whose events wait for the API server.", events.waiting)

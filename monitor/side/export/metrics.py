@@ -55,7 +55,7 @@ _COUNTERS = {
     "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
     "memory_kept": "Pods that went and kept some of their memory: page cache, tmpfs, slab.",
     "eviction_waits": "Times the next pod was not evicted yet because memory of the last was coming back.",
-    "eviction_waits_cut": "Such waits that were cut short because other pods grew.",
+    "eviction_waits_cut": "Times the wait for memory of the last pod was cut short because other pods grew.",
     "step_downs": "Rungs of the hook ladder left while running.",
     "side_starts": "Starts of the side process.",
     "side_hangs": "Side processes that were killed because they hung.",
@@ -71,7 +71,7 @@ _COUNTERS = {
 _GAUGES = {
     "sweep_partial": ("sweep_partial", "1 while a sweep has begun and is not complete."),
     "sweep_took_seconds": ("sweep_took_ns", "CPU time of the last complete sweep of all memory cgroups."),
-    "sweep_max_seconds": ("sweep_max_ns", "CPU time of the longest one."),
+    "sweep_max_seconds": ("sweep_max_ns", "CPU time of the longest sweep of all memory cgroups."),
     "sweep_turn_max_seconds": ("sweep_turn_max_ns", "The most that a sweep took in one turn of the hot event loop."),
     "pods_uncounted": (
         "pods_uncounted",
@@ -190,8 +190,8 @@ class Metrics(Collector):
                 for key, t in thresholds.items()
                 if t.operator and (total := mine.get(t.signal, (None, None))[1]) is not None
             }
-            yield gauge(f"signal_available_{unit}", "What the signal reads.", available, "signal")
-            yield gauge(f"signal_capacity_{unit}", "... out of this.", capacity, "signal")
+            yield gauge(f"signal_available_{unit}", "What is available by the signal.", available, "signal")
+            yield gauge(f"signal_capacity_{unit}", "Capacity behind the signal.", capacity, "signal")
             text = "The threshold what is available is compared with."
             yield gauge(f"threshold_{unit}", text, quantities, "signal", "kind")
         met = {(entry["signal"], entry["kind"]) for entry in view.met}
@@ -202,7 +202,9 @@ class Metrics(Collector):
         view, stats = self.view, self.view.stats
         # What has labels is counted by the side and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
-        yield counter("oom_victims", "Processes the OOM killer killed, since then.", stats.get("oom_kills"))
+        yield counter(
+            "oom_victims", "Processes the OOM killer killed, since the daemon started.", stats.get("oom_kills")
+        )
         conditions = {name: name in view.conditions for name in CONDITIONS}
         yield gauge("node_condition", "1 while the node condition holds.", conditions, "condition")
         reason = ((view.state and view.state.braked) or {}).get("reason")
