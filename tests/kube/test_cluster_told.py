@@ -37,7 +37,8 @@ class Events:
     def __init__(self, client: ApiClient) -> None:
         self.clock, self.over = Clock(), list[str]()
         back_off = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
-        self.writer = EventWriter(client, Log(), lambda r: self.over.append(r.id), back_off, self.clock)
+        rights = BackOff(first_s=0.5, jitter=0.0, clock=self.clock)
+        self.writer = EventWriter(client, Log(), lambda r: self.over.append(r.id), back_off, self.clock, rights)
 
     def after(self, seconds: float) -> None:
         until_s = self.clock.now + seconds
