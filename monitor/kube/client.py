@@ -86,7 +86,7 @@ class ApiClient:
 
     def get(self, resource: Resource, name: str, namespace: str = "", *, resource_version: str = "") -> Object:
         target = with_query(resource.path(namespace, name), {"resourceVersion": resource_version})
-        return self._read("GET", target, *_said(resource, "get", namespace, name))
+        return self._read("GET", target, *_action_and_rule(resource, "get", namespace, name))
 
     def list(
         self,
@@ -105,7 +105,7 @@ class ApiClient:
         ``resource_version`` "0" takes what the API server has in its cache, in one answer, and costs it least; "" asks
         etcd, in pages. A continue token that expires half way begins a list in one answer. ``timeout_s``: per page.
         """
-        what, rule = _said(resource, "list", namespace, "")
+        what, rule = _action_and_rule(resource, "list", namespace, "")
         query: dict[str, object] = {
             "fieldSelector": field_selector,
             "labelSelector": label_selector,
@@ -152,7 +152,7 @@ class ApiClient:
         nothing came for ``silence_s``: then watch again from the last one's version. Raises ResourceExpired (list
         again), and every other KubeError.
         """
-        what, rule = _said(resource, "watch", namespace, "")
+        what, rule = _action_and_rule(resource, "watch", namespace, "")
         target = with_query(
             resource.path(namespace),
             {
@@ -184,7 +184,7 @@ class ApiClient:
         return self._read(
             "PATCH",
             self._write_target(resource.path(namespace, name, subresource), dry_run),
-            *_said(resource, "patch", namespace, name, subresource),
+            *_action_and_rule(resource, "patch", namespace, name, subresource),
             body=body,
             content_type=kind.value,
             timeout_s=timeout_s,
@@ -195,7 +195,7 @@ class ApiClient:
     ) -> Object:
         """Raises AlreadyExists. Give it a name rather than generateName: it may be done though no answer came."""
         target = self._write_target(resource.path(namespace), dry_run)
-        return self._read("POST", target, *_said(resource, "create", namespace, ""), body=body)
+        return self._read("POST", target, *_action_and_rule(resource, "create", namespace, ""), body=body)
 
     def create_subresource(
         self,
@@ -207,13 +207,15 @@ class ApiClient:
         timeout_s: float | None = None,
     ) -> Object:
         """POST to a subresource, as serviceaccounts/token and pods/eviction."""
-        said = _said(resource, "create", namespace, name, subresource)
-        return self._read("POST", resource.path(namespace, name, subresource), *said, body=body, timeout_s=timeout_s)
+        action_and_rule = _action_and_rule(resource, "create", namespace, name, subresource)
+        return self._read(
+            "POST", resource.path(namespace, name, subresource), *action_and_rule, body=body, timeout_s=timeout_s
+        )
 
     def replace(self, resource: Resource, name: str, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Update: Conflict if its metadata.resourceVersion is not the newest."""
         target = self._write_target(resource.path(namespace, name), dry_run=False)
-        return self._read("PUT", target, *_said(resource, "update", namespace, name), body=body)
+        return self._read("PUT", target, *_action_and_rule(resource, "update", namespace, name), body=body)
 
     def delete(
         self,
@@ -228,8 +230,8 @@ class ApiClient:
     ) -> Object:
         """Conflict where uid or resourceVersion is another one: the object was changed or made anew."""
         options = _delete_options(uid, resource_version, grace_period_s, dry_run)
-        said = _said(resource, "delete", namespace, name)
-        return self._read("DELETE", resource.path(namespace, name), *said, body=options)
+        action_and_rule = _action_and_rule(resource, "delete", namespace, name)
+        return self._read("DELETE", resource.path(namespace, name), *action_and_rule, body=options)
 
     def evict(
         self, name: str, namespace: str, *, uid: str = "", grace_period_s: int | None = None, dry_run: bool = False
@@ -283,7 +285,9 @@ def _until_silent(found: Iterator[WatchEvent]) -> Iterator[WatchEvent]:
         return
 
 
-def _said(resource: Resource, verb: str, namespace: str, name: str, subresource: str = "") -> tuple[str, str]:
+def _action_and_rule(
+    resource: Resource, verb: str, namespace: str, name: str, subresource: str = ""
+) -> tuple[str, str]:
     """What is done, for errors, and the RBAC rule that it needs."""
     plural = f"{resource.plural}/{subresource}" if subresource else resource.plural
     of = "/".join(part for part in (namespace, name) if part)

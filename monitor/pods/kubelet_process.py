@@ -60,14 +60,14 @@ class KubeletProcess:
     @property
     def url(self) -> str:
         """Where it serves https, from this node."""
-        address = self._said("address")
+        address = self._setting("address")
         host = "127.0.0.1" if address in ("", "0.0.0.0", "::") else address
-        return f"https://{f'[{host}]' if ':' in host else host}:{_port(self._said('port')) or 10250}"
+        return f"https://{f'[{host}]' if ':' in host else host}:{_port(self._setting('port')) or 10250}"
 
     @property
     def read_only_url(self) -> str:
         """Where it serves http, "" where it does not: that is the default."""
-        port = _port(self._said("readOnlyPort", "read-only-port"))
+        port = _port(self._setting("readOnlyPort", "read-only-port"))
         return f"http://{self.url.removeprefix('https://').rpartition(':')[0]}:{port}" if port else ""
 
     @property
@@ -78,11 +78,11 @@ class KubeletProcess:
             KubeletTrust,
         )
 
-        pinned = self._said("tlsCertFile", "tls-cert-file")
+        pinned = self._setting("tlsCertFile", "tls-cert-file")
         pki = _there(self.pid, Path(self.flags.get("cert-dir") or PKI))
         return KubeletTrust(certificates=(_there(self.pid, Path(pinned)),) if pinned.startswith("/") else (), pki=pki)
 
-    def _said(self, key: str, flag: str = "") -> str:
+    def _setting(self, key: str, flag: str = "") -> str:
         """What is in force: the flag, else the last drop-in that says something, else the file; "" for nothing."""
         if text := self.flags.get(flag or key):
             return text

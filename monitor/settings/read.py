@@ -86,7 +86,7 @@ def read(
             raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
     kubelet_config_file = kubelet_config_file or own.get("kubelet-config")
     kubelet_config_dir = kubelet_config_dir or own.get("kubelet-config-dir")
-    said = _said(flags, variables, own, config_file or "")
+    said = _own_settings(flags, variables, own, config_file or "")
     if ask_kubelet and not kubelet_config_file and not kubelet_config_dir and "node-cgroup" not in said:
         return _over_kubelet(said)
     return resolve(
@@ -167,7 +167,7 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
         )
 
 
-def _said(
+def _own_settings(
     flags: Mapping[str, Any], variables: Mapping[str, str], own: Mapping[str, Any], config_file: str
 ) -> dict[str, Given]:
     """What was said to outrace itself: a flag, a variable of the environment, or what the own file says."""
