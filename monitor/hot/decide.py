@@ -259,7 +259,7 @@ class Decider:
             )
         )
 
-    def take_slow(self, message: DiskFigures) -> None:
+    def take_disk_figures(self, message: DiskFigures) -> None:
         """New numbers of disks and process ids: pods over their own limits of local storage first, all of them."""
         self._disks.take(message)
         self._decisions.forget(time.monotonic_ns())

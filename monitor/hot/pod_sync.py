@@ -45,7 +45,7 @@ class PodSync:
             messages.Synced: self._synced,
             messages.Refresh: self._refresh,
             messages.Record: self._record,
-            messages.DiskFigures: self._decider.take_slow,
+            messages.DiskFigures: self._decider.take_disk_figures,
             messages.Stored: lambda message: outbox.stored(message.total),
             messages.Reaped: lambda message: evictor.reaped(message.id),
             messages.Reclaimed: lambda message: patience.reclaimed(message.id),

@@ -177,7 +177,7 @@ class World:
 
     def disks(self, available: int, order: list[int], over: list[int]) -> None:
         stamp = self.now_ns
-        self.decider.take_slow(
+        self.decider.take_disk_figures(
             DiskFigures(
                 observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
                 orders={name: [PODS[i] for i in order] for name in DISKS},
