@@ -107,14 +107,13 @@ class KubeletClient:
 
     def pods(self, decode: Callable[[Object], T | None]) -> tuple[T, ...]:
         """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
-        _, pods = self._stream("/pods", "items", "pods", decode)
-        return pods
-
-    def stats_summary(self, decode: Callable[[Object], T | None]) -> tuple[Object, tuple[T, ...]]:
-        """/stats/summary: its `node`, and what ``decode`` makes of each pod. 10 to 15 s old by itself."""
-        rest, pods = self._stream("/stats/summary", "pods", "stats", decode)
-        node = rest.get("node")
-        return (node if isinstance(node, dict) else {}), pods
+        what = "get the kubelet's /pods"
+        decoder = ItemDecoder(what)
+        with self.transport.ask(Request("GET", "/pods"), what, _rule("pods"), self._timeout_s) as answer:
+            found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
+        if "items" not in decoder.envelope:
+            raise KubeError(f"{what}: the answer has no items")
+        return found
 
     def configz(self) -> Object:
         """The KubeletConfiguration that is in force, without apiVersion and kind. Not on the read-only port."""
@@ -131,19 +130,8 @@ class KubeletClient:
         with self.transport.ask(Request("GET", "/healthz"), what, _rule("healthz"), self._timeout_s) as answer:
             answer.read(_MAX_ANSWER)
 
-    def _stream(
-        self, path: str, key: str, right: str, decode: Callable[[Object], T | None]
-    ) -> tuple[Object, tuple[T, ...]]:
-        what = f"get the kubelet's {path}"
-        decoder = ItemDecoder(what, key)
-        with self.transport.ask(Request("GET", path), what, _rule(right), self._timeout_s) as answer:
-            found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
-        if key not in decoder.envelope:
-            raise KubeError(f"{what}: the answer has no {key}")
-        return decoder.envelope, found
-
 
 def _rule(right: str) -> str:
+    # KubeletFineGrainedAuthz, on by default since 1.33.
     rule = f'{{apiGroups: [""], resources: ["nodes/{right}"], verbs: ["get"]}}'
-    # KubeletFineGrainedAuthz. /stats has had its own right always.
-    return rule if right == "stats" else f'{rule} (before Kubernetes 1.33 resources: ["nodes/proxy"])'
+    return f'{rule} (before Kubernetes 1.33 resources: ["nodes/proxy"])'

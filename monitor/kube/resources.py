@@ -35,8 +35,6 @@ NODES = Resource("", "v1", "nodes", namespaced=False)
 #: Core events, which `kubectl describe` reads and the kubelet writes.
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
-RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "runtimeclasses", namespaced=False)
-REPLICA_SETS = Resource("apps", "v1", "replicasets")
 
 
 def with_query(path: str, parameters: Mapping[str, object]) -> str:

@@ -155,6 +155,3 @@ class SharedStats:
         """Counts per bucket (not cumulative, last one is the overflow) and the sum in microseconds."""
         base = _HIST_BASE[name]
         return list(self._view[base : base + _HIST_WIDTH - 1]), self._view[base + _HIST_WIDTH - 1]
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: self._view[i] for name, i in _SLOTS.items()}

@@ -1,4 +1,4 @@
-"""A kubelet: /pods, /configz, /healthz, /stats/summary; with TLS that is 10250, without the read-only port."""
+"""A kubelet: /pods, /configz, /healthz; with TLS that is 10250, without the read-only port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class FakeKubelet(FakeServer):
     def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.pods: list[Object] | None = []
         self.config: Object = {"evictionHard": {"memory.available": "100Mi"}, "cgroupDriver": "systemd"}
-        self.stats: list[Object] = []
         self.forbidden: set[str] = set()  # paths
         super().__init__(context, host)
 
@@ -27,8 +26,6 @@ class FakeKubelet(FakeServer):
             reply.body(403, message.encode(), {"Content-Type": "text/plain"})
         elif path == "/pods":
             reply.json(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
-        elif path == "/stats/summary":
-            reply.json(200, {"node": {"nodeName": "node-1", "memory": {"workingSetBytes": 5}}, "pods": self.stats})
         elif path == "/configz" and self.context is not None:
             reply.json(200, {"kubeletconfig": self.config})
         elif path == "/healthz":

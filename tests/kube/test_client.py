@@ -20,7 +20,7 @@ from monitor.kube.errors import (
     ServerError,
     TooManyRequests,
 )
-from monitor.kube.resources import EVENTS, LEASES, NODES, PODS, RUNTIME_CLASSES
+from monitor.kube.resources import EVENTS, LEASES, NODES, PODS
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 
@@ -290,4 +290,5 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
         client.get(PODS, "a b/../ä?x", "default")
     assert api.asked[-1].path == "/api/v1/namespaces/default/pods/a b/../ä?x"
     assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"
-    assert RUNTIME_CLASSES.path("ignored", "y") == "/apis/node.k8s.io/v1/runtimeclasses/y"
+    assert LEASES.path("x", "y") == "/apis/coordination.k8s.io/v1/namespaces/x/leases/y"
+    assert NODES.path("ignored", "y") == "/api/v1/nodes/y"

@@ -61,12 +61,9 @@ def client(kubelet: FakeKubelet, pki: Path, stop: threading.Event) -> Iterator[K
 
 
 def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> None:
-    kubelet.stats = [{"podRef": {"name": "p0"}}]
     assert client.pods(name) == ("p0", "p1", "p2")
     assert client.pods(lambda found: None if name(found) == "p1" else name(found)) == ("p0", "p2")
     assert client.configz()["evictionHard"] == {"memory.available": "100Mi"}
-    node, pods = client.stats_summary(lambda found: found["podRef"]["name"])
-    assert (node["nodeName"], pods) == ("node-1", ("p0",))
     client.healthz()
     assert kubelet.connections == 1
 
@@ -157,11 +154,9 @@ def test_a_bad_url_names_the_option(url: str) -> None:
 
 
 def test_refusals_say_which_right_is_missing(kubelet: FakeKubelet, client: KubeletClient) -> None:
-    kubelet.forbidden = {"/pods", "/stats/summary", "/configz"}
+    kubelet.forbidden = {"/pods", "/configz"}
     with pytest.raises(Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
         client.pods(name)
-    with pytest.raises(Forbidden, match=r'resources: \["nodes/stats"\], verbs: \["get"\]}$'):
-        client.stats_summary(name)
     with pytest.raises(Forbidden, match="nodes/configz"):
         client.configz()
     kubelet.tokens = set()
@@ -182,7 +177,7 @@ def test_refusals_say_which_right_is_missing(kubelet: FakeKubelet, client: Kubel
 def test_a_bad_answer_is_an_error_and_not_an_empty_node(
     kubelet: FakeKubelet, client: KubeletClient, do: faults.Do, error: type[KubeError]
 ) -> None:
-    for ask in (lambda: client.pods(name), lambda: client.stats_summary(name), client.configz):
+    for ask in (lambda: client.pods(name), client.configz):
         kubelet.fail(do)
         with pytest.raises(error):
             ask()
