@@ -52,8 +52,8 @@ class Brake:
         self.begin, self.note, self.began = figures.begin, figures.note, figures.began
         self.state: dict[str, Any] | None = None
         self._changed = False
-        self._said = ""  # the reason that was reported last, until it is reported that evictions are not held any more
-        self._said_ns = 0
+        self._reported_reason = ""  # the last one; "" once it is reported that evictions are not held any more
+        self._reported_ns = 0
         self._measured: Measured | None = None  # at a crossing, until the signal is out
 
     # asking
@@ -197,8 +197,8 @@ class Brake:
         }
         if before is None or (before["reason"], before["victim"]) != (reason, entry.uid):
             self._changed = True
-        if self._said != reason and now_ns - self._said_ns >= QUIET_NS:
-            self._said, self._said_ns = reason, now_ns
+        if self._reported_reason != reason and now_ns - self._reported_ns >= QUIET_NS:
+            self._reported_reason, self._reported_ns = reason, now_ns
             self._send(Braked(ts_ns=now_ns, order=self._registry.leaders(), **self.state))
 
     def _release(self, why: str, now_ns: int) -> None:
@@ -206,8 +206,8 @@ class Brake:
         if state is None:
             return
         self._changed = True
-        if self._said:
-            self._said = ""
+        if self._reported_reason:
+            self._reported_reason = ""
             about = {key: state[key] for key in ("signal", "domain", "kind")}
             held_ns = now_ns - state["since_ns"]
             self._send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))

@@ -195,20 +195,20 @@ class Side:
     def stop(self, timeout_s: float = _STOP_S) -> None:
         """Close the channel, which ends the side; kill it if it does not end in time."""
         if self.pid:
-            self._hang_up()
-            self._await(timeout_s)
+            self._close_channel()
+            self._kill_unless_ended(timeout_s)
             self.reap()
-        self._hang_up()
+        self._close_channel()
         while self._left:
             self._left.pop().close()
 
-    def _hang_up(self) -> None:
+    def _close_channel(self) -> None:
         for end in (self.sock, self._end):
             if end is not None:
                 end.close()
         self.sock = self._end = None
 
-    def _await(self, timeout_s: float) -> None:
+    def _kill_unless_ended(self, timeout_s: float) -> None:
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         if not poller.poll(timeout_s * 1000):
