@@ -94,7 +94,7 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """
-    heard = _heard(daemon.metrics())
+    records = _records_read(daemon.metrics())
     time.sleep(SETTLE_S)
     pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
     windows = max(1, round(seconds / WINDOW_S))
@@ -110,14 +110,14 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
         raise CannotError(
             "this machine is too close to its memory threshold: the programs were attached", "free memory and try again"
         )
-    heard = _heard(metrics) - heard
+    records = _records_read(metrics) - records
     return [
-        summary(name, values, "ms/min") | {"mean": statistics.mean(values), "records": heard}
+        summary(name, values, "ms/min") | {"mean": statistics.mean(values), "records": records}
         for name, values in used.items()
     ]
 
 
-def _heard(metrics: dict[str, float]) -> int:
+def _records_read(metrics: dict[str, float]) -> int:
     """Records the hot process has read: processes killed anywhere on the machine wake it, so then it was not idle."""
     return int(sum(v for k, v in metrics.items() if k.startswith("outrace_records_total") and 'side="reader"' in k))
 

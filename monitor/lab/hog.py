@@ -10,8 +10,8 @@ inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if
 tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page), sockets
 (messages in sockets nobody reads) or dentries (of names in dir=DIR that do not exist; they outlive the process);
 mib=N; pages=4k|thp; rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds);
-forks=N: N children take `mib` each, one after the other, at most 200; murders=N: N children are forked and killed, one
-after the other, each moved to murders_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N.
+forks=N: N children take `mib` each, one after the other, at most 200; kills=N: N children are forked and killed, one
+after the other, each moved to kills_in=DIR before, if given; ignore_term=1; cpu=N to stay on one CPU; nice=N.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ DEFAULTS = {
     "sync": "0",
     "path": "",
     "forks": "0",
-    "murders": "0",
-    "murders_in": "",
+    "kills": "0",
+    "kills_in": "",
     "ignore_term": "0",
     "cpu": "",
     "nice": "0",
@@ -216,7 +216,7 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
         time.sleep(memory.size / MIB / rate if rate else 0.0)
 
 
-def _murder(count: int, cgroup: str) -> None:
+def _kill_children(count: int, cgroup: str) -> None:
     """``count`` children that live only until their SIGKILL, in ``cgroup`` if one is named."""
     for _ in range(count):
         child = os.fork()
@@ -255,7 +255,7 @@ def hog(given: Options) -> None:
         while True:
             command = _command()
             if command == "go":
-                _murder(int(options["murders"]), options["murders_in"])
+                _kill_children(int(options["kills"]), options["kills_in"])
                 _breed(memory, forks, rate)
                 for cycle in range(0 if forks else cycles):
                     if cycle:

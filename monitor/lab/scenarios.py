@@ -165,7 +165,7 @@ def tmpfs_outlives(stage: Stage) -> None:
     with stage.tmpfs() as directory:
         agent = stage.hog(stage.pod("agent", priority=CRITICAL), 400, rate=STEADY)
         stage.grow(stage.pod("writer"), 140, kind="shmem", path=str(directory / "data"))
-        stage.hears("evicted")
+        stage.wait_for_log("evicted")
         agent.go()
         stage.dies(agent)
 
@@ -216,7 +216,7 @@ def wrong_victim(stage: Stage) -> None:
 @scenario(soft(64, "10m"), i.OOM_BEFORE_DECISION, i.COLLATERAL, killed=("",))
 def collateral(stage: Stage) -> None:
     """A service outside the pods is killed."""
-    service = stage.stranger(80)
+    service = stage.hog_outside_pods(80)
     service.go()
     service.expect("grown")
     hog = stage.hog(stage.pod("hog"), 70, rate=STEADY)
@@ -230,7 +230,7 @@ def collateral(stage: Stage) -> None:
 def braked(stage: Stage) -> None:
     """A process in no pod grows; no pod is evicted for what none can give back."""  # all are far below their requests
     pods = [stage.filled(stage.pod(f"small-{n}", qos="Burstable", request=32 * MIB), 3) for n in range(5)]
-    service = stage.stranger(400, rate=STEADY)
+    service = stage.hog_outside_pods(400, rate=STEADY)
     service.go()
     stage.dies(service)
     if any(hog.process.poll() is not None for hog in pods):
@@ -329,7 +329,7 @@ def already_exiting(stage: Stage) -> None:
 def lost_records(stage: Stage) -> None:
     """More processes are killed than a ring holds while nobody reads it."""
     # From outside: what a pod's own processes kill has a budget, and does not fill it.
-    killer = stage.stranger(1, murders=800, murders_in=str(stage.pod("killed").containers["c0"]))
+    killer = stage.hog_outside_pods(1, kills=800, kills_in=str(stage.pod("killed").containers["c0"]))
     with stage.stalled():
         killer.go()
         killer.expect("grown")
@@ -339,5 +339,5 @@ def lost_records(stage: Stage) -> None:
 def record_stops(stage: Stage) -> None:
     """The monitor is stopped in the middle of it."""
     stage.filled(stage.pod("hog"), 140, rate=STEADY)
-    stage.hears("would evict")
+    stage.wait_for_log("would evict")
     stage.daemon.stop()

@@ -72,7 +72,7 @@ class Stage:
         hog.go()
         self.dies(hog)
 
-    def stranger(self, mib: int, **options: str | int) -> Hog:
+    def hog_outside_pods(self, mib: int, **options: str | int) -> Hog:
         """As `hog`, but in a cgroup of the node that belongs to no pod."""
         hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options)
         self.node.children.append(hog)
@@ -112,7 +112,7 @@ class Stage:
                 raise MonitorError(f"the scenario waited in vain for {what}")
             time.sleep(0.005)
 
-    def hears(self, msg: str, **fields: object) -> None:
+    def wait_for_log(self, msg: str, **fields: object) -> None:
         """Wait for a log record of the daemon about this run."""
         if self.daemon.message(msg, PATIENCE_S, self._since, **fields) is None:
             raise MonitorError(f"the daemon never said {msg!r}: {self.daemon.complaint()}")
