@@ -176,9 +176,9 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         given=given,
     )
     for line in choice.tried:
-        log.warning("pods cannot be had there", problem=line)
+        log.warning("no pods from this source", problem=line)
     for line in config.kubelet_differs:
-        log.warning("an option says something else than the kubelet, which goes by its own", difference=line)
+        log.warning("an option differs from the kubelet's own setting", difference=line)
     for stray in strays:
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))

@@ -254,7 +254,7 @@ class DiskWatch:
             if problem:
                 self._log.error(problem, signal=what)
             else:
-                self._log.info("can be read again", signal=what)
+                self._log.info("disk or process figures can be read again", signal=what)
         return found
 
     def _publish(
