@@ -65,7 +65,9 @@ class MessageHandler:
         self._reclaimer = Worker("reclaimer")  # not the reaper: what it asks for may take seconds
         self.store = StatusStore(Path(view.config.state_dir))
         self.on_capacity: Callable[[int], object] = lambda _: None  # the node's memory is so many bytes from now on
-        self.on_evicting: Callable[[EvictedPod, int], object] = lambda *_: None  # a pod was signalled at so many ns
+        #: A pod was signalled at so many ns, and whether with a grace; it (its uid) got its SIGKILL or was empty at ns.
+        self.on_evicting: Callable[[EvictedPod, int, bool], object] = lambda *_: None
+        self.on_ended: Callable[[str, int], object] = lambda *_: None
         self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
@@ -75,6 +77,7 @@ class MessageHandler:
             messages.LogLine: self._on_log,
             messages.State: self._on_state,
             messages.Decision: self._on_decision,
+            messages.Killed: self._on_killed,
             messages.Evicted: self._on_evicted,
             messages.Left: self._on_left,
             messages.GiveBack: self._on_giveback,
@@ -147,7 +150,8 @@ class MessageHandler:
         while len(self._evictions) >= _MAX_EVICTIONS:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
-        self.on_evicting(eviction, message.decided_ns if message.signalled_ns is None else message.signalled_ns)
+        signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
+        self.on_evicting(eviction, signalled_ns, message.given_s > 0)
         self.files.submit(lambda: self.store.write(eviction))
 
     def _status_message(self, pod: Pod, decision: messages.Decision) -> tuple[str, dict[str, str]]:
@@ -172,7 +176,11 @@ class MessageHandler:
                 return threshold.value.shown(decision.capacity)
         return decision.quantity
 
+    def _on_killed(self, message: messages.Killed) -> None:
+        self.on_ended(message.pod, message.ts_ns)
+
     def _on_evicted(self, message: messages.Evicted) -> None:
+        self.on_ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 WARM_S = 30.0
 #: How soon a change of the node's conditions is written.
 _TURN_S = 1.0
+#: Pods in their grace: the oldest of more gets no status. One is evicted at a time.
+_MOST_IN_GRACE = 256
+#: What a daemon before left in its grace is not over any more after so long.
+_LONGEST_GRACE_S = 86_400.0
 
 
 class Cluster:
@@ -60,6 +64,7 @@ class Cluster:
         self._pending = PendingRecords(state_dir)
         self._lock = threading.Lock()
         self._open: dict[str, set[str]] = {}  # record -> what of it is not over
+        self._in_grace: dict[str, Record] = {}  # by the pod's uid
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
         self.statuses = StatusWriter(self._client, log, self._status_done)
@@ -74,7 +79,10 @@ class Cluster:
             lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
         ):
             age_s = max(0.0, time.time() - record.killed)
-            self._submit(record, age_s if record.patch and age_s < WINDOW_S else None)
+            if record.in_grace and age_s < _LONGEST_GRACE_S:
+                self._submit(record, None)
+            else:
+                self._submit(replace(record, in_grace=False), age_s if record.patch and age_s < WINDOW_S else None)
         threading.Thread(target=self.statuses.run, args=(self._stop,), name="statuses", daemon=True).start()
         threading.Thread(target=self._run, name="cluster", daemon=True).start()
 
@@ -86,19 +94,44 @@ class Cluster:
         self._client.close()
         self._events_client.close()
 
-    def evicting(self, eviction: EvictedPod, killed_ns: int) -> None:
-        """A pod was signalled at ``killed_ns`` (CLOCK_MONOTONIC)."""
-        age_s = max(0.0, (time.monotonic_ns() - killed_ns) / 1e9)
-        record = record_of(replace(eviction, node=self.node), time.time() - age_s)
+    def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
+        """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
+        Its events go at once, its status when it `ended`: a StatefulSet's controller deletes a Failed pod and starts
+        the next one under its name, and kubelets since 1.22 report a terminal phase when all containers have ended.
+        """
+        age_s = _age_s(signalled_ns)
+        record = replace(record_of(replace(eviction, node=self.node), time.time() - age_s), in_grace=in_grace)
         if is_static(eviction.pod) or is_mirror(eviction.pod):
             # Its kubelet reads it from a file, and writes the API server's picture of it: no status of ours would stay.
-            record = replace(record, patch={})
-        self._submit(record, age_s if record.patch else None)  # before the file: a status cannot wait for a disk
+            record = replace(record, patch={}, in_grace=False)
+        self._submit(
+            record, age_s if record.patch and not record.in_grace else None
+        )  # before the file: a status cannot wait for a disk
         self._files.submit(partial(self._write, record))
 
-    def _submit(self, record: Record, age_s: float | None) -> None:
+    def ended(self, uid: str, ended_ns: int) -> None:
+        """The grace of a pod is over: it got its SIGKILL, or nobody was left in it, at ``ended_ns``."""
         with self._lock:
-            self._open[record.id] = {"status", "events"} if age_s is not None else {"events"}
+            record = self._in_grace.pop(uid, None)
+        if record is None:
+            return
+        age_s = _age_s(ended_ns)
+        self.statuses.submit(record, age_s)
+        self._files.submit(partial(self._write, replace(record, killed=time.time() - age_s, in_grace=False)))
+
+    def _submit(self, record: Record, age_s: float | None) -> None:
+        """``age_s``: since the kill; None where no status is to be written, or not yet."""
+        given_up: list[Record] = []
+        with self._lock:
+            waits = age_s is not None or record.in_grace
+            self._open[record.id] = {"status", "events"} if waits else {"events"}
+            if record.in_grace:
+                before = self._in_grace.pop(record.uid, record)
+                self._in_grace[record.uid] = record
+                given_up = [before] if before.id != record.id else []
+                given_up += [self._in_grace.pop(uid) for uid in list(self._in_grace)[:-_MOST_IN_GRACE]]
+        for one in given_up:
+            self._over(one, "status")
         if age_s is not None:
             self.statuses.submit(record, age_s)
         self.events.submit(record)
@@ -181,6 +214,10 @@ class Cluster:
         self.events.submit(Record(event["metadata"]["name"], "", self.node, "", when, {}, (event,)))  # type: ignore[index]
 
 
+def _age_s(since_ns: int) -> float:
+    return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
+
+
 def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
     """The cluster whose pods these are, which gets evictions from now on; None where its API server may not be
     asked.
@@ -204,5 +241,5 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
 
     cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding)
     cluster.start()
-    messages.on_evicting = cluster.evicting
+    messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     return cluster

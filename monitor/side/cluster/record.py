@@ -22,7 +22,8 @@ _MAX_EVENT_NAME = 253
 class Record:
     """``id`` names its file. ``patch`` is the pod's status, ``events`` the v1.Events that are not created yet.
 
-    ``killed`` is when it was signalled, in Unix seconds.
+    ``killed`` is when it was signalled, in Unix seconds; ``in_grace``: it was only asked to end, and its status waits
+    until it has.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Record:
     killed: float
     patch: Mapping[str, Any]
     events: tuple[Mapping[str, Any], ...]
+    in_grace: bool = False
 
     @property
     def title(self) -> str:

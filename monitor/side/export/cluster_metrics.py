@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     tally, events = cluster.statuses.tally, cluster.events
-    text = "Time from a pod's first signal to its status accepted by the API server."
+    text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
     text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
     yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
