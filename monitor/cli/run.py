@@ -191,6 +191,12 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
             "already, byte by byte, on cgroup v1 and v2",
             origin=config.origins["kernel_memcg_notification"],
         )
+    if config.enforce and config.pods.startswith("kubelet:http://"):
+        log.warning(
+            "who is evicted is decided by a list that nobody vouches for: anybody on this node may serve that "
+            "port while the kubelet restarts: give --pods apiserver, or kubelet with its https port",
+            pods=config.pods,
+        )
     if config.enforce and config.enforce_unknown_specs and config.pods == CGROUPS:
         log.warning(
             "no pod's spec is known: priorities are unknown, requests guessed, and the wrong pod may be evicted: "

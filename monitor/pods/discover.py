@@ -19,15 +19,16 @@ from monitor.pods.spec import APISERVER, KUBELET
 _TIMEOUT_S = 3.0
 
 
-def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
-    """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups.
+def choose(access: Access, manifest_dir: Path = MANIFEST_DIR, *, enforce: bool = False) -> Choice:
+    """The first of: the kubelet's pods, the API server's for this node, the kubelet's by its read-only port, which is
+    without any authentication and not taken with ``enforce``; manifests; cgroups.
 
     On a node of a cluster whose servers do not answer yet (it is booting, say) it is the cluster all the same: what was
     known before the restart is stored, and a guess would rank wrongly.
     """
     tried: list[str] = []
     waiting = ""
-    for spec, name, ask in _servers(access, tried):
+    for spec, name, ask in _servers(access, tried, enforce):
         try:
             ask()
         except (Forbidden, Unauthorized) as error:
@@ -44,7 +45,7 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
     return without_cluster(tried, access.kubelet.is_there, manifest_dir)
 
 
-def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[[], object]]]:
+def _servers(access: Access, tried: list[str], enforce: bool) -> list[tuple[str, str, Callable[[], object]]]:
     """Spec, name and a question to each server that may have the pods, best first."""
     found: list[tuple[str, str, Callable[[], object]]] = []
     try:
@@ -63,12 +64,6 @@ def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[
                 found.append((f"{KUBELET}:{kubelet.url}", f"the kubelet at {kubelet.url}", asked))
         except MonitorError as error:
             tried.append(f"the kubelet at {kubelet.url}: {error}")
-    if url := kubelet.read_only_url:
-        try:
-            asked = _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
-            found.append((f"{KUBELET}:{url}", f"the kubelet's read-only port at {url}", asked))
-        except MonitorError as error:
-            tried.append(f"the kubelet's read-only port at {url}: {error}")
     try:
         node = access.node if cluster is not None else ""
     except MonitorError as error:
@@ -85,6 +80,18 @@ def _servers(access: Access, tried: list[str]) -> list[tuple[str, str, Callable[
                 client.close()
 
         found.append((APISERVER, f"the API server at {cluster.server} ({credentials})", ask))
+    if (url := kubelet.read_only_url) and enforce:
+        # While the kubelet restarts, anybody on the node may bind it: what says who is killed has to prove who it is.
+        tried.append(
+            f"the kubelet's read-only port at {url}: not taken by itself with --enforce: it is http, and anybody on "
+            f"this node may serve it while the kubelet restarts; --pods kubelet:{url} takes it all the same"
+        )
+    elif url:
+        try:
+            asked = _asks(KubeletClient(access.kubelet_server(url), timeout_s=_TIMEOUT_S))
+            found.append((f"{KUBELET}:{url}", f"the kubelet's read-only port at {url}", asked))
+        except MonitorError as error:
+            tried.append(f"the kubelet's read-only port at {url}: {error}")
     return found
 
 

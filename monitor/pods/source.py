@@ -70,6 +70,8 @@ class Configured(Protocol):
     @property
     def pods(self) -> str: ...
     @property
+    def enforce(self) -> bool: ...
+    @property
     def node_cgroup(self) -> str | None: ...
     @property
     def cgroup_root(self) -> str: ...
@@ -108,7 +110,7 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
         from monitor.pods.discover import choose
 
         access = Access.found(config, kubelet)
-        choice = choose(access)
+        choice = choose(access, enforce=config.enforce)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
     from monitor.pods.access import Access
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
 from monitor.pods import discover, kubelet_process
 from monitor.pods.access import Access
@@ -68,23 +70,58 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
 # ---- the choice
 
 
-def test_the_kubelet_comes_first(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> None:
-    found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
-    assert found == Choice(
-        f"kubelet:{kubelet.url}",
-        f"the kubelet's read-only port at {kubelet.url} answers (configuration /var/lib/kubelet/config.yaml)",
-        (),
-        True,
-    )
-
-
-def test_then_the_api_server(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> None:
-    kubelet.forbidden.add("/pods")
+def test_the_api_server_comes_before_the_read_only_port(
+    api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    """That is without any authentication, and anybody on the node may serve it while the kubelet restarts."""
     found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
     assert found.spec == "apiserver"
     assert found.why.startswith(f"the API server at {api.url} (the kubelet's own {tmp_path / 'k'}) answers")
-    assert len(found.tried) == 1
+    assert (found.tried, kubelet.asked) == ((), [])
+
+
+def test_then_the_read_only_port(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> None:
+    api.forbidden.add(("list", "pods"))
+    found = choose(Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url))), tmp_path / "none")
+    assert found.spec == f"kubelet:{kubelet.url}"
+    why = f"the kubelet's read-only port at {kubelet.url} answers (configuration /var/lib/kubelet/config.yaml)"
+    assert (found.why, found.kubelet, len(found.tried)) == (why, True, 1)
     assert "403" in found.tried[0]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_with_enforce_the_read_only_port_is_never_taken_by_itself(
+    away: bool, api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    access = Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
+    if away:
+        api.refuse()
+    else:
+        api.forbidden.add(("list", "pods"))
+    found = choose(access, tmp_path / "none", enforce=True)
+    assert found.spec == ("apiserver" if away else "cgroups")
+    assert kubelet.asked == []
+    [line] = [line for line in found.tried if "read-only port" in line]
+    assert f"--pods kubelet:{kubelet.url} takes it all the same" in line
+    if not away:
+        with pytest.raises(MonitorError, match="not taken by itself with --enforce"):
+            check_enforced(RunConfig(pods=found.spec, enforce=True), found)
+
+
+def test_settle_says_whether_pods_are_evicted(
+    kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kubelet_process, "find_kubelet", lambda: process(kubelet))
+    monkeypatch.setattr("monitor.pods.access.find_kubelet", lambda: process(kubelet))
+    given = f"kubelet:{kubelet.url}"
+    assert settle(RunConfig())[0].spec == given
+    assert settle(RunConfig(enforce=True))[0].spec == "cgroups"
+    config = RunConfig(pods=given, enforce=True, node_name="n")
+    choice, _ = settle(config)
+    assert choice.spec == given
+    for enforce in (False, True):
+        _announce(dataclasses.replace(config, enforce=enforce), choice, False, ())
+        assert ("a list that nobody vouches for" in capfd.readouterr().err) == enforce
 
 
 def test_a_node_whose_servers_are_away_is_one_all_the_same(
@@ -96,7 +133,7 @@ def test_a_node_whose_servers_are_away_is_one_all_the_same(
     (tmp_path / "pods").mkdir()
     access = Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
     found = choose(access, tmp_path / "pods")
-    assert found.spec == f"kubelet:{kubelet.url}"
+    assert found.spec == "apiserver"
     assert "whose servers do not answer yet" in found.why
     assert len(found.tried) == 2
     assert all("refused" in line for line in found.tried)
