@@ -179,6 +179,12 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         log.warning("no pods from this source", problem=line)
     for line in config.kubelet_differs:
         log.warning("an option differs from the kubelet's own setting", difference=line)
+    if config.kubelet_unread:
+        log.warning(
+            "the kubelet's configuration cannot be read: what is not given here has its default, which may not be the "
+            "kubelet's: give --kubelet-config FILE, or the right to get nodes/configz",
+            problem=config.kubelet_unread,
+        )
     for stray in strays:
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))

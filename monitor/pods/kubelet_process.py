@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ class KubeletProcess:
     config: Mapping[str, Any] = field(default_factory=dict)
     kubeconfig: Path | None = None
     drop_ins: tuple[tuple[Path, Mapping[str, Any]], ...] = ()  # of --config-dir, in order
+    unread: str = ""  # why the file that it names with --config cannot be read; "" where it can, or none is named
 
     @property
     def is_there(self) -> bool:
@@ -98,15 +99,16 @@ def find_kubelet() -> KubeletProcess:
     """The kubelet that runs in our pid namespace as root, else what its usual files say."""
     pid, arguments = _running()
     flags = _flags(arguments)
-    config_path, config = None, {}
+    config_path, config, problems = None, {}, list[str]()
     for path in _config_paths(pid, flags):
-        if (read := _mapping(path)) is not None:
+        if (read := _mapping(path, problems.append)) is not None:
             config_path, config = path, read
             break
+    unread = problems[0] if pid and problems and config_path is None else ""
     candidates = [Path(flags["kubeconfig"])] if flags.get("kubeconfig", "").startswith("/") else list(KUBECONFIGS)
     # (os.path: for who is not root the way to it may be closed, and pathlib raises then.)
     kubeconfig = next((path for path in candidates if os.path.isfile(path)), None)
-    return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags))
+    return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags), unread)
 
 
 def _config_paths(pid: int, flags: Mapping[str, str]) -> list[Path]:
@@ -137,11 +139,18 @@ def _there(pid: int, path: Path) -> Path:
     return path
 
 
-def _mapping(path: Path) -> dict[str, Any] | None:
+def _mapping(path: Path, on_problem: Callable[[str], object] = lambda _: None) -> dict[str, Any] | None:
     """The mapping in a YAML or JSON file; None where there is none, or it cannot be read."""
-    with suppress(OSError, documents.UnreadableError, documents.NotAFileError):
+    try:
         read = next(iter(documents.from_yaml(documents.decoded(documents.read_bytes(path)))), None)
-        return read if isinstance(read, dict) else None
+    except OSError as error:
+        on_problem(f"{path}: {error.strerror or error}")
+    except documents.UnreadableError as error:
+        on_problem(f"{path}: {error}")
+    else:
+        if isinstance(read, dict):
+            return read
+        on_problem(f"{path}: is no map")
     return None
 
 

@@ -64,6 +64,8 @@ class RunConfig:
     #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
     kubelet_flags: Mapping[str, str] = field(default_factory=dict)
     kubelet_differs: tuple[str, ...] = ()  # where an option says something else than the kubelet, a line each
+    kubelet_unread: str = ""  # why the kubelet's own configuration is not known, though it has one
+    hard_guessed: bool = False  # then: whether --eviction-hard is a default that may not be the kubelet's
     cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
     enforce: bool = False
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -23,16 +23,20 @@ _TIMEOUT_S = 3.0
 _EMPTY: Mapping[str, Any] = {HARD: {}, ENFORCE: []}
 
 
-def kubelet_sources(access: Access) -> tuple[Source, ...]:
+def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda _: None) -> tuple[Source, ...]:
     """What is in force in the kubelet, first of all others: its /configz, where it may be asked, else its file, its
     drop-ins and the flags of its process, each over the one before. Empty where nothing of it can be read.
+    ``on_unread`` hears why, where it names a file and neither that nor /configz can be read: the defaults are a guess.
     """
     kubelet = access.kubelet
     if not kubelet.is_there:
         return ()
-    found = _configz(access) if kubelet.pid else None
-    if found is not None:
-        return (found,)
+    if kubelet.pid:
+        try:
+            return (_configz(access),)
+        except MonitorError as error:
+            if kubelet.unread:
+                on_unread(f"{kubelet.unread} (--config of the kubelet, process {kubelet.pid}); /configz: {error}")
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
     said = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
@@ -64,19 +68,14 @@ def differences(said: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple
     return tuple(lines)
 
 
-def _configz(access: Access) -> Source | None:
-    """What the kubelet says of itself, if we may ask."""
-    try:
-        cluster, _ = access.api_server()
-        if not cluster.credentials.current().token:
-            return None
-        client = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
-    except MonitorError:
-        return None
+def _configz(access: Access) -> Source:
+    """What the kubelet says of itself. MonitorError where it cannot be asked."""
+    cluster, whose = access.api_server()
+    if not cluster.credentials.current().token:
+        raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")
+    client = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
     try:
         return Source(f"the kubelet's /configz at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
-    except MonitorError:
-        return None
     finally:
         client.close()
 

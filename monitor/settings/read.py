@@ -105,10 +105,16 @@ def _over_kubelet(said: Mapping[str, Given]) -> Resolved:
     from monitor.pods.access import Access
     from monitor.settings.kubelet_own import differences, kubelet_sources
 
-    found = kubelet_sources(Access.found(resolve(said).config, kubelet))
+    unread: list[str] = []
+    found = kubelet_sources(Access.found(resolve(said).config, kubelet), unread.append)
     resolved = resolve(said, found[0] if found else None, found[1:])
     own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
-    config = dataclasses.replace(resolved.config, kubelet_differs=differences(own, found))
+    config = dataclasses.replace(
+        resolved.config,
+        kubelet_differs=differences(own, found),
+        kubelet_unread="; ".join(unread),
+        hard_guessed=bool(unread) and "eviction-hard" not in said and "eviction-hard" not in kubelet.flags,
+    )
     return resolved._replace(config=config)
 
 
@@ -154,8 +160,14 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
     """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
     pods are known only in part, and requests are recovered from what the kernel has of them. On a node of a cluster
-    that cannot be asked yet it is another error: trying again will help.
+    that cannot be asked yet it is another error: trying again will help. MonitorError too where the line is a guess: a
+    node whose kubelet evicts below 10Mi would lose pods at the default, 100Mi.
     """
+    if config.enforce and config.hard_guessed:
+        raise MonitorError(
+            f"the thresholds of this node's kubelet cannot be read: {config.kubelet_unread}",
+            "give --kubelet-config FILE or --eviction-hard, or the right to get nodes/configz",
+        )
     if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
         why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""
         error = MonitorError if choice is not None and choice.kubelet else ConfigError

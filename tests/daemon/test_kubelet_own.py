@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from monitor.cli.run import _announce
+from monitor.errors import MonitorError
+from monitor.pods import kubelet_process
 from monitor.pods.access import Access
+from monitor.pods.choice import Choice
 from monitor.pods.kubelet_process import KubeletProcess
 from monitor.settings import kubelet_own
-from monitor.settings.read import Resolved, read
+from monitor.settings.config import RunConfig
+from monitor.settings.read import Resolved, check_enforced, read
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
 from tests.kube.fake_kubelet import FakeKubelet
@@ -162,7 +168,7 @@ def test_values_of_a_wrong_type_are_refused_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     path.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n")
-    monkeypatch.setattr(kubelet_own, "kubelet_sources", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(kubelet_own, "kubelet_sources", lambda *_: pytest.fail("asked"))
     assert read({}, None, str(path), ask_kubelet=True).config.eviction_hard == {}
     assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
 
@@ -185,3 +191,74 @@ def test_without_credentials_nobody_is_asked() -> None:
     [source] = kubelet_own.kubelet_sources(Access(kubelet=kubelet))
     assert (source.name, source.content) == ("the kubelet's /k.yaml", {"evictionHard": {}})
     assert kubelet_own.kubelet_sources(Access(kubelet=KubeletProcess())) == ()
+
+
+# ---- where nothing of it can be read
+
+
+def unread(server: FakeKubelet, serving: Pair, directory: Path, monkeypatch: pytest.MonkeyPatch) -> KubeletProcess:
+    """A kubelet as it is found, that names a file which is not there (for us), and lets nobody ask."""
+    server.forbidden.add("/configz")
+    asked = running(server, serving, directory)
+    arguments = [f"--config={directory / 'none.yaml'}", f"--tls-cert-file={serving.certificate}"]
+    arguments += [f"--port={server.port}", f"--kubeconfig={asked.kubeconfig}"]
+    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), arguments))
+    return kubelet_process.find_kubelet()
+
+
+def test_a_kubelet_whose_thresholds_cannot_be_read(
+    server: FakeKubelet,
+    serving: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The default of 100Mi would be enforced on a node whose own line is 10Mi, and nobody would hear of it."""
+    kubelet = unread(server, serving, tmp_path, monkeypatch)
+    config = resolved(monkeypatch, kubelet).config
+    assert "none.yaml: No such file or directory" in config.kubelet_unread
+    assert "/configz: " in config.kubelet_unread
+    assert "403" in config.kubelet_unread
+    _announce(RunConfig.from_json(config.to_json()), Choice("cgroups", "as given"), False, ())
+    said = capfd.readouterr().err
+    assert "the kubelet's configuration cannot be read" in said
+    assert "none.yaml: No such file or directory" in said
+    check_enforced(config)
+    config = resolved(monkeypatch, kubelet, enforce=True, pods="apiserver").config
+    with pytest.raises(
+        MonitorError, match=r"none\.yaml: .*403.*give --kubelet-config FILE or --eviction-hard"
+    ) as refused:
+        check_enforced(config)
+    assert refused.value.exit_code == 1
+
+
+def test_thresholds_that_are_given_may_be_enforced_all_the_same(
+    server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubelet = unread(server, serving, tmp_path, monkeypatch)
+    given = {"enforce": True, "pods": "apiserver"}
+    config = resolved(monkeypatch, kubelet, eviction_hard="memory.available<10Mi", **given).config
+    assert config.kubelet_unread
+    check_enforced(config)
+    theirs = dataclasses.replace(kubelet, flags={**kubelet.flags, "eviction-hard": "memory.available<20Mi"})
+    config = resolved(monkeypatch, theirs, **given).config
+    assert config.eviction_hard == {"memory.available": "20Mi"}
+    check_enforced(config)
+    server.forbidden.clear()
+    server.config = {"evictionHard": {"memory.available": "30Mi"}}
+    config = resolved(monkeypatch, kubelet, **given).config
+    assert (config.kubelet_unread, config.eviction_hard) == ("", {"memory.available": "30Mi"})
+    check_enforced(config)
+
+
+@pytest.mark.parametrize("text", [None, "[1]", "a: b: c", ""])
+def test_why_a_file_cannot_be_read(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), [f"--config={path}"]))
+    assert str(path) in kubelet_process.find_kubelet().unread
+    path.write_text("port: 4321\n")
+    assert kubelet_process.find_kubelet().unread == ""
+    monkeypatch.setattr(kubelet_process, "_running", lambda: (os.getpid(), []))
+    assert kubelet_process.find_kubelet().unread == ""  # it has the defaults, and says so
