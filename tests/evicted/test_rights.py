@@ -17,7 +17,7 @@ from tests.kube.fake_http import Asked, Reply
 
 CHART = Path(__file__).parents[2] / "deploy/helm/outrace"
 TEMPLATE = (CHART / "templates/evicted.yaml").read_text()
-RULE = re.compile(r"resources: \[(\w+)\]\n +verbs: \[([\w, ]+)\]")
+RULE = re.compile(r"resources: \[(\w+)\][^\n]*\n(?: +resourceNames: [^\n]*\n)? +verbs: \[([\w, ]+)\]")
 
 
 def test_the_chart_grants_what_is_used_and_no_more(
