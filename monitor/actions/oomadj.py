@@ -242,10 +242,12 @@ class OomScores:
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
     """Container name -> oom_score_adj, within the kernel's -1000..1000. Left out are the containers of a pod known by
-    its cgroup alone that may be critical, and of a Burstable one those whose request could not be recovered.
+    its cgroup alone that may be critical, of a Burstable one those whose request could not be recovered, and sums.
     """
     pod = found.pod
     unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
+    if pod.containers_summed:
+        return {}  # the score of a container is by its own request
     if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
         return {}  # only its spec says whether it has the score of its class or of a critical pod
     return {

@@ -38,6 +38,8 @@ class Manifest:
     @property
     def is_starting(self) -> bool:
         """Whether its status does not name all of its containers' ids yet."""
+        if self.pod.containers_summed:
+            return False
         return self.pod.phase in ("", "Pending", "Running") and any(
             not self.container_ids.get(one.name) for one in self.pod.containers
         )

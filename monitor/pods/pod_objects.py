@@ -9,23 +9,31 @@ from itertools import islice
 from typing import Any
 
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, manifest_of
+from monitor.pods.many_containers import MOST_CONTAINERS, summed
 from monitor.policy.qos import SOURCE
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
 _ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 _SPEC = (
-    *("nodeName", "resources", "overhead", "priority", "priorityClassName", "restartPolicy"),
+    *("nodeName", "overhead", "priority", "priorityClassName", "restartPolicy"),
     "terminationGracePeriodSeconds",
 )
-_CONTAINER = ("name", "resources", "restartPolicy")
+_CONTAINER = ("name", "restartPolicy")
+_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 #: Whoever makes a pod decides how much is in it, up to 1.5 MB: this much of labels, tolerations and volumes is kept,
 #: and of a text. (Kubernetes' own volumes of a pod are a few; a label's value has 63 characters at most.)
 _MOST, _LONGEST = 100, 1024
 _STATUS = ("phase", "qosClass", "reason", "message")
-_CONTAINER_STATUS = ("name", "containerID", "allocatedResources")
+_CONTAINER_STATUS = ("name", "containerID")
 _SPECS = ("containers", "initContainers")
 _STATUSES = ("containerStatuses", "initContainerStatuses")
+#: What a resize in place can change, and the resources that a policy asks for.
+_RESIZED = ("cpu", "memory")
+_RESOURCES = (*_RESIZED, "ephemeral-storage")
+_AMOUNTS = ("requests", "limits")
+#: Our own mark in a stored object: its containers are sums. No server sends it: both drop fields that they do not know.
+_SUMMED = "containersSummed"
 
 Object = dict[str, Any]
 
@@ -37,31 +45,42 @@ def kept(obj: Any) -> Object:
     """
     meta, spec, status = (_map(obj, key) for key in ("metadata", "spec", "status"))
     owners = meta.get("ownerReferences")
-    return {
+    made: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             **_some(meta, _METADATA),
             "annotations": _texts(_some(_map(meta, "annotations"), _ANNOTATIONS)),
             "labels": _texts(_map(meta, "labels")),
-            "ownerReferences": [_some(o, ("kind", "name", "controller")) for o in _list(owners)[:_MOST]],
+            "ownerReferences": [_texts(_some(o, ("kind", "name", "controller"))) for o in _list(owners)[:_MOST]],
         },
         "spec": {
             **_some(spec, _SPEC),
-            **({"tolerations": _list(spec["tolerations"])[:_MOST]} if "tolerations" in spec else {}),
+            **({"resources": _resources(spec["resources"])} if "resources" in spec else {}),
+            **({"tolerations": _tolerations(spec["tolerations"])} if "tolerations" in spec else {}),
             **({"volumes": [_volume(one) for one in _list(spec["volumes"])[:_MOST]]} if "volumes" in spec else {}),
-            **{key: [_some(one, _CONTAINER) for one in _list(spec.get(key))] for key in _SPECS if key in spec},
+            **{key: [_container(one) for one in _list(spec.get(key))] for key in _SPECS if key in spec},
         },
         "status": {
             **_texts(_some(status, _STATUS)),
-            **{key: [_some(one, _CONTAINER_STATUS) for one in _list(status.get(key))] for key in _STATUSES},
+            **_granted(status),
+            **({"resources": _resources(status["resources"])} if "resources" in status else {}),
+            **{key: [_container_status(one) for one in _list(status.get(key))] for key in _STATUSES},
         },
     }
+    if isinstance(obj, Mapping) and obj.get(_SUMMED) is True:
+        return {**made, _SUMMED: True}
+    if sum(len(made["spec"].get(key, ())) for key in _SPECS) > MOST_CONTAINERS:
+        few = summed(_allocated(made))
+        return made if few is None else {**few, _SUMMED: True}
+    return made
 
 
 def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
     """The pod of a `kept` object, or the line that says why it is none."""
     found = manifest_of(where, _allocated(obj))
+    if not isinstance(found, str) and obj.get(_SUMMED) is True:
+        found = replace(found, pod=replace(found.pod, containers_summed=True))
     if isinstance(found, str) or not any(key.startswith(POD_CGROUP) for key in found.pod.annotations):
         return found
     others = {key: text for key, text in found.pod.annotations.items() if not key.startswith(POD_CGROUP)}
@@ -78,9 +97,12 @@ def owner(obj: Mapping[str, Any]) -> str:
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the requests that the kubelet has granted, where a resize in place is not done yet (KEP-1287): it ranks by
     them (`status.containerStatuses[].allocatedResources`), not by what the spec asks for. (Kubernetes 1.36:
-    evictionManager.Start has getAllocatedPods.)
+    evictionManager.Start has getAllocatedPods.) The same of the whole pod (KEP-5419: `status.allocatedResources`),
+    where it has resources of its own; without, that is the sum of the containers.
     """
     status = _map(obj, "status")
+    own = _map(obj, "spec").get("resources")
+    of_pod = _map(status, "allocatedResources") or _map(_map(status, "resources"), "requests")
     granted = {
         one["name"]: one["allocatedResources"]
         for key in _STATUSES
@@ -89,22 +111,57 @@ def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
         and isinstance(one.get("allocatedResources"), dict)
         and one["allocatedResources"]
     }
-    if not granted:
+    of_pod = of_pod if isinstance(own, Mapping) else {}
+    if not granted and not of_pod:
         return obj
     made = copy.deepcopy(dict(obj))
+    if of_pod:
+        made["spec"]["resources"] = _resized(own, of_pod)
     for key in _SPECS:
         for container in _list(_map(made, "spec").get(key)):
             if isinstance(container.get("name"), str) and container["name"] in granted:
-                resources = container.get("resources")
-                resources = dict(resources) if isinstance(resources, dict) else {}
-                requests = resources.get("requests")
-                asked = requests if isinstance(requests, dict) else {}
-                # cpu and memory alone can be resized. What was not granted yet is none.
-                resized = {name: granted[container["name"]].get(name) for name in ("cpu", "memory")}
-                now = {**asked, **resized}
-                now = {name: amount for name, amount in now.items() if amount is not None}
-                container["resources"] = {**resources, "requests": now}
+                container["resources"] = _resized(container.get("resources"), granted[container["name"]])
     return made
+
+
+def _resized(resources: Any, granted: Mapping[str, Any]) -> Object:
+    """These resources with the requests that are granted. What was not granted yet is none."""
+    now = {**_map(resources, "requests"), **{name: granted.get(name) for name in _RESIZED}}
+    requests = {name: amount for name, amount in now.items() if amount is not None}
+    return {**(resources if isinstance(resources, Mapping) else {}), "requests": requests}
+
+
+def _container(container: Mapping[str, Any]) -> Object:
+    resources = {"resources": _resources(container["resources"])} if "resources" in container else {}
+    return {**_some(container, _CONTAINER), **resources}
+
+
+def _container_status(status: Mapping[str, Any]) -> Object:
+    return {**_some(status, _CONTAINER_STATUS), **_granted(status)}
+
+
+def _granted(status: Mapping[str, Any]) -> Object:
+    return {"allocatedResources": _amounts(status["allocatedResources"])} if "allocatedResources" in status else {}
+
+
+def _resources(found: Any) -> Any:
+    """Requests and limits of what a policy asks for: a tenant names 100,000 resources of a domain of his own. What is
+    no map stays, to be said.
+    """
+    if not isinstance(found, Mapping):
+        return found
+    return {key: _amounts(found[key]) for key in _AMOUNTS if key in found}
+
+
+def _amounts(found: Any) -> Any:
+    if not isinstance(found, Mapping):
+        return found
+    huge = (key for key in found if isinstance(key, str) and key.startswith("hugepages-"))
+    return _some(found, (*_RESOURCES, *islice(huge, _MOST)))
+
+
+def _tolerations(found: Any) -> list[Object]:
+    return [_texts(_some(one, _TOLERATION)) for one in _list(found)[:_MOST]]
 
 
 def _volume(volume: Mapping[str, Any]) -> Object:

@@ -88,6 +88,8 @@ class Pod:
     spec_known: bool = True
     #: Why a pod whose spec is not known is never evicted; empty if it may be.
     taken_critical: str = ""
+    #: Whether its containers are sums of so many that each is not kept: their names are not those of any container.
+    containers_summed: bool = False
 
     @property
     def known_priority(self) -> int | None:

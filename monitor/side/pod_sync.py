@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.link import channel
-from monitor.link.messages import PodGone, Synced
+from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.kubepods import of_pods
 from monitor.pods.source import Change, FoundPod
 from monitor.policy.admission import admit
@@ -91,16 +91,20 @@ class PodSync:
         view.kubepods = of_pods(view.hierarchy, view.node_path, view.pods.values(), view.config.cgroup_root)
 
     def _sendable(self, change: Change) -> Change:
-        """The change without the pods whose message is too large: they are a problem, and not watched."""
+        """The change without the pods whose message is too large: they are a problem, and not watched.
+
+        Of a pod with so many containers (some 460) that they do not fit, the hot process gets none: the pod's own
+        cgroup is what is measured and killed. Else it would be a way out of the ranking.
+        """
         pods = self.view.pods
         sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems))
         for found in change.updated:
             uid = found.pod.uid
             try:
-                self._unsent[uid] = channel.encode(pod_message(found, self._era))
+                self._unsent[uid] = _packet(pod_message(found, self._era))
                 sendable.updated.append(found)
             except channel.TooLarge as error:
-                remedy = "give it fewer containers or shorter cgroup paths"
+                remedy = "give it shorter cgroup paths"
                 sendable.problems.append(f"pod {label(found.pod)} is not watched: {error}; {remedy}")
                 if uid in pods:
                     sendable.removed.append(uid)
@@ -125,3 +129,11 @@ class PodSync:
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"
             self._log.warning(refused, pod=name, reason=admission.reason, message=admission.message)
+
+
+def _packet(message: PodSeen) -> bytes:
+    """Raises TooLarge."""
+    try:
+        return channel.encode(message)
+    except channel.TooLarge:
+        return channel.encode(message._replace(containers={}))

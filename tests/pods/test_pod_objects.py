@@ -86,6 +86,24 @@ def test_the_request_that_was_granted_counts(asked: Object, granted: Object | No
     assert request(sidecar) == mib
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "mib"),
+    [
+        ({"memory": "1Ti"}, {"allocatedResources": {"memory": "64Mi"}}, 64),  # PodResizePending, Infeasible
+        ({"memory": "64Mi"}, {"allocatedResources": {"memory": "128Mi"}}, 128),  # a decrease, not done yet
+        ({"memory": "1Ti"}, {"resources": {"requests": {"memory": "64Mi"}}}, 64),  # what is in force, and no more said
+        ({"memory": "64Mi"}, {"allocatedResources": {}}, 64),  # KEP-5419 is off
+        ({"memory": "64Mi", "cpu": "1"}, {"allocatedResources": {"cpu": "1"}}, 0),  # was added, and is not granted
+        (None, {"allocatedResources": {"memory": "1Ti"}}, 32),  # no resources of its own: the sum of the containers
+    ],
+)
+def test_the_request_that_the_whole_pod_was_granted_counts(asked: Object | None, status: Object, mib: int) -> None:
+    own = {} if asked is None else {"resources": {"requests": asked}}
+    pod = with_spec(containers=[container("main", "32Mi")], **own)
+    pod["status"] |= status
+    assert request(pod) == mib
+
+
 def test_what_the_policy_asks_for_is_kept() -> None:
     obj = with_spec(
         containers=[container("main", "64Mi")],
@@ -125,6 +143,8 @@ def test_a_pod_as_large_as_it_may_be_keeps_little() -> None:
         "annotations": {"kubernetes.io/config.hash": "f" * 250_000, "big": "x" * 250_000},
         "ownerReferences": [{"kind": "ReplicaSet", "name": f"r{i}"} for i in range(2000)],
     }
+    obj["metadata"]["ownerReferences"][0]["name"] = "x" * 500_000
+    obj["spec"]["containers"][0]["resources"]["requests"] |= {f"example.com/r{i}": "1" for i in range(50_000)}
     assert len(json.dumps(kept(obj))) < 32 << 10
     assert request(obj) == 64
 
