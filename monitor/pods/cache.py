@@ -12,6 +12,8 @@ from monitor.documents import UnreadableError
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
 _VERSION = 1
+#: Bytes and values around the pods, and to spare.
+_HEAD = 1024
 
 
 class PodCache:
@@ -36,9 +38,15 @@ class PodCache:
         pods = found.get("pods")
         return pods if isinstance(pods, list) else []
 
-    def store(self, objects: list[Any]) -> None:
-        """Raises nothing: what is not stored is asked for after the next start."""
-        text = json.dumps({"version": _VERSION, "node": self._node, "pods": objects}, separators=(",", ":"))
+    def store(self, objects: list[Any]) -> bool:
+        """Raises nothing: what is not stored is asked for after the next start. Whether the file is written.
+
+        It is no more than `load` reads: without the largest pods, where all are more than that.
+        """
+        texts = [json.dumps(one, separators=(",", ":")) for one in objects]
+        chosen = _within(texts)
+        head = json.dumps({"version": _VERSION, "node": self._node, "pods": []}, separators=(",", ":"))
+        text = head.removesuffix("]}") + ",".join(texts[at] for at in chosen) + "]}"
         new = self.path.with_suffix(".new")
         try:
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -47,6 +55,22 @@ class PodCache:
                 file.flush()
                 os.fsync(fd)
             os.replace(new, self.path)
-            self.problem = ""
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}; after a restart pods are known when the cluster answers"
+            return False
+        left_out = len(texts) - len(chosen)
+        too_many = f"{self.path}: the {left_out} largest of {len(texts)} pods do not fit into a file"
+        self.problem = f"{too_many}; after a restart they are known when the cluster answers" if left_out else ""
+        return True
+
+
+def _within(texts: list[str]) -> list[int]:
+    """Which of these objects fit into one file, the smallest first; in their own order."""
+    size = values = _HEAD
+    for count, at in enumerate(by_size := sorted(range(len(texts)), key=lambda at: len(texts[at]))):
+        text = texts[at]
+        size += len(text) + 1  # ASCII, as json.dumps makes it
+        values += sum(map(text.count, "[{,")) + 1  # in its strings too
+        if size > documents.MAX_BYTES or values > documents.MAX_VALUES:
+            return sorted(by_size[:count])
+    return sorted(by_size)

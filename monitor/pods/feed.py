@@ -78,6 +78,7 @@ class PodFeed(ABC):
         self._pods: dict[str, Known] = {}
         self._gone: dict[str, tuple[float, Known]] = {}  # uid -> since when, as it was last
         self._failure = ""
+        self._skipped: tuple[str, ...] = ()
         self._stored_at = -STORE_S
         self._dirty = False
         self._bug: Exception | None = None  # that ended the thread
@@ -141,10 +142,10 @@ class PodFeed(ABC):
         with self._lock:
             found = [one.problem for one in self._pods.values() if one.problem]
             stored = self._cache.problem if self._cache is not None else ""
-            return found + [one for one in (self._failure, stored) if one]
+            return found + [one for one in (*self._skipped, self._failure, stored) if one]
 
-    def replace_all(self, pods: Mapping[str, Known]) -> None:
-        """These are all pods there are."""
+    def replace_all(self, pods: Mapping[str, Known], skipped: tuple[str, ...] = ()) -> None:
+        """These are all pods there are; ``skipped`` says what is missing of them."""
         with self._lock:
             now = self._clock()
             self._gone |= {
@@ -153,7 +154,8 @@ class PodFeed(ABC):
             for uid in pods:
                 self._gone.pop(uid, None)
             evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
-            changed = self._pods != dict(pods) or not self.synced or self._failure != ""
+            changed = self._pods != dict(pods) or not self.synced or self._failure != "" or self._skipped != skipped
+            self._skipped = skipped
             self._dirty = self._dirty or self._pods != dict(pods)
             self._pods, self.synced, self._failure = dict(pods), True, ""
             self._changed(changed)
@@ -210,9 +212,9 @@ class PodFeed(ABC):
             self._dirty = False
         self._stored_at = self._clock()
         before = self._cache.problem
-        self._cache.store(objects)
+        stored = self._cache.store(objects)
         with self._lock:
-            self._dirty = self._dirty or bool(self._cache.problem)  # again in 5 s
+            self._dirty = self._dirty or not stored  # again in 5 s
             self._changed(before != self._cache.problem)
 
     def _changed(self, really: bool = True) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monitor import documents
 from monitor.kube.errors import ResourceExpired, TransportError
 from monitor.pods import cluster_feeds as feeds
 from monitor.pods.cache import PodCache
@@ -211,6 +212,51 @@ def test_a_cache_that_cannot_be_written_is_told_and_tried_again(tmp_path: Path, 
     assert "No such file or directory; after a restart pods are known when the cluster answers" in feed.problems()[0]
     state.mkdir()
     assert len(cached(feed, clock)["pods"]) == 1
+    assert feed.problems() == []
+
+
+def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is refused would be no pods at all after a restart: the largest are left out instead."""
+    pods = [made(f"p{i}", f"u{i}") for i in range(5)]
+    for at, one in enumerate(pods):
+        one.object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range((50, 3, 100, 2, 1)[at])}
+    for limit, value, kept in [("MAX_BYTES", 8000, "0134"), ("MAX_VALUES", 1300, "0134"), ("MAX_BYTES", 3600, "134")]:
+        feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+        with monkeypatch.context() as limits:
+            limits.setattr(documents, limit, value)
+            feed.replace_all(of(*pods))
+            assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == [f"p{i}" for i in kept]
+            again = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+            assert names(again.manifests()) == [f"p{i}" for i in kept]
+            assert again.problems() == []
+        left_out = f"the {5 - len(kept)} largest of 5 pods do not fit into a file"
+        assert left_out in feed.problems()[0]
+        assert not feed._dirty  # nothing is tried again before something changes
+
+
+def test_pods_that_are_as_large_as_they_may_be_are_stored(tmp_path: Path, clock: Clock) -> None:
+    """Ten pods of 20,000 containers, among 100 others."""
+    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    large = a_pod("large", "x")
+    large["spec"]["containers"] = [{"name": f"c{i}", "image": "x", "resources": {}} for i in range(20_000)]
+    found = [made(f"p{i}", f"u{i}") for i in range(100)]
+    for i in range(10):
+        large["metadata"] |= {"name": f"l{i}", "uid": f"l{i}"}
+        found.append(known("test", large))  # type: ignore[arg-type]
+    feed.replace_all(of(*found))
+    cached(feed, clock)
+    assert len(Told("test", PodCache(tmp_path, "n1"), clock=clock).manifests()) == 110
+    assert feed.problems() == []
+
+
+def test_what_a_server_sends_that_is_too_large_is_told(feed: Told) -> None:
+    feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
+    assert feed.drain()
+    assert feed.problems() == ["item 1 is passed over"]
+    feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
+    assert not feed.drain()
+    feed.replace_all(of(made("a", "u1")))
+    assert feed.drain()
     assert feed.problems() == []
 
 
