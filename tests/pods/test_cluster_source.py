@@ -13,6 +13,7 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.pods.cluster_source import UNLISTED_S
+from monitor.pods.many_containers import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
@@ -54,6 +55,25 @@ def test_a_cgroup_that_is_not_listed_is_held_apart_then_known(cluster: Cluster, 
     cluster.create(new)
     look(source, lambda: named(source) == {"shop/a", "shop/new"})
     assert source.unlisted == ()
+
+
+def test_of_a_pod_of_very_many_containers_those_that_run_are_found(cluster: Cluster) -> None:
+    """Kept as sums, it has no names for them; what they write to disk is still the pod's."""
+    pod = a_pod("many")
+    one = {"resources": {"requests": {"memory": "1Mi"}}}
+    pod["spec"]["containers"] = [{"name": f"c{i}", **one} for i in range(MOST_CONTAINERS + 1)]
+    ids = [f"{i:064x}" for i in range(2)]
+    pod["status"]["containerStatuses"] = [
+        {"name": f"c{i}", "containerID": f"containerd://{ident}"} for i, ident in enumerate(ids)
+    ]
+    path = cluster.create(pod, container=ids[0])
+    source = cluster.source(cluster.watched())
+    look(source, lambda: named(source) == {"shop/many"})
+    found = source.pods[uid_of(pod)]
+    assert (found.cgroup, found.containers) == (path, {ids[0]: path / ids[0]})
+    assert CURRENT.request(found.pod, "memory").value == (MOST_CONTAINERS + 1) << 20
+    cluster.cgroup(uid_of(pod), container=ids[1])
+    look(source, lambda: set(source.pods[uid_of(pod)].containers) == set(ids))
 
 
 def test_one_that_stays_unlisted_is_said(cluster: Cluster) -> None:
