@@ -99,15 +99,17 @@ def run(
         LeaseLock(lease_client, namespace, name), identity, timing, stop, log_line=log.info, failed=log.warning
     )
     controller = Controller(elector, make_sweep, criteria, interval_s, stop, log_line=log.info, failed=log.warning)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # for all threads: they are waited for below
-    server = _serve(listen, controller, log) if listen else None
-    log.info("evicted pods are looked for", identity=identity, server=str(config.server), pid=os.getpid())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # for all threads: they are waited for below
+    server = None
     try:
+        server = _serve(listen, controller, log) if listen else None
+        log.info("evicted pods are looked for", identity=identity, server=str(config.server), pid=os.getpid())
         _run(controller, stop)
     finally:
         if server is not None:
             server.close()
         lease_client.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _run(controller: Controller, stop: threading.Event) -> None:

@@ -130,6 +130,8 @@ class Hot:
         self.restarts.open()
         wake_fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

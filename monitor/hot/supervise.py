@@ -78,6 +78,7 @@ class Side:
                 sys.executable,
                 [sys.executable, "-P", "-m", "monitor.side.main"],
                 env,
+                setsigmask=[],
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
             )
         finally:

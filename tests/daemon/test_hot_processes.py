@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,17 @@ node = live.fixture(hot_node)
 def side_of(daemon: LabDaemon) -> int:
     (pid,) = live.children(daemon.pid)
     return pid
+
+
+@pytest.mark.once
+def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> None:
+    """A mask is inherited by exec: whoever waits for signals in a thread has them blocked."""
+    block = "import os, signal, sys; signal.pthread_sigmask(0, (2, 15)); os.execvp(sys.argv[1], sys.argv[1:])"
+    with live.daemon(node, *hard(64), wrapper=(sys.executable, "-c", block)) as daemon:
+        for pid in (daemon.pid, side_of(daemon)):
+            (mask,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("SigBlk")]
+            assert int(mask.split()[1], 16) & (1 << 1 | 1 << 14) == 0
+        assert daemon.stop() == 0
 
 
 @pytest.mark.once
