@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from monitor import documents
-from monitor.kube.errors import ResourceExpired, TransportError
-from monitor.pods import cluster_feeds as feeds
+from monitor.kube.errors import TransportError
 from monitor.pods.cache import PodCache
 from monitor.pods.feed import LINGER_S, STORE_S, Known, PodFeed, known
 from monitor.pods.manifest_files import Manifest
-from tests.kube import faults
-from tests.pods.cluster import Cluster, a_pod, uid_of
+from tests.pods.cluster import a_pod
 from tests.pods.cluster import cluster as cluster
-from tests.waiting import until
 
 Object = dict[str, Any]
 
@@ -268,114 +265,3 @@ def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) 
     feed.store()
     assert len(json.loads((tmp_path / "pods-cache.json").read_text())["pods"]) == 1
     assert len(cached(feed, clock)["pods"]) == 2
-
-
-# ---- the API server
-
-
-pytestmark = pytest.mark.usefixtures("node")
-
-
-def knows(feed: PodFeed, *wanted: str) -> None:
-    until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods", 20)
-
-
-def test_a_watch_follows_the_api_server(cluster: Cluster) -> None:
-    cluster.create(a_pod("a"), cgroup=False)
-    feed = cluster.watched()
-    feed.start()
-    knows(feed, "a")
-    cluster.create(a_pod("b"), cgroup=False)
-    knows(feed, "a", "b")
-    cluster.delete("a")
-    until(lambda: "Succeeded" in [one.pod.phase for one in feed.manifests()], "it is gone", 20)
-
-
-def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> None:
-    cluster.create(a_pod("a"), cgroup=False)
-    first = cluster.watched(cache=True)
-    first.start()
-    knows(first, "a")
-    until((cluster.state / "pods-cache.json").exists, "it is stored", 20)
-    first.close()
-    cluster.api.refuse()
-    second = cluster.watched(cache=True)
-    second.start()
-    assert second.wait(20)
-    assert second.is_known
-    assert names(second.manifests()) == ["a"]
-    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is told", 20)
-    third = cluster.watched()
-    third.start()
-    assert third.wait(20)
-    assert not third.is_known
-    cluster.api.listen()
-    knows(third, "a")
-    until(lambda: not second.problems(), "it is told to be over", 20)
-
-
-def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
-    """Every watch meets that some day, and lists again: a warning each time would be noise."""
-    feed = cluster.watched()
-    feed.failed(ResourceExpired("too old"), 0.1)
-    assert feed.problems() == []
-    cluster.api.fail(faults.error_event(), watching=True)
-    cluster.create(a_pod("a"), cgroup=False)
-    feed.start()
-    until(lambda: len([one for one in cluster.api.seen("GET", "/pods") if not one.watching]) == 2, "two lists", 20)
-    knows(feed, "a")
-
-
-# ---- the kubelet
-
-
-def test_the_kubelet_is_asked_when_somebody_has_seen_an_unknown_pod(cluster: Cluster) -> None:
-    feed = cluster.polled()
-    feed.start()
-    knows(feed)
-    cluster.create(a_pod("a"), cgroup=False)
-    feed.soon()
-    knows(feed, "a")
-
-
-def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
-    pod = a_pod("a")
-    feed = cluster.polled()
-    assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
-    pod["status"] = {"phase": "Pending"}
-    starting = known("test", pod)
-    assert starting is not None
-    clock = feed._clock = Clock()
-    assert feed._pause_s([starting]) == feeds.STARTING_S
-    clock.now += 61  # whose image cannot be pulled
-    assert feed._pause_s([starting]) == feeds.POLL_S
-
-
-def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
-    """Away, then without the API's pods, then with them."""
-    pods = [a_pod("a"), a_pod("b")]
-    for one in pods:
-        cluster.create(one, cgroup=False)
-    feed = cluster.polled(cache=True)
-    feed.start()
-    knows(feed, "a", "b")
-    cluster.kubelet.refuse()
-    feed.soon()
-    until(feed.problems, "it is told", 20)
-    assert names(feed.manifests()) == ["a", "b"]
-    cluster.kubelet.pods = []
-    cluster.kubelet.listen()
-    until(lambda: not feed.problems(), "it answers", 20)
-    assert [one.pod.phase for one in feed.manifests(present={uid_of(pods[0])})] == ["Succeeded"] * 2
-    cluster.kubelet.pods = pods
-    feed.soon()
-    until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back", 20)
-
-
-def test_a_token_that_is_not_taken_is_told(cluster: Cluster) -> None:
-    cluster.kubelet.tokens = {"another"}
-    feed = cluster.polled()
-    feed.start()
-    assert feed.wait(20)
-    assert "401" in feed.problems()[0]
-    assert not feed.is_known
