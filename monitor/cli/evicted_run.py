@@ -109,6 +109,8 @@ def run(
         if server is not None:
             server.close()
         lease_client.close()
+        while signal.sigpending() & set(_SIGNALS):  # `_run`'s own, sent when all was over already
+            signal.sigwait(_SIGNALS)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
