@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ _LEAF_WORDS = 3  # struct leaf
 _EVER_NS = 1 << 62
 
 
-class Stepwise:
+class Stepwise(ABC):
     """Work in stretches that `steps` gives; see `Sweeper`."""
 
     number = 0  # of the sweep that runs or ran last
@@ -39,9 +40,9 @@ class Stepwise:
     _going: Iterator[bool] | None = None
     _took_ns = 0
 
+    @abstractmethod
     def steps(self, forget: bool) -> Iterator[bool]:
         """The stretches of one sweep; each gives whether the sweep has failed."""
-        raise NotImplementedError
 
     @property
     def runs(self) -> bool:
