@@ -15,8 +15,8 @@ from monitor.pods.feed import Known, PodFeed, known
 
 #: Between two looks at the kubelet's pods, where nothing asks for one sooner.
 POLL_S = 10.0
-#: ... and where a cgroup has appeared that no pod is known of: at most so often, and `_REST` times what an answer took.
-#: (500 pods are 3 MB of JSON, which the kubelet has to write.)
+#: ... and where a cgroup has appeared that no pod is known of: at most so often, and after `_REST` times what an answer
+#: took, `POLL_S` at most. (500 pods are 3 MB of JSON, which the kubelet has to write.)
 SOON_S = 0.25
 _REST = 10
 #: ... and while the containers of a pod are not all known: their ids come with its status.
@@ -113,12 +113,12 @@ class KubeletFeed(PodFeed):
                 self.fail(error)
                 failed = True
                 pause_s = back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
-            took_s = self._clock() - began
+            rest_s = min(_REST * (self._clock() - began), POLL_S)
             self.store()
-            if self.stop.wait(pause_s if failed else max(SOON_S, _REST * took_s)):
+            if self.stop.wait(pause_s if failed else max(SOON_S, rest_s)):
                 return
             if not failed:
-                self._soon.wait(max(pause_s, _REST * took_s))
+                self._soon.wait(max(0.0, pause_s - rest_s))
                 self._soon.clear()
 
     def _disconnect(self) -> None:

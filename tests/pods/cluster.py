@@ -148,7 +148,10 @@ def look(source: ClusterSource, condition: Callable[[], bool]) -> Change:
         total.problems.extend(change.problems)
         return condition()
 
-    until(polled, f"{named(source)}, unlisted {source.unlisted}, {source.problems}", 20.0)
+    try:
+        until(polled, "what is looked for")
+    except pytest.fail.Exception as error:
+        pytest.fail(f"{error}: {named(source)}, unlisted {source.unlisted}, {source.problems}")
     return total
 
 

@@ -11,13 +11,13 @@ from tests.kube import faults
 from tests.pods.cluster import Cluster, a_pod, uid_of
 from tests.pods.cluster import cluster as cluster
 from tests.pods.test_feed import Clock, made, names
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 pytestmark = pytest.mark.usefixtures("node")
 
 
 def knows(feed: PodFeed, *wanted: str) -> None:
-    until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods", 20)
+    until(lambda: feed.synced and names(feed.manifests()) == sorted(wanted), "the pods")
 
 
 def test_a_watch_follows_the_api_server(cluster: Cluster) -> None:
@@ -28,7 +28,7 @@ def test_a_watch_follows_the_api_server(cluster: Cluster) -> None:
     cluster.create(a_pod("b"), cgroup=False)
     knows(feed, "a", "b")
     cluster.delete("a")
-    until(lambda: "Succeeded" in [one.pod.phase for one in feed.manifests()], "it is gone", 20)
+    until(lambda: "Succeeded" in [one.pod.phase for one in feed.manifests()], "it is gone")
 
 
 def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> None:
@@ -36,22 +36,22 @@ def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> No
     first = cluster.watched(cache=True)
     first.start()
     knows(first, "a")
-    until((cluster.state / "pods-cache.json").exists, "it is stored", 20)
+    until((cluster.state / "pods-cache.json").exists, "it is stored")
     first.close()
     cluster.api.refuse()
     second = cluster.watched(cache=True)
     second.start()
-    assert second.wait(20)
+    assert second.wait(TIMEOUT_S)
     assert second.is_known
     assert names(second.manifests()) == ["a"]
-    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is told", 20)
+    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is told")
     third = cluster.watched()
     third.start()
-    assert third.wait(20)
+    assert third.wait(TIMEOUT_S)
     assert not third.is_known
     cluster.api.listen()
     knows(third, "a")
-    until(lambda: not second.problems(), "it is told to be over", 20)
+    until(lambda: not second.problems(), "it is told to be over")
 
 
 def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
@@ -62,7 +62,7 @@ def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     cluster.api.fail(faults.error_event(), watching=True)
     cluster.create(a_pod("a"), cgroup=False)
     feed.start()
-    until(lambda: len([one for one in cluster.api.seen("GET", "/pods") if not one.watching]) == 2, "two lists", 20)
+    until(lambda: len([one for one in cluster.api.seen("GET", "/pods") if not one.watching]) == 2, "two lists")
     knows(feed, "a")
 
 
@@ -91,6 +91,24 @@ def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
     assert feed._pause_s([starting]) == feeds.POLL_S
 
 
+def test_a_kubelet_that_answers_slowly_is_still_asked_every_ten_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rests for ten times what an answer took: 2 s of an answer would be 20 s without a new pod's name."""
+    feed = cluster.polled()
+    pauses: list[float] = []
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return True  # the feed ends
+
+    monkeypatch.setattr(feed, "_clock", iter(float(at) for at in range(0, 1000, 2)).__next__)
+    monkeypatch.setattr(feed.stop, "wait", wait)
+    feed._run()
+    feed._disconnect()
+    assert pauses == [feeds.POLL_S]
+
+
 def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     """Away, then without the API's pods, then with them."""
     pods = [a_pod("a"), a_pod("b")]
@@ -101,21 +119,21 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     knows(feed, "a", "b")
     cluster.kubelet.refuse()
     feed.soon()
-    until(feed.problems, "it is told", 20)
+    until(feed.problems, "it is told")
     assert names(feed.manifests()) == ["a", "b"]
     cluster.kubelet.pods = []
     cluster.kubelet.listen()
-    until(lambda: not feed.problems(), "it answers", 20)
+    until(lambda: not feed.problems(), "it answers")
     assert [one.pod.phase for one in feed.manifests(present={uid_of(pods[0])})] == ["Succeeded"] * 2
     cluster.kubelet.pods = pods
     feed.soon()
-    until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back", 20)
+    until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back")
 
 
 def test_a_token_that_is_not_taken_is_told(cluster: Cluster) -> None:
     cluster.kubelet.tokens = {"another"}
     feed = cluster.polled()
     feed.start()
-    assert feed.wait(20)
+    assert feed.wait(TIMEOUT_S)
     assert "401" in feed.problems()[0]
     assert not feed.is_known
