@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from monitor import documents
 from monitor.kernel.procfs import Process
+from monitor.pods import embedded_kubelet
 
 if TYPE_CHECKING:
     from monitor.kube.kubelet import KubeletTrust
 
 #: Where installers put the kubelet's configuration, and the credentials it has at the API server: kubeadm, EKS and
-#: kops, k3s, MicroK8s.
+#: kops, k3s, RKE2, k0s, MicroK8s.
 CONFIG = Path("/var/lib/kubelet/config.yaml")
 KUBECONFIGS = tuple(
     map(
@@ -26,6 +27,8 @@ KUBECONFIGS = tuple(
             "/etc/kubernetes/kubelet.conf",
             "/var/lib/kubelet/kubeconfig",
             "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+            "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+            "/var/lib/k0s/kubelet.conf",
             "/var/snap/microk8s/current/credentials/kubelet.config",
         ),
     )
@@ -45,11 +48,17 @@ class KubeletProcess:
     config: Mapping[str, Any] = field(default_factory=dict)
     kubeconfig: Path | None = None
     drop_ins: tuple[tuple[Path, Mapping[str, Any]], ...] = ()  # of --config-dir, in order
+    installed: Path | None = None  # the file that shows one is installed (k3s, MicroK8s), while it does not run
     unread: str = ""  # why the file that it names with --config cannot be read; "" where it can, or none is named
 
     @property
     def is_there(self) -> bool:
-        return self.pid > 0 or self.config_path is not None
+        return self.pid > 0 or self.config_path is not None or self.installed is not None
+
+    @property
+    def whose(self) -> str:
+        """Where its arguments are known from."""
+        return f"process {self.pid}" if self.pid or not self.installed else f"of {self.installed}"
 
     @property
     def node_name(self) -> str:
@@ -92,12 +101,18 @@ class KubeletProcess:
 
     def __str__(self) -> str:
         found = [f"process {self.pid}"] if self.pid else []
-        return ", ".join(found + ([f"configuration {self.config_path}"] if self.config_path else []))
+        found += [f"configuration {self.config_path}"] if self.config_path else []
+        return ", ".join(found + ([f"{self.installed}, not running"] if self.installed else []))
 
 
 def find_kubelet() -> KubeletProcess:
-    """The kubelet that runs in our pid namespace as root, else what its usual files say."""
+    """The kubelet that runs in our pid namespace as root, by itself or inside k3s or MicroK8s; else what its usual
+    files say.
+    """
     pid, arguments = _running()
+    installed = None
+    if not pid and not os.path.isfile(CONFIG) and (there := embedded_kubelet.installed()) is not None:
+        installed, arguments = there
     flags = _flags(arguments)
     config_path, config, problems = None, {}, list[str]()
     for path in _config_paths(pid, flags):
@@ -108,7 +123,7 @@ def find_kubelet() -> KubeletProcess:
     candidates = [Path(flags["kubeconfig"])] if flags.get("kubeconfig", "").startswith("/") else list(KUBECONFIGS)
     # (os.path: for who is not root the way to it may be closed, and pathlib raises then.)
     kubeconfig = next((path for path in candidates if os.path.isfile(path)), None)
-    return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags), unread)
+    return KubeletProcess(pid, flags, config_path, config, kubeconfig, _drop_ins(pid, flags), installed, unread)
 
 
 def _config_paths(pid: int, flags: Mapping[str, str]) -> list[Path]:
@@ -123,7 +138,7 @@ def _config_paths(pid: int, flags: Mapping[str, str]) -> list[Path]:
 
 
 def _drop_ins(pid: int, flags: Mapping[str, str]) -> tuple[tuple[Path, Mapping[str, Any]], ...]:
-    if not pid or not flags.get("config-dir", "").startswith("/"):
+    if not flags.get("config-dir", "").startswith("/"):
         return ()
     paths = sorted(_there(pid, Path(flags["config-dir"])).rglob("*.conf"))
     return tuple((path, read) for path in paths if (read := _mapping(path)) is not None)
@@ -131,11 +146,12 @@ def _drop_ins(pid: int, flags: Mapping[str, str]) -> tuple[tuple[Path, Mapping[s
 
 def _there(pid: int, path: Path) -> Path:
     """An absolute path of the kubelet's: as it is where we have it too (what is read again later outlives a kubelet),
-    else through its mount namespace.
+    else through its mount namespace: by process 1, which outlives it, where that is the same.
     """
     with suppress(OSError):
-        if pid and not path.exists() and (there := Path(f"/proc/{pid}/root") / path.relative_to("/")).exists():
-            return there
+        if pid and not path.exists() and (Path(f"/proc/{pid}/root") / path.relative_to("/")).exists():
+            same = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino
+            return Path(f"/proc/{1 if same else pid}/root") / path.relative_to("/")
     return path
 
 
@@ -155,20 +171,28 @@ def _mapping(path: Path, on_problem: Callable[[str], object] = lambda _: None) -
 
 
 def _running() -> tuple[int, Sequence[str]]:
-    """Pid and arguments of the kubelet; (0, ()) if there is none. One in a container (kind) is another node's.
+    """Pid and arguments of the kubelet; (0, ()) if there is none. One in a container (kind) is another node's. One that
+    is a process comes before one inside another process.
 
     By /proc itself: 20 us a process, on machines without a kubelet too.
     """
     ours = os.stat("/proc/self/ns/pid").st_ino
+    inside: tuple[int, Sequence[str]] = (0, ())
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError), Process(pid) as process:
-            if process.comm() != "kubelet" or os.stat(f"/proc/{pid}").st_uid != 0:
+            name = process.comm()
+            if name != "kubelet" and (inside[0] or name not in embedded_kubelet.NAMES):
                 continue
-            if os.stat(f"/proc/{pid}/ns/pid").st_ino == ours:
-                # As bytes that are no text: a path may be any.
-                text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
-                return pid, text.split("\0")[1:-1]
-    return 0, ()
+            if os.stat(f"/proc/{pid}").st_uid != 0 or os.stat(f"/proc/{pid}/ns/pid").st_ino != ours:
+                continue
+            # As bytes that are no text: a path may be any.
+            text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
+            given = text.rstrip("\0").split("\0")
+            if name == "kubelet":
+                return pid, given[1:]
+            if (found := embedded_kubelet.arguments(pid, name, given)) is not None:
+                inside = pid, found
+    return inside
 
 
 def _flags(arguments: Sequence[str]) -> dict[str, str]:

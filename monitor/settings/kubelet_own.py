@@ -40,10 +40,10 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
     said = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
-        said.append(Source(f"the kubelet's command line (process {kubelet.pid})", _replacing(flags, said)))
+        said.append(Source(f"the kubelet's command line ({kubelet.whose})", _replacing(flags, said)))
     if said and not files:
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
-        said.insert(0, Source(f"the kubelet (process {kubelet.pid}, without a file)", {}))
+        said.insert(0, Source(f"the kubelet ({kubelet.whose}, without a file)", {}))
     return tuple(said)
 
 
