@@ -43,6 +43,7 @@ COMMANDS = {
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
     "explain": ("monitor.cli.explain:explain", "Say who would be evicted next, and why or why not."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
+    "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
     "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),

@@ -1,0 +1,274 @@
+"""`outrace reserve`: what a node of this size publishes as allocatable, what it keeps back, and by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from monitor.cli.output import format_bytes, print_json, table_lines
+from monitor.errors import ConfigError
+from monitor.policy import cce
+from monitor.policy.configuration import HARD
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import Quantity
+from monitor.policy.sizing import (
+    BYTES,
+    CPU,
+    DISK,
+    EVICTION,
+    KUBE,
+    LVM,
+    MEMORY_RESOURCE,
+    MILLICORES,
+    SYSTEM,
+    Sizing,
+    Term,
+    kubelet_configuration,
+    kubelet_terms,
+    reservations,
+    size,
+    written,
+)
+from monitor.policy.thresholds import DEFAULT_HARD
+
+if TYPE_CHECKING:
+    from monitor.settings.read import Resolved
+
+KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
+#: Key of the JSON for each resource.
+_KEYS = {MEMORY_RESOURCE: "memory", CPU: "cpu", DISK: "data_disk"}
+#: Options that only the model `kubelet` has: those of CCE work these values out.
+_KUBELET_ONLY = ("system-reserved", "kube-reserved", "eviction-hard", "enforce-node-allocatable", "kubelet-config")
+#: Nothing larger is an integer of 64 bits any more.
+_LARGEST = 1 << 62
+
+
+class _Node(NamedTuple):
+    """What is to be sized, and where each number is from."""
+
+    memory: int
+    cpu: int | None
+    disk: int | None
+    origins: Mapping[str, str]
+
+
+@click.command()
+@click.option("--model", type=click.Choice([KUBELET, CCE_V1, CCE_V2]), default=KUBELET, show_default=True,
+              help="Whose rules: reservations that are given, or those that CCE works out.")  # fmt: skip
+@click.option("--memory", metavar="QUANTITY", help="Memory of the node (MemTotal), such as 16Gi.")
+@click.option("--cpu", metavar="QUANTITY", help="Cores of the node, such as 4 or 3500m.")
+@click.option("--max-pods", type=int, metavar="N", help="Pods that the node may run (maxPods). cce-*: required.")
+@click.option("--runtime", type=click.Choice([cce.DOCKER, cce.CONTAINERD]), default=cce.CONTAINERD, show_default=True,
+              help="The container runtime (cce-v2).")  # fmt: skip
+@click.option("--data-disk", metavar="QUANTITY", help="kubelet: the disk of /var/lib/kubelet; cce-*: the data disk.")
+@click.option("--this-node", is_flag=True, help="What is not given is read from this machine and its kubelet.")
+@click.option("--system-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet: memory=1Gi,cpu=500m.")
+@click.option("--kube-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet.")
+@click.option("--eviction-hard", metavar="SIGNAL<VALUE,...", help="As of the kubelet: memory.available<100Mi.")
+@click.option("--enforce-node-allocatable", metavar="LIST", help="As of the kubelet: pods, or none. [pods]")
+@click.option("--kubelet-config", metavar="FILE", help="A KubeletConfiguration that has them.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "kubelet-config"]), default="table",
+              show_default=True, help="How to print it; kubelet-config: a KubeletConfiguration, as YAML.")  # fmt: skip
+def reserve(model: str, output: str, **options: Any) -> None:
+    """Work out Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule."""
+    node = _node(model, options)
+    try:
+        sizings, made, notes = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
+    except PolicyError as error:
+        raise ConfigError(f"--{error}") from None
+    if output == "json":
+        print_json(_json(model, node, options, sizings, made, notes))
+        return
+    if output == "kubelet-config":
+        import yaml
+
+        click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
+    else:
+        for line in _lines(sizings, node):
+            click.echo(line)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+#: The resources, a KubeletConfiguration that makes a node so, and what is to be known of it.
+_Sized = tuple[list[Sizing], dict[str, Any], list[str]]
+
+
+def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
+    from monitor.settings.read import read
+
+    flags = {name: options[name.replace("-", "_")] for name in _KUBELET_ONLY[:-1]}
+    resolved = read(flags, None, options["kubelet_config"], ask_kubelet=options["this_node"])
+    enforce = resolved.config.enforce_node_allocatable
+    sizings = [
+        _size(node, resource, unit, capacity, _kubelet_terms(resolved, resource, capacity), "pods" in enforce)
+        for resource, unit, capacity in _capacities(node)
+    ]
+    off = [
+        f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
+        for signal, origin in resolved.settings.switched_off.items()
+    ]
+    texts = resolved.settings.texts
+    reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources
+    return sizings, kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"]), off
+
+
+def _kubelet_terms(resolved: Resolved, resource: str, capacity: int) -> list[Term]:
+    settings = resolved.settings
+    entries = {field: settings.maps[field] for field in (SYSTEM, KUBE)}
+    return kubelet_terms(resource, capacity, resolved.reserved, entries, settings.thresholds())
+
+
+def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
+    for name in _KUBELET_ONLY:
+        if options[name.replace("-", "_")] is not None:
+            raise PolicyError(f"{name}: {model} works this out itself; leave it out, or take --model kubelet")
+    max_pods = options["max_pods"]
+    if max_pods is None:
+        raise PolicyError(
+            f"max-pods: is missing, and {model} keeps memory back by it; give the node's maxPods, such as 110"
+        )
+    if model == CCE_V1:
+        memory = cce.memory_v1(node.memory, max_pods)
+    else:
+        memory = cce.memory_v2(node.memory, max_pods, options["runtime"])
+    terms: dict[str, Callable[[int], tuple[Term, ...]]] = {CPU: cce.cpu, DISK: cce.data_disk}
+    sizings = [
+        _size(node, resource, unit, capacity, memory if resource == MEMORY_RESOURCE else terms[resource](capacity))
+        for resource, unit, capacity in _capacities(node)
+    ]
+    return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), []
+
+
+def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[Term], enforced: bool = True) -> Sizing:
+    try:
+        return size(resource, unit, capacity, terms, enforced)
+    except PolicyError as error:
+        raise ConfigError(f"{node.origins[resource]}: {error}", "keep back less, or take a larger node") from None
+
+
+def _capacities(node: _Node) -> list[tuple[str, str, int]]:
+    found = ((MEMORY_RESOURCE, BYTES, node.memory), (CPU, MILLICORES, node.cpu), (DISK, BYTES, node.disk))
+    return [(resource, unit, amount) for resource, unit, amount in found if amount is not None]
+
+
+def _node(model: str, options: Mapping[str, Any]) -> _Node:
+    """The capacities: what is given, else, with --this-node, what this machine has."""
+    given = {
+        MEMORY_RESOURCE: _amount("memory", options["memory"]),
+        CPU: _amount("cpu", options["cpu"], milli=True),
+        DISK: _amount("data-disk", options["data_disk"]),
+    }
+    origins = dict(zip(given, ("--memory", "--cpu", "--data-disk"), strict=True))
+    max_pods = options["max_pods"]
+    if max_pods is not None and not 0 < max_pods < 1 << 31:
+        raise ConfigError(
+            f"--max-pods: {max_pods} is no number of pods", "write how many the node may run, such as 110"
+        )
+    if options["this_node"]:
+        for resource, (amount, origin) in _this_node(model).items():
+            if given[resource] is None:
+                given[resource], origins[resource] = amount, origin
+    memory = given[MEMORY_RESOURCE]
+    if memory is None:
+        raise ConfigError("--memory: is missing", "give the node's memory, such as --memory 16Gi, or --this-node")
+    return _Node(memory, given[CPU], given[DISK], origins)
+
+
+def _this_node(model: str) -> dict[str, tuple[int, str]]:
+    import psutil
+
+    from monitor.kernel import disks, meminfo
+
+    found = {MEMORY_RESOURCE: (meminfo.mem_total(), "MemTotal of this node")}
+    if cores := psutil.cpu_count():
+        found[CPU] = (cores * 1000, "CPUs of this node")
+    if model == KUBELET:
+        # (Of CCE's data disk the file system is what is left after LVM has had its part: that is not its size.)
+        path = disks.find_disks().nodefs
+        found[DISK] = (disks.file_system(path).capacity, f"the file system of {path}")
+    return found
+
+
+def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
+    """A capacity, in bytes or millicores; what is not whole is rounded down: there is no part of a byte."""
+    if text is None:
+        return None
+    example = "4 or 3500m" if milli else "16Gi"
+    try:
+        nanos = Quantity.parse(text).nanos
+    except PolicyError as error:
+        raise ConfigError(f"--{option}: {text!r}: {error}", f"write a quantity such as {example}") from None
+    amount = nanos // 10**6 if milli else nanos // 10**9
+    if not 0 < amount < _LARGEST:
+        raise ConfigError(f"--{option}: {text!r} is no capacity of a node", f"write a quantity such as {example}")
+    return amount
+
+
+# -- what is printed
+
+
+def _json(
+    model: str,
+    node: _Node,
+    options: Mapping[str, Any],
+    sizings: Sequence[Sizing],
+    made: Mapping[str, Any],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model": model,
+        "inputs": {
+            "memory_bytes": node.memory,
+            "cpu_millicores": node.cpu,
+            "data_disk_bytes": node.disk,
+            "max_pods": options["max_pods"],
+            "runtime": options["runtime"] if model == CCE_V2 else None,
+        },
+    }
+    found |= dict.fromkeys(_KEYS.values())
+    found |= {_KEYS[sizing.resource]: _resource(sizing) for sizing in sizings}
+    return found | {"kubelet_configuration": made, "notes": list(notes)}
+
+
+def _resource(sizing: Sizing) -> dict[str, Any]:
+    unit = sizing.unit
+    amounts = {
+        "capacity": sizing.capacity,
+        "system_reserved": sizing.of(SYSTEM),
+        "kube_reserved": sizing.of(KUBE),
+        "reserved": sizing.of(SYSTEM, KUBE, LVM),
+        "eviction_threshold": sizing.of(EVICTION),
+        "allocatable": sizing.allocatable,
+    }
+    if sizing.resource != DISK:  # no cgroup limits a disk
+        amounts["kubepods_limit"] = sizing.pods_limit
+    terms = [
+        {"part": term.part, "name": term.name, unit: term.amount, "rounding": term.rounding, "rule": term.rule}
+        for term in sizing.terms
+    ]
+    return {f"{name}_{unit}": amount for name, amount in amounts.items()} | {"terms": terms}
+
+
+def _lines(sizings: Sequence[Sizing], node: _Node) -> list[str]:
+    rows: list[tuple[object, ...]] = []
+    for sizing in sizings:
+        resource = sizing.resource
+
+        def row(term: str, amount: int, rule: str, of: Sizing = sizing) -> None:
+            about = format_bytes(amount) if of.unit == BYTES else f"{amount}m"
+            rows.append((of.resource, term, about, written(of, amount), rule))
+
+        row("capacity", sizing.capacity, node.origins[resource])
+        for term in sizing.terms:
+            rounding = f" (rounded {term.rounding})" if term.rounding in ("up", "down") else ""
+            row(f"- {term.name}", term.amount, f"{term.rule}{rounding}")
+        row("= allocatable", sizing.allocatable, "capacity - reserved - eviction threshold: what the node publishes")
+        if resource != DISK:
+            rule = "capacity - reserved: pods are evicted before they use all of it"
+            if resource == CPU:
+                rule = "capacity - reserved, as a weight"
+            row("limit of kubepods", sizing.pods_limit, rule if sizing.enforced else "not enforced")
+    return table_lines(["resource", "term", "about", "exact", "rule"], rows)

@@ -1,0 +1,137 @@
+"""Sizing a node: Allocatable = Capacity - Reserved - Eviction threshold, term by term, each with its rule in words.
+
+Amounts are whole bytes or millicores. A term that its rule makes a fraction of one is rounded by itself, and sums are
+of rounded terms: what is printed adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from monitor.policy.configuration import HARD, Effective, Entry
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import Quantity
+from monitor.policy.signals import MEMORY, NODEFS
+from monitor.policy.thresholds import LESS_THAN
+from monitor.policy.translate import API_VERSION, KIND
+
+BYTES, MILLICORES = "bytes", "millicores"
+MEMORY_RESOURCE, CPU, DISK = "memory", "cpu", "ephemeral-storage"
+#: Whose a term is: the first two are the fields of a KubeletConfiguration.
+SYSTEM, KUBE, EVICTION, LVM = "systemReserved", "kubeReserved", HARD, "lvm"
+EXACT, UP, DOWN = "exact", "up", "down"
+#: The hard threshold that is kept back of a resource.
+_SIGNAL = {MEMORY_RESOURCE: MEMORY, DISK: NODEFS}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One amount that pods do not get. ``rounding``: how it became whole, `exact` where its rule gave a whole one."""
+
+    part: str
+    name: str
+    amount: int
+    rule: str
+    rounding: str = EXACT
+
+    @classmethod
+    def rounded_up(cls, part: str, name: str, amount: Fraction, rule: str) -> Term:
+        """A reservation: a fraction of a byte or millicore counts as a whole one, as in a quantity of Kubernetes."""
+        whole = -(-amount.numerator // amount.denominator)
+        return cls(part, name, whole, rule, EXACT if amount.denominator == 1 else UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """A resource of a node and what is kept back of it. ``enforced``: kubepods is limited (enforceNodeAllocatable)."""
+
+    resource: str
+    unit: str
+    capacity: int
+    terms: tuple[Term, ...]
+    enforced: bool = True
+
+    def of(self, *parts: str) -> int:
+        return sum(term.amount for term in self.terms if term.part in parts)
+
+    @property
+    def allocatable(self) -> int:
+        """What the node publishes: requests of pods fit into it."""
+        return self.capacity - sum(term.amount for term in self.terms)
+
+    @property
+    def pods_limit(self) -> int:
+        """What the kubelet gives the kubepods cgroup. The threshold is not taken off: pods may use that memory, they
+        are evicted for it.
+        """
+        return self.capacity - self.of(SYSTEM, KUBE) if self.enforced else self.capacity
+
+
+def size(resource: str, unit: str, capacity: int, terms: Iterable[Term], enforced: bool = True) -> Sizing:
+    """Raises PolicyError where more is kept back than there is: a kubelet does not start then."""
+    sizing = Sizing(resource, unit, capacity, tuple(terms), enforced)
+    if sizing.allocatable < 0:
+        parts = " + ".join(f"{written(sizing, term.amount)} ({term.name})" for term in sizing.terms if term.amount)
+        raise PolicyError(f"{parts} is more than the capacity of {written(sizing, capacity)}: a kubelet does not start")
+    return sizing
+
+
+def kubelet_terms(
+    resource: str,
+    capacity: int,
+    reserved: Mapping[str, Mapping[str, Quantity]],
+    entries: Mapping[str, Mapping[str, Entry]],
+    hard: Sequence[Effective] = (),
+) -> list[Term]:
+    """What a kubelet keeps back: both reservations, and the hard threshold of memory or of the node's disk.
+
+    ``reserved`` and ``entries``: amounts, and where they were written, by field of a KubeletConfiguration.
+    """
+    terms = []
+    for field in (SYSTEM, KUBE):
+        quantity = reserved[field].get(resource)
+        if quantity is not None:
+            unit = 10**6 if resource == CPU else 10**9
+            text, origin = entries[field][resource]
+            name, rule = f"{field} {resource}", f"{resource}={text} ({origin})"
+            terms.append(Term.rounded_up(field, name, Fraction(quantity.nanos, unit), rule))
+    for found in hard:
+        threshold = found.threshold
+        if not threshold.hard or threshold.signal != _SIGNAL.get(resource) or threshold.operator != LESS_THAN:
+            continue
+        percent = threshold.value.quantity is None
+        rule = f"{threshold.signal}<{found.text} ({found.origin})"
+        rule += ", a percentage of the capacity" if percent else ""
+        amount = threshold.value.shown(capacity).value
+        terms.append(Term(EVICTION, threshold.signal, amount, rule, DOWN if percent else EXACT))
+    return terms
+
+
+def written(sizing: Sizing, amount: int) -> str:
+    """As a quantity of Kubernetes, exactly."""
+    return str(Quantity.of_bytes(amount) if sizing.unit == BYTES else Quantity(amount * 10**6))
+
+
+def reservations(sizings: Iterable[Sizing]) -> dict[str, dict[str, str]]:
+    """The terms as both maps of a KubeletConfiguration."""
+    reserved: dict[str, dict[str, str]] = {SYSTEM: {}, KUBE: {}}
+    for sizing in sizings:
+        for part, amounts in reserved.items():
+            if amount := sizing.of(part):
+                amounts[sizing.resource] = written(sizing, amount)
+    return reserved
+
+
+def kubelet_configuration(
+    reserved: Mapping[str, Mapping[str, str]], hard: Mapping[str, str], enforce: Sequence[str], max_pods: int | None
+) -> dict[str, Any]:
+    """A KubeletConfiguration that keeps back what these maps say."""
+    made: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, HARD: dict(hard)}
+    made |= {field: dict(amounts) for field, amounts in reserved.items() if amounts}
+    made["enforceNodeAllocatable"] = list(enforce)
+    if max_pods is not None:
+        made["maxPods"] = max_pods
+    return made

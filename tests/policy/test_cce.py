@@ -1,0 +1,219 @@
+"""The tables of CCE, at every edge, one below and one above, worked by hand; and what holds for any node."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy import cce
+from monitor.policy.cce import CONTAINERD, DOCKER, GIB, MIB
+from monitor.policy.errors import PolicyError
+from monitor.policy.sizing import BYTES, EVICTION, EXACT, KUBE, LVM, MEMORY_RESOURCE, SYSTEM, UP, Sizing, Term, size
+
+
+def terms(found: tuple[Term, ...]) -> dict[str, int]:
+    return {term.name: term.amount for term in found}
+
+
+@pytest.mark.parametrize(
+    ("memory", "amount", "rounding"),
+    [
+        (1, 0, EXACT),
+        (8 * GIB - 1, 0, EXACT),
+        (8 * GIB, 0, EXACT),
+        (8 * GIB + 1, 1, UP),  # 10 % of a byte
+        (8 * GIB + 10, 1, EXACT),
+        (9 * GIB, 107374183, UP),  # 10 % of 1024 MiB: 102.4 MiB = 107374182.4
+        (15 * GIB, 751619277, UP),  # 7 x 102.4 MiB = 716.8 MiB = 751619276.8
+        (16 * GIB - 1, 858993460, UP),  # a tenth less than the next one: .1
+        (16 * GIB, 858993460, UP),  # 8 x 102.4 MiB = 819.2 MiB = 858993459.2
+        (16 * GIB + 1, 858993460, UP),  # 6 % of a byte more: .26
+        (17 * GIB, 923417969, UP),  # 819.2 + 61.44 = 880.64 MiB = 923417968.64
+        (127 * GIB, 8010114008, UP),  # 819.2 + 111 x 61.44 = 7639.04 MiB = 8010114007.04
+        (128 * GIB - 1, 8074538517, UP),  # .06 less than the next one
+        (128 * GIB, 8074538517, UP),  # 819.2 + 112 x 61.44 = 7700.48 MiB = 8074538516.48
+        (128 * GIB + 1, 8074538517, UP),  # .02 more: .50
+        (128 * GIB + 50, 8074538518, UP),  # 2 % of 50 bytes is 1
+        (129 * GIB, 8096013353, UP),  # 7700.48 + 20.48 = 7720.96 MiB = 8096013352.96
+        (256 * GIB, 10823317586, UP),  # 7700.48 + 128 x 20.48 = 10321.92 MiB = 10823317585.92
+    ],
+)
+def test_v1_system_components(memory: int, amount: int, rounding: str) -> None:
+    term = cce.memory_v1(memory, 110)[0]
+    assert (term.part, term.amount, term.rounding) == (SYSTEM, amount, rounding)
+
+
+@pytest.mark.parametrize(
+    ("memory", "amount"),
+    [
+        (1, 1),  # a quarter of a byte
+        (1 * GIB, 256 * MIB),
+        (2 * GIB - 1, 512 * MIB),  # 536870911.75
+        (2 * GIB, 512 * MIB),
+        (2 * GIB + 1, 700 * MIB),
+        (8 * GIB, 700 * MIB),
+        (200 * GIB, 700 * MIB),
+    ],
+)
+def test_v1_pods_by_memory(memory: int, amount: int) -> None:
+    assert terms(cce.memory_v1(memory, 16))["managing pods"] == amount
+    if memory <= 2 * GIB:  # for any number of pods
+        assert terms(cce.memory_v1(memory, 500))["managing pods"] == amount
+
+
+@pytest.mark.parametrize(
+    ("pods", "amount", "band"),
+    [
+        (1, 700 * MIB, "up to 16"),
+        (15, 700 * MIB, "up to 16"),
+        (16, 700 * MIB, "up to 16"),
+        (17, 753664000, "17 to 32"),  # 700 + 18.75 = 718.75 MiB
+        (31, 1028915200, "17 to 32"),  # 700 + 15 x 18.75 = 981.25 MiB
+        (32, 1000 * MIB, "17 to 32"),  # 700 + 16 x 18.75
+        (33, 1080295424, "33 to 64"),  # 1024 + 6.25 = 1030.25 MiB
+        (63, 1276903424, "33 to 64"),  # 1024 + 31 x 6.25 = 1217.75 MiB
+        (64, 1224 * MIB, "33 to 64"),  # 1024 + 32 x 6.25
+        (65, 1297927373, "65 to 128"),  # 1230 + 7.80 = 1237.8 MiB = 1297927372.8
+        (127, 1805018727, "65 to 128"),  # 1230 + 63 x 7.80 = 1721.4 MiB = 1805018726.4
+        (128, 1813197620, "65 to 128"),  # 1230 + 64 x 7.80 = 1729.2 MiB = 1813197619.2
+        (129, 1836266292, "more than 128"),  # 1740 + 11.20 = 1751.2 MiB = 1836266291.2
+        (256, 3327760794, "more than 128"),  # 1740 + 128 x 11.20 = 3173.6 MiB = 3327760793.6
+    ],
+)
+def test_v1_pods_by_number(pods: int, amount: int, band: str) -> None:
+    term = cce.memory_v1(8 * GIB, pods)[1]
+    assert (term.part, term.amount) == (KUBE, amount)
+    assert band in term.rule
+
+
+@pytest.mark.parametrize(
+    ("memory", "pods", "runtime", "mebibytes"),
+    [
+        (1 * GIB, 1, CONTAINERD, (400, 25, 500, 5)),
+        (16 * GIB, 110, CONTAINERD, (400, 400, 500, 550)),
+        (16 * GIB, 110, DOCKER, (400, 400, 500, 2200)),
+        (64 * GIB, 256, DOCKER, (400, 1600, 500, 5120)),
+    ],
+)
+def test_v2(memory: int, pods: int, runtime: str, mebibytes: tuple[int, ...]) -> None:
+    *found, threshold = cce.memory_v2(memory, pods, runtime)
+    assert [term.amount for term in found] == [n * MIB for n in mebibytes]
+    assert [term.part for term in found] == [SYSTEM, SYSTEM, KUBE, KUBE]
+    assert threshold == cce.THRESHOLD
+
+
+@pytest.mark.parametrize(
+    ("memory", "amount", "rounding"),
+    [
+        (GIB - 1, 26214400, UP),  # 25/1024 of a byte less than 25 MiB
+        (GIB, 26214400, EXACT),
+        (GIB + 1, 26214401, UP),
+        (GIB + GIB // 2, 39321600, EXACT),  # 37.5 MiB: a part of a GiB counts in part
+    ],
+)
+def test_v2_kernel(memory: int, amount: int, rounding: str) -> None:
+    term = cce.memory_v2(memory, 20, CONTAINERD)[1]
+    assert (term.amount, term.rounding) == (amount, rounding)
+
+
+@pytest.mark.parametrize(
+    ("millicores", "amount", "rounding"),
+    [
+        (1, 1, UP),  # 0.06
+        (500, 30, EXACT),
+        (999, 60, UP),  # 59.94
+        (1000, 60, EXACT),  # 6 % of one core
+        (1001, 61, UP),  # 60.01
+        (1999, 70, UP),  # 60 + 9.99
+        (2000, 70, EXACT),  # 60 + 10
+        (2001, 71, UP),  # 70.005
+        (3999, 80, UP),  # 70 + 9.995
+        (4000, 80, EXACT),  # 70 + 10
+        (4001, 81, UP),  # 80.0025
+        (5000, 83, UP),  # 80 + 2.5
+        (8000, 90, EXACT),  # 80 + 4 x 2.5
+        (64000, 230, EXACT),  # 80 + 60 x 2.5
+    ],
+)
+def test_cpu(millicores: int, amount: int, rounding: str) -> None:
+    (term,) = cce.cpu(millicores)
+    assert (term.part, term.amount, term.rounding) == (KUBE, amount, rounding)
+
+
+def test_data_disk() -> None:
+    (term,) = cce.data_disk(100 * GIB)
+    assert (term.part, term.amount) == (LVM, 4 * MIB)
+    assert size("ephemeral-storage", BYTES, 100 * GIB, (term,)).allocatable == 102396 * MIB
+
+
+def test_the_threshold_is_always_100_mebibytes() -> None:
+    for found in (cce.memory_v1(4 * GIB, 20), cce.memory_v2(400 * GIB, 200, DOCKER)):
+        assert [term.amount for term in found if term.part == EVICTION] == [100 * MIB]
+
+
+def test_allocatable_of_a_node() -> None:
+    """16 GiB for 110 pods. v1: 16384 - 819.2 - (1230 + 46 x 7.80 = 1588.8) - 100 = 13876 MiB. Both terms end in a
+    fraction of a byte and are rounded up: .2 and .8 are missing up to whole bytes, so one byte is less.
+    """
+    v1 = size(MEMORY_RESOURCE, BYTES, 16 * GIB, cce.memory_v1(16 * GIB, 110))
+    assert v1.allocatable == 13876 * MIB - 1
+    # v2: 16384 - 400 - 400 - 500 - 550 - 100 = 14434 MiB; 1650 MiB less with docker
+    v2 = [size(MEMORY_RESOURCE, BYTES, 16 * GIB, cce.memory_v2(16 * GIB, 110, runtime)) for runtime in cce.PER_POD]
+    assert [found.allocatable for found in v2] == [12784 * MIB, 14434 * MIB]
+    assert [found.pods_limit for found in v2] == [12884 * MIB, 14534 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: cce.memory_v1(0, 110), "memory: 0 bytes is no node; write"),
+        (lambda: cce.memory_v1(GIB, 0), "max-pods: 0 is no number of pods; write"),
+        (lambda: cce.memory_v2(-1, 110, DOCKER), "memory: -1 bytes"),
+        (lambda: cce.memory_v2(GIB, -5, DOCKER), "max-pods: -5"),
+        (lambda: cce.cpu(0), "cpu: 0 millicores"),
+        (lambda: cce.data_disk(0), "data disk: 0 bytes"),
+        (
+            lambda: size(MEMORY_RESOURCE, BYTES, GIB // 2, cce.memory_v2(GIB // 2, 10, CONTAINERD)),
+            r"400Mi \(services of the system\) \+ 12800Ki \(kernel\) .* more than the capacity of 512Mi",
+        ),
+    ],
+)
+def test_what_is_no_node_is_refused(call, complaint: str) -> None:
+    with pytest.raises(PolicyError, match=complaint):
+        call()
+
+
+SIZES = st.integers(1, 1024 * GIB)
+PODS = st.integers(1, 1000)
+
+
+@given(SIZES, SIZES, PODS, PODS, st.sampled_from((DOCKER, CONTAINERD)))
+def test_more_memory_and_more_pods_keep_back_no_less(
+    memory: int, more: int, pods: int, more_pods: int, runtime: str
+) -> None:
+    (low, high), (few, many) = sorted((memory, more)), sorted((pods, more_pods))
+    for small, large in (
+        (cce.memory_v1(low, few), cce.memory_v1(high, many)),
+        (cce.memory_v2(low, few, runtime), cce.memory_v2(high, many, runtime)),
+    ):
+        for one, other in zip(small, large, strict=True):
+            assert (one.name, one.part) == (other.name, other.part)
+            assert one.amount <= other.amount
+    assert cce.memory_v2(low, few, CONTAINERD)[3].amount * 4 == cce.memory_v2(low, few, DOCKER)[3].amount
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**7))
+def test_more_cores_keep_back_no_less_and_a_smaller_share(cores: int, more: int) -> None:
+    low, high = sorted((cores, more))
+    kept, kept_of_more = cce.cpu(low)[0].amount, cce.cpu(high)[0].amount
+    assert kept <= kept_of_more
+    # Each is rounded up by less than one.
+    assert (kept_of_more - 1) * low <= kept * high
+
+
+@given(SIZES, PODS)
+def test_what_is_kept_back_and_what_is_left_add_up(memory: int, pods: int) -> None:
+    for found in (cce.memory_v1(memory, pods), cce.memory_v2(memory, pods, DOCKER)):
+        sizing = Sizing(MEMORY_RESOURCE, BYTES, memory, found)
+        assert sizing.allocatable + sum(term.amount for term in found) == memory
+        assert sizing.allocatable == sizing.pods_limit - sizing.of(EVICTION) < memory
+        assert sizing.pods_limit == memory - sizing.of(SYSTEM) - sizing.of(KUBE)
