@@ -15,6 +15,8 @@ import click
 from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
 from monitor.race.burst import Advised
+from monitor.race.codec import RecordError
+from monitor.race.figure_age import OLDEST_NS, FigureAge, of_pod, seconds
 from monitor.race.units import quantity
 from monitor.side.incidents.file import unix_time
 
@@ -25,6 +27,8 @@ _FOLD = 6
 _ENDS = 2
 #: Victims of the OOM killer that are named.
 _NAMED = 3
+#: Changes of whom a kubelet takes that are told, from fresh figures to old ones.
+_SPANS = 4
 _REACTIONS = {
     "outrace": "outrace --enforce",
     "kubelet-notified": "kubelet, notified (cgroup v1)",
@@ -130,7 +134,8 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
         yield ""
         yield click.style("timeline", bold=True)
         yield from timeline(incident["steps"], width)
-    kubelet = [sentence for each in incident.get("counterfactual") or () if (sentence := _counterfactual(each))]
+    kubelet = [_kubelets(who) for who in incident.get("evicted", ()) if who.get("figures")]
+    kubelet += [sentence for each in incident.get("counterfactual") or () if (sentence := _counterfactual(each))]
     if kubelet:
         yield ""
         yield click.style("with a kubelet alone", bold=True)
@@ -150,6 +155,9 @@ def _who(incident: Json) -> str:
         for who in incident.get("evicted", ())
     ]
     victims = incident.get("oom_victims", ())
+    for name in incident.get("reported_evicted", ()):
+        if name in {victim.get("pod") for victim in victims}:
+            parts.append(f"{clean(name)} is Evicted by the kubelet as the API has it, and was OOM-killed")
     for victim in victims[:_NAMED]:
         rank = "" if victim.get("policy_rank") is None else f", rank {victim['policy_rank']} of the policy"
         of = f" of {clean(victim['pod'])}" if victim.get("pod") else " outside every pod"
@@ -239,7 +247,49 @@ def _counterfactual(what_if: Json) -> str:
         if what_if["in_time_if_obeying"] != what_if["in_time"]:
             text += f" ({what_if['in_time_if_obeying']:.0%} if it obeys SIGTERM)"
     victims = [f"{clean(who['pod'])} {who['probability']:.0%}" for who in what_if["victims"][:3]]
-    return text + (f". It would have taken {', '.join(victims)}." if victims else ".")
+    text += f". It would have taken {', '.join(victims)}." if victims else "."
+    figures = what_if.get("figures")
+    return f"{text} {figures_text(figures)}" if figures else text
+
+
+def _kubelets(evicted: Json) -> str:
+    """By which figures the pod that a kubelet evicted was first."""
+    figures, pod = evicted["figures"], clean(evicted["pod"])
+    try:
+        why = of_pod(FigureAge.from_json(figures), evicted["pod"])
+    except RecordError:
+        why = ""  # of another version
+    old = seconds(figures["known_s"])
+    why = clean(why) or f"it was first on no figures up to {old} old, as they were recorded"
+    return f"The kubelet took {pod}. {why[0].upper()}{why[1:]}."
+
+
+def figures_text(figures: Json) -> str:
+    """Whom a kubelet takes by the age of its figures of pods, and which of them are the wrong pod."""
+    fresh, spans = clean(figures["fresh"]), [s for s in figures["by_age"] if s["to_s"] > s["from_s"]]
+    known = seconds(figures["known_s"])
+    others = [
+        name for who in figures["could"] if (name := clean(who)) not in {fresh, *(clean(s["pod"]) for s in spans)}
+    ]
+    also = (
+        f" Each pod's figure has an age of its own: {', '.join(others[:_NAMED])} could be taken too." if others else ""
+    )
+    if not spans:
+        return f"It would have taken {fresh} on fresh figures of pods; what they had before is not known."
+    if figures["known_s"] < OLDEST_NS / 1e9:
+        also = f" What they had before is not known.{also}"
+    if all(clean(span["pod"]) == fresh for span in spans):
+        return f"Figures of pods up to {known} old change nothing: {fresh} is taken.{also}"
+    parts = [] if clean(spans[0]["pod"]) == fresh else [f"{fresh} on fresh figures of pods"]
+    for span in spans[:_SPANS]:
+        if span["from_s"]:
+            old = f"on those {seconds(span['from_s'], '')} to {seconds(span['to_s'])} old"
+        else:
+            old = f"on figures of pods up to {seconds(span['to_s'])} old"
+        wrong = "" if clean(span["pod"]) == fresh else ", the wrong pod"
+        parts.append(f"{clean(span['pod'])} {old} ({span['share']:.0%} of the ages up to {known}{wrong})")
+    more = f"; {len(spans) - _SPANS} more changes" if len(spans) > _SPANS else ""
+    return f"It would have taken {', '.join(parts)}{more}.{also}"
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:

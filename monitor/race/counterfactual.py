@@ -4,13 +4,11 @@ The phase of the 10 s loop is not known, so every phase counts alike. The record
 cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
 of it, so the probabilities are exact, not sampled. (Two things are: a notification is armed where the inactive cache
 was, which is looked at in steps of a 64th of the period; and the victim at a few moments of each cell.)
-
-At an eviction the record is cut, and memory goes on growing at the same rate up to the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -20,9 +18,9 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, PassResult, P
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.signals import Observation, notification_level
 from monitor.race.codec import Record
-from monitor.race.events import Crossing, Sample
-from monitor.race.facts import SIGNAL_OF, Facts, growth
-from monitor.race.series import TimeSeries, first_victim
+from monitor.race.figure_age import FigureAge, figure_age
+from monitor.race.series import first_victim
+from monitor.race.world import World
 
 POLL, MEMCG = "poll", "memcg"
 PERIOD_NS = 10_000_000_000
@@ -37,8 +35,6 @@ _STEPS = 64
 _MOST_PASSES = 60
 #: Its victim is computed in steps of 50 ms.
 _VICTIM_NS = 50_000_000
-#: A series that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.
-_POINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,8 @@ class Counterfactual(Record):
     that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM at once. `p10_ms`,
     `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the phases). `oom_ms`:
     when the OOM killer comes (None: never); `assumed`: by growing on, not by the record. `victims`: whom it decides on;
-    nobody is named where a pod's priority, which a kubelet knows, is not known.
+    nobody is named where a pod's priority, which a kubelet knows, is not known. `figures`: whom by the age of its
+    figures of pods, at the median of its decisions before the OOM killer comes; None where `victims` is empty.
     """
 
     mode: str
@@ -70,90 +67,7 @@ class Counterfactual(Record):
     oom_ms: float | None
     assumed: bool
     victims: tuple[Chance, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A record as the kubelet's numbers. By memory signal: the series of its cgroup and its capacity. The pods as
-    candidates, and their series by uid. When the threshold was crossed and when the OOM killer comes (None: never).
-    """
-
-    usage: Mapping[str, TimeSeries]
-    working_set: Mapping[str, TimeSeries]
-    capacity: Mapping[str, int]
-    pods: tuple[Candidate, ...]
-    pod_series: Mapping[str, TimeSeries]
-    crossed_ns: int
-    oom_ns: float | None
-    assumed: bool = False
-
-
-def world(f: Facts) -> World | None:
-    """The numbers of an episode, cut at the first eviction and extrapolated from there; None without a crossing."""
-    if f.crossed_ns is None:
-        return None
-    acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
-    killed = f.kill_ns if f.race else None
-    cut = min([*acted, *([killed] if killed is not None else [])], default=None)
-    assumed = cut is not None and cut != killed
-    oom: float | None = killed
-    rate = growth(f.usage, cut) if cut is not None and assumed else None
-    if assumed and cut is not None:
-        oom = None
-        if rate is not None and f.limit is not None and f.usage:
-            oom = cut + max(0.0, f.limit - TimeSeries(f.usage).held(cut)) / rate * 1e9
-    usage, sets, capacity = _domains(f)
-    if not sets:
-        return None
-    pods = _pods(f)
-    if cut is not None:
-        usage = {signal: _grown_on(series, cut, oom) for signal, series in usage.items()}
-        sets = {signal: _grown_on(series, cut, oom) for signal, series in sets.items()}
-        pods = {uid: _grown_on(series, cut, oom) for uid, series in pods.items()}
-    return World(usage, sets, capacity, f.order, pods, f.crossed_ns, oom, assumed)
-
-
-def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, TimeSeries], dict[str, int]]:
-    """By signal: usage, working set, and the capacity that `available` is taken of."""
-    usage: dict[str, TimeSeries] = {}
-    sets: dict[str, TimeSeries] = {}
-    capacity: dict[str, int] = {}
-    for domain, signal in SIGNAL_OF.items():
-        seen = [e for e in f.episode.events if isinstance(e, Sample | Crossing) and e.domain == domain]
-        capacities = [w.capacity for w in f.episode.watched if w.domain == domain]
-        capacities += [e.capacity for e in seen if isinstance(e, Crossing)]
-        if seen and capacities:
-            usage[signal] = TimeSeries((e.ts_ns, e.usage) for e in seen)
-            sets[signal] = TimeSeries((e.ts_ns, e.working_set) for e in seen)
-            capacity[signal] = capacities[0]
-    return usage, sets, capacity
-
-
-def _pods(f: Facts) -> dict[str, TimeSeries]:
-    points: dict[str, list[tuple[int, int]]] = {}
-    for event in f.episode.events:
-        if isinstance(event, Sample) and event.pod is not None and event.container is None:
-            points.setdefault(event.pod, []).append((event.ts_ns, event.working_set))
-    return {uid: TimeSeries(found) for uid, found in points.items()}
-
-
-def _grown_on(series: TimeSeries, since_ns: int, until_ns: float | None) -> TimeSeries:
-    """``series`` up to ``since_ns``, then growing as it did until ``until_ns`` (None: not growing)."""
-    kept = [(t, v) for t, v in zip(series.times, series.values, strict=True) if t <= since_ns]
-    if not kept:
-        return TimeSeries([(since_ns, series.values[0])])
-    rate = growth(kept, since_ns)
-    last_ns, start = kept[-1]
-    # Not between the points around: the next one is after the kill.
-    start += round((rate or 0.0) * (since_ns - last_ns) / 1e9)
-    made = [*kept, (since_ns, start)]
-    if rate is not None and until_ns is not None and until_ns > since_ns:
-        width = until_ns - since_ns
-        steps = range(1, _POINTS + 1)
-        made += [
-            (round(since_ns + width * i / _POINTS), round(start + rate * width * i / _POINTS / 1e9)) for i in steps
-        ]
-    return TimeSeries(made)
+    figures: FigureAge | None = None
 
 
 class _Piece(NamedTuple):
@@ -174,6 +88,7 @@ def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counte
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
     p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
+    victims = _victims(world, config, pieces, oom) if all(pod.priority is not None for pod in world.pods) else ()
     return Counterfactual(
         mode,
         _rounded(detected),
@@ -184,7 +99,8 @@ def counterfactual(world: World, config: PassConfig, mode: str = POLL) -> Counte
         p90,
         oom_ms,
         world.assumed,
-        _victims(world, config, pieces, oom) if all(pod.priority is not None for pod in world.pods) else (),
+        victims,
+        _figures(world, config, pieces, oom) if victims else None,
     )
 
 
@@ -329,8 +245,22 @@ def _victims(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: fl
         for i in range(nodes):
             step = round((piece.begin + width * (i + 0.5) / nodes) / _VICTIM_NS)
             if step not in known:
-                known[step] = first_victim(world.pods, world.pod_series, step * _VICTIM_NS, config.era.memory_key)
+                known[step] = first_victim(world.pods, world.history.series, step * _VICTIM_NS, config.era.memory_key)
             for uid, chance in known[step].items():
                 found[uid] = found.get(uid, 0.0) + chance * piece.weight * part / nodes
     ranked = sorted(found.items(), key=lambda item: (-item[1], names[item[0]]))
     return tuple([Chance(names[uid], _rounded(p)) for uid, p in ranked if p >= 5e-4])
+
+
+def _figures(world: World, config: PassConfig, pieces: Sequence[_Piece], oom: float) -> FigureAge | None:
+    """Whom it takes by the age of its figures, at the median of its decisions before ``oom``."""
+    before = [
+        piece._replace(end=min(piece.end, oom), weight=piece.weight * _part_before(piece, oom))
+        for piece in pieces
+        if piece.begin < oom
+    ]
+    at_ms = _quantile(before, sum(piece.weight for piece in before) / 2, world.crossed_ns)
+    if at_ms is None:
+        return None
+    at_ns = world.crossed_ns + at_ms * 1e6
+    return figure_age(world.pods, world.history, at_ns, world.crossed_ns, config.era.memory_key)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
 from monitor.race.codec import Tagged, tagged
+from monitor.race.figure_age import PodPoints
 
 NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
@@ -67,9 +68,8 @@ class Clock(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Watched(_OfThreshold):
-    """A threshold that is in force from now on, with the capacity it is taken of.
-
-    `limit`: where the kernel kills in this domain; None for the machine, which has no such line.
+    """A threshold that is in force from now on, with the capacity it is taken of. `limit`: where the kernel kills in
+    this domain; None for the machine, which has no such line.
     """
 
     quantity: int
@@ -88,9 +88,8 @@ class Ranked(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Sample(_Event):
-    """The flight recorder: one domain or cgroup at one moment.
-
-    `pod`: the pod it is, or (with `container`) is a part of. `limit`: its own limit; None if it has none.
+    """The flight recorder: one domain or cgroup at one moment. `pod`: the pod it is, or (with `container`) is a part
+    of. `limit`: its own limit; None if it has none.
     """
 
     domain: str
@@ -101,6 +100,14 @@ class Sample(_Event):
     active_file: int
     limit: int | None = None
     container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSets(_Event):
+    """What pods had since `since_ns`, of all that moved: a kubelet ranks by figures of then."""
+
+    since_ns: int
+    pods: tuple[PodPoints, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +141,8 @@ class Seen(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Held(_OfThreshold):
-    """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more.
-
-    `pods`: what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet
-    would evict.
+    """Evictions for a threshold that is met are held, because they would not help; `reason` "": not any more. `pods`:
+    what all have together that may be evicted; `outside`: what is in use besides. `pod`: whom the kubelet would evict.
     """
 
     reason: str
@@ -265,9 +270,7 @@ class Exit(_Event):
 @dataclass(frozen=True, slots=True)
 class Gone(_Event):
     """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
-    `settled_ns`.
-
-    `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
+    `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason.
     """
 
     pod: str
@@ -331,8 +334,8 @@ class End(_Event):
 
 
 Event = (
-    Clock | Lost | Watched | Ranked | Sample | Reclaim | Crossing | Seen | Held | Decided | Signalled | Kill | Mark
-    | Exit | Gone | KubeletEvicted | Checked | Clear | Tick | End
+    Clock | Lost | Watched | Ranked | Sample | WorkingSets | Reclaim | Crossing | Seen | Held | Decided | Signalled
+    | Kill | Mark | Exit | Gone | KubeletEvicted | Checked | Clear | Tick | End
 )  # fmt: skip
 
 #: Every kind by name, in the order in which events of one nanosecond are taken: causes before effects.

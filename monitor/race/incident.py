@@ -8,6 +8,7 @@ from typing import Any
 from monitor.race.burst import Burst
 from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
+from monitor.race.figure_age import FigureAge
 
 EVICTION_WON = "eviction_won"
 OOM_UNSEEN = "oom_unseen"
@@ -78,11 +79,14 @@ class Invoker(Record):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Record):
-    """A pod that was evicted, or (in an incident marked `observed`) would have been."""
+    """A pod that was evicted, or (in an incident marked `observed`) would have been. `figures`: of an eviction by a
+    kubelet, whom it took by the age of its figures of pods; None where that is not known.
+    """
 
     pod: str
     grace_s: int
     rank: int
+    figures: FigureAge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Incident(Record):
     or no race. What each means for each verdict is in docs/verdicts.md. `by`: whose eviction it is about. `missing`:
     what would have to be known (undetermined only). `counterfactual`: what a kubelet would have done, where worked out.
     `burst`: how fast memory was taken, for `outrace incidents advise`; None where it was not about a threshold.
+    `reported_evicted`: pods that the API server has as Evicted by the kubelet, whatever became of them here.
     """
 
     id: str
@@ -114,6 +119,7 @@ class Incident(Record):
     missing: tuple[str, ...] = ()
     counterfactual: tuple[Counterfactual, ...] = ()
     burst: Burst | None = None
+    reported_evicted: tuple[str, ...] = ()
 
     def to_json(self, steps: bool = True) -> dict[str, Any]:
         """The incident as a dict; without ``steps`` for lists."""

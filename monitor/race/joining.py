@@ -12,6 +12,8 @@ from monitor.race.codec import Record
 EARLY_EXIT_NS = 1_000_000_000
 #: Key of the one episode that node and kubepods have together.
 PRESSURE = ""
+#: Most histories of pods that an episode keeps: it may last for hours at a soft threshold.
+_MOST_WORKING_SETS = 4
 
 T = TypeVar("T")
 
@@ -143,6 +145,11 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
             # The older half is thinned out: every second sample of it goes.
             samples = (*samples[:half:2], *samples[half:])
         return replace(o, samples=samples)
+    if isinstance(event, ev.WorkingSets):  # tens of KiB each: the first ones and the latest
+        kept = [e for e in o.events if isinstance(e, ev.WorkingSets)]
+        if len(kept) >= _MOST_WORKING_SETS:
+            old = kept[_MOST_WORKING_SETS // 2]
+            o = replace(o, events=tuple([e for e in o.events if e is not old]))
     if isinstance(event, ev.Exit):
         o = replace(o, pids=tuple([p for p in o.pids if p[0] != event.pid]))
     events, dropped = (*o.events, event), o.dropped
@@ -157,7 +164,8 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
 
 def _lasts(o: Open, event: ev.Event) -> bool:
     """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    if isinstance(event, ev.Ranked | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.KubeletEvicted):
+    aside = ev.Ranked | ev.WorkingSets | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.KubeletEvicted
+    if isinstance(event, aside):
         return False
     if isinstance(event, ev.Clear):  # may be repeated
         return event.threshold in o.met

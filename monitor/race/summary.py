@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from monitor.race import incident as i
 from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, KubeletEvicted, Mark
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts
+from monitor.race.figure_age import FigureAge, of_pod
 from monitor.race.flags import braked_at, collateral, wrong_victim
 from monitor.race.margins import Margins, Ruling, held, observed_in_time
 from monitor.race.units import listed, size, span
 
 
-def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins) -> str:
-    """One sentence; after a semicolon, at most two more things that matter."""
+def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins, figures: Mapping[str, FigureAge]) -> str:
+    """One sentence; after a semicolon, at most two more things that matter. ``figures``: what a kubelet went by, by the
+    uid of the pod it took.
+    """
     text = _VERDICTS[ruling.verdict](f, ruling.basis, *margin)
     if ruling.missing:
         text += ": " + "; ".join(ruling.missing)
-    return "; ".join([text, *_extras(f, flags)[:2]]) + "."
+    return "; ".join([text, *_extras(f, flags, figures)[:2]]) + "."
 
 
 def killed(f: Facts) -> str:
@@ -147,7 +152,7 @@ _IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermi
 _VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
 
 
-def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
+def _extras(f: Facts, flags: tuple[str, ...], figures: Mapping[str, FigureAge]) -> list[str]:
     """Further remarks, the worst first."""
     found = []
     wrong = wrong_victim(f)
@@ -161,10 +166,11 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
         found.append(f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it")
     stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)
     if stale is not None and all(c.priority is not None for c in f.order):
-        found.append(
-            f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: it ranks by figures "
-            "of pods that are up to 15 s old"
+        known = figures.get(stale.pod)
+        why = (of_pod(known, stale.pod_name) if known is not None else "") or (
+            "it ranks by figures of pods that are up to 15 s old"
         )
+        found.append(f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}")
     outside = collateral(f)
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")

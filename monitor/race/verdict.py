@@ -5,33 +5,41 @@ A pure function of the episode and the policy's order. docs/verdicts.md explains
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
 from monitor.race.episode import OPEN, QUIET, Episode
-from monitor.race.events import KUBEPODS, NODE, Mark
+from monitor.race.events import KUBELET, KUBEPODS, NODE, KubeletEvicted, Mark
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, domain_of, facts
+from monitor.race.figure_age import FigureAge
 from monitor.race.flags import flags
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
 from monitor.race.margins import Ruling, balance, margins, observed_in_time
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
+from monitor.race.world import kubelets_figures
 
 #: Of a path in an incident's id; a longer name of a single directory is kept.
 _ID_CHARS = 64
 
 
-def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int = 0) -> Incident:
+def verdict(
+    episode: Episode,
+    order: Sequence[Candidate] = (),
+    realtime_ns: int = 0,
+    key: Callable[[Candidate], Key] = memory_key,
+) -> Incident:
     """Judge an episode. Never raises for any episode that `feed` made.
 
     ``order``: the policy's ranking at the decision or the mark, if no `Ranked` event has it. ``realtime_ns``: what
-    to add to the episode's times to get the time since 1970, where the episode does not know.
+    to add to the episode's times to get the time since 1970, where the episode does not know. ``key``: how the release
+    of the kubelet ranks.
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns
@@ -40,6 +48,7 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
     basis = ruling.basis
     marks = flags(f)
     margin = margins(f, ruling)
+    figures = kubelets_figures(f, key)
     start = timestamp(episode.start_ns + realtime_ns)
     return Incident(
         id=_id(start, episode.domain),
@@ -50,16 +59,17 @@ def verdict(episode: Episode, order: Sequence[Candidate] = (), realtime_ns: int 
         flags=marks,
         oom_victims=tuple([_victim(f, m) for m in f.kills]),
         invoker=_invoker(f),
-        evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in (e.decision for e in _relevant(f))]),
+        evicted=tuple([_evicted(e, figures) for e in _relevant(f)]),
         margin_bytes=margin[0],
         margin_ms=margin[1],
         steps=steps(episode),
         advice=advice(f, ruling, marks, margin[0]),
-        summary=summary(f, ruling, marks, margin),
+        summary=summary(f, ruling, marks, margin, figures),
         observed=basis is not None and basis.decision.observed,
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
         burst=burst(f),
+        reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
     )
 
 
@@ -167,6 +177,11 @@ def _relevant(f: Facts) -> list[RecordedEviction]:
     """The evictions to report: those carried out, else the observed ones."""
     done = [e for e in f.evictions if not e.decision.observed]
     return done or list(f.evictions)
+
+
+def _evicted(e: RecordedEviction, figures: Mapping[str, FigureAge]) -> Evicted:
+    d = e.decision
+    return Evicted(d.pod_name, d.grace_s, d.rank, figures.get(d.pod) if d.by == KUBELET else None)
 
 
 def _victim(f: Facts, mark: Mark) -> OomVictim:

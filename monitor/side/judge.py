@@ -46,15 +46,17 @@ def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: 
     ``realtime_ns``: Unix time less CLOCK_MONOTONIC, for an episode that does not know.
     """
     return replace(
-        verdict(found, realtime_ns=realtime_ns), counterfactual=kubelets_answer(found, config, cgroup_version)
+        verdict(found, realtime_ns=realtime_ns, key=config.era.memory_key),
+        counterfactual=kubelets_answer(found, config, cgroup_version),
     )
 
 
 def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
     """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
     # Imported by the first incident that needs them.
-    from monitor.race.counterfactual import MEMCG, POLL, counterfactual, world
+    from monitor.race.counterfactual import MEMCG, POLL, counterfactual
     from monitor.race.facts import facts
+    from monitor.race.world import world
 
     seen = world(facts(found))
     if seen is None:
@@ -191,7 +193,7 @@ class Judge:
             incident = (
                 judge(found, self._config, self._version, self.offset_ns)
                 if final
-                else verdict(found, realtime_ns=self.offset_ns)
+                else verdict(found, realtime_ns=self.offset_ns, key=self._config.era.memory_key)
             )
         except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
             self._log.error(

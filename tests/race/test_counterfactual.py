@@ -12,9 +12,11 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.race.counterfactual import MEMCG, POLL, World, counterfactual, world
+from monitor.race.counterfactual import MEMCG, POLL, counterfactual
 from monitor.race.facts import facts
+from monitor.race.figure_age import PodHistory
 from monitor.race.series import BUSY_NS, QUIET_NS, TimeSeries, age_below, first_victim, stale_usage
+from monitor.race.world import World, world
 from tests.race.builders import (
     MI,
     PODS,
@@ -56,7 +58,7 @@ def growth(mi_per_s: float, headroom_mi: float = 100, inactive_mi: float = 0, be
         {MEMORY: TimeSeries(sets)},
         {MEMORY: CAPACITY},
         PODS[:2],
-        series_by_uid,
+        PodHistory(series_by_uid),
         ms(0),
         float(ms(end_s * 1000)),
     )
@@ -116,7 +118,9 @@ def shifting(direction: int) -> World:
     grown = [5 * (t - ms(0)) / S for t in times]
     sets = [(t, CAPACITY - QUANTITY + round(g * MI)) for t, g in zip(times, grown, strict=True)]
     usage = [(t, v + round((300 + direction * g) * MI)) for (t, v), g in zip(sets, grown, strict=True)]
-    return World({MEMORY: TimeSeries(usage)}, {MEMORY: TimeSeries(sets)}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
+    return World(
+        {MEMORY: TimeSeries(usage)}, {MEMORY: TimeSeries(sets)}, {MEMORY: CAPACITY}, PODS[:2], PodHistory(), ms(0), None
+    )
 
 
 def test_the_armed_level_drifts_with_the_cache() -> None:
@@ -142,14 +146,14 @@ def test_pressure_shorter_than_the_period_may_never_be_seen() -> None:
     sets = TimeSeries(
         [(ms(-20_000), 0), (ms(-1), CAPACITY // 2), (ms(0), CAPACITY), (ms(3000), CAPACITY), (ms(3001), 0)]
     )
-    short = World({MEMORY: sets}, {MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], {}, ms(0), None)
+    short = World({MEMORY: sets}, {MEMORY: sets}, {MEMORY: CAPACITY}, PODS[:2], PodHistory(), ms(0), None)
     found = counterfactual(short, HARD)
     assert (found.detected, found.in_time) == (pytest.approx(0.3, abs=0.001), found.detected)
     assert (found.p10_ms, found.p50_ms) == (pytest.approx(1000, abs=5), None)
 
 
 def test_without_pods_nobody_is_evicted() -> None:
-    nobody = World({}, {MEMORY: growth(8).working_set[MEMORY]}, {MEMORY: CAPACITY}, (), {}, ms(0), None)
+    nobody = World({}, {MEMORY: growth(8).working_set[MEMORY]}, {MEMORY: CAPACITY}, (), PodHistory(), ms(0), None)
     found = counterfactual(nobody, HARD, MEMCG)
     assert (found.detected, found.p50_ms, found.victims) == (0.0, None, ())
 
@@ -220,7 +224,7 @@ def test_every_release_takes_its_own_victim() -> None:
         dataclasses.replace(pod(name, mib * MI), qos=qos)
         for name, mib, qos in (("big", 900, "Guaranteed"), ("small", 30, "BestEffort"))
     )
-    seen = dataclasses.replace(seen, pods=(guaranteed, best_effort), pod_series={})
+    seen = dataclasses.replace(seen, pods=(guaranteed, best_effort), history=PodHistory())
     taken = {}
     for name in ERAS:
         found = counterfactual(seen, dataclasses.replace(HARD, era=era(name)))
@@ -251,7 +255,7 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     assert found.oom_ns == pytest.approx(ms(1000), abs=30_000_000)
     assert found.working_set[MEMORY].at(ms(500)) == pytest.approx(950 * MI, rel=0.01)
     assert found.working_set[MEMORY].at(ms(9)) == pytest.approx(901 * MI, rel=0.001)  # not what the eviction made it
-    assert found.pod_series["uid-hog"].at(ms(500)) == pytest.approx(450 * MI, rel=0.01)
+    assert found.history.series["uid-hog"].at(ms(500)) == pytest.approx(450 * MI, rel=0.01)
     answer = counterfactual(found, HARD)
     assert answer.detected == pytest.approx(0.1, abs=0.01)
     assert answer.assumed

@@ -53,7 +53,8 @@ def test_an_incident_has_the_keys_of_the_contract() -> None:
         }
     ]
     assert found["invoker"] == {"pid": 77, "comm": "nginx", "pod": "shop/cart"}
-    assert (found["evicted"], found["domain"]) == ([{"pod": "shop/hog", "grace_s": 30, "rank": 1}], "node")
+    evicted = {"pod": "shop/hog", "grace_s": 30, "rank": 1, "figures": None}
+    assert (found["evicted"], found["domain"], found["reported_evicted"]) == ([evicted], "node", [])
 
 
 @pytest.mark.parametrize(

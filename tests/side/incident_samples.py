@@ -17,7 +17,7 @@ EVICTION_WON: Incident = {
     "flags": [],
     "oom_victims": [],
     "invoker": None,
-    "evicted": [{"pod": "shop/cart", "grace_s": 0, "rank": 1}],
+    "evicted": [{"pod": "shop/cart", "grace_s": 0, "rank": 1, "figures": None}],
     "margin_bytes": 21 * MIB,
     "margin_ms": 8.73,
     "steps": [
@@ -77,6 +77,7 @@ EVICTION_WON: Incident = {
         "rate": 52428800.5,
         "most": [[1, 52428], [12500, 655360000]],
     },
+    "reported_evicted": [],
     "counterfactual": [
         {
             "mode": "poll",
@@ -89,6 +90,16 @@ EVICTION_WON: Incident = {
             "oom_ms": 620.0,
             "assumed": True,
             "victims": [{"pod": "shop/cart", "probability": 0.71}, {"pod": "shop/search", "probability": 0.29}],
+            "figures": {
+                "at_ms": 310.0,
+                "fresh": "shop/cart",
+                "known_s": 15.0,
+                "by_age": [
+                    {"pod": "shop/cart", "from_s": 0.0, "to_s": 6.0, "share": 0.4},
+                    {"pod": "shop/search", "from_s": 6.0, "to_s": 15.0, "share": 0.6},
+                ],
+                "could": ["shop/cart", "shop/search"],
+            },
         }
     ],
 }
@@ -113,7 +124,7 @@ DURING_GRACE: Incident = {
         }
     ],
     "invoker": {"pid": 991, "comm": "stress-ng", "pod": "batch/report"},
-    "evicted": [{"pod": "batch/report", "grace_s": 30, "rank": 1}],
+    "evicted": [{"pod": "batch/report", "grace_s": 30, "rank": 1, "figures": None}],
     "margin_bytes": -48 * MIB,
     "margin_ms": -15800.0,
     "steps": [
@@ -183,6 +194,7 @@ DURING_GRACE: Incident = {
     "missing": [],
     "counterfactual": [],
     "burst": None,
+    "reported_evicted": [],
 }
 
 #: A container at its own limit: no race.
@@ -233,6 +245,7 @@ OWN_LIMIT: Incident = {
     "missing": [],
     "counterfactual": [],
     "burst": None,
+    "reported_evicted": [],
 }
 SAMPLES = (EVICTION_WON, DURING_GRACE, OWN_LIMIT)
 #: A moment after all of them, in Unix seconds.

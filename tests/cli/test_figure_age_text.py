@@ -1,0 +1,78 @@
+"""What `outrace incidents show` says of a kubelet's old figures of pods."""
+
+import dataclasses
+from typing import Any
+
+from click import unstyle
+
+from monitor.cli.incident_text import figures_text, show_lines
+from monitor.race.figure_age import FigureAge, OfAge
+from tests.side.incident_samples import EVICTION_WON, OWN_LIMIT
+
+BATCH_THEN_DB = FigureAge(
+    4500,
+    "shop/batch",
+    15,
+    (OfAge("shop/batch", 0, 6, 0.4), OfAge("shop/db", 6, 15, 0.6)),
+    ("shop/batch", "shop/db"),
+)
+
+
+def text(**more: Any) -> str:
+    return figures_text(dataclasses.replace(BATCH_THEN_DB, **more).to_json())
+
+
+def shown(incident: dict[str, Any]) -> str:
+    return unstyle(" ".join(" ".join(show_lines(incident, 1000)).split()))
+
+
+def test_the_wrong_pod_on_old_figures() -> None:
+    assert text() == (
+        "It would have taken shop/batch on figures of pods up to 6 s old (40% of the ages up to 15 s), shop/db on "
+        "those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod)."
+    )
+
+
+def test_figures_that_change_nothing() -> None:
+    same = (OfAge("shop/batch", 0, 15, 1.0),)
+    assert text(by_age=same, could=("shop/batch",)) == (
+        "Figures of pods up to 15 s old change nothing: shop/batch is taken."
+    )
+    assert text(by_age=same).endswith("Each pod's figure has an age of its own: shop/db could be taken too.")
+
+
+def test_what_is_not_known_is_not_said_to_be_the_same() -> None:
+    short = (OfAge("shop/batch", 0, 2.5, 1.0),)
+    assert text(known_s=2.5, by_age=short, could=("shop/batch",)) == (
+        "Figures of pods up to 2.5 s old change nothing: shop/batch is taken. What they had before is not known."
+    )
+    assert text(known_s=0.0, by_age=(), could=("shop/batch",)) == (
+        "It would have taken shop/batch on fresh figures of pods; what they had before is not known."
+    )
+
+
+def test_names_cannot_write_to_the_terminal() -> None:
+    assert "\x1b" not in text(fresh="shop/\x1b[2J", could=("shop/\x1b[2J", "\x1b"))
+
+
+def test_show_has_it_below_the_kubelets_chances() -> None:
+    assert "shop/search on those 6 to 15 s old (60% of the ages up to 15 s, the wrong pod)" in shown(EVICTION_WON)
+
+
+def test_an_eviction_by_the_kubelet_is_explained() -> None:
+    took = {"pod": "shop/db", "grace_s": 0, "rank": 3, "figures": BATCH_THEN_DB.to_json()}
+    found = shown({**OWN_LIMIT, "by": "kubelet", "evicted": [took]})
+    assert "The kubelet took shop/db. On figures 6 to 15 s old it was first, on fresh ones shop/batch." in found
+
+
+def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
+    (victim,) = {who["pod"] for who in OWN_LIMIT["oom_victims"]}
+    found = shown({**OWN_LIMIT, "reported_evicted": [victim]})
+    assert f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed" in found
+
+
+def test_incidents_of_earlier_versions_are_shown_too() -> None:
+    old = {key: value for key, value in EVICTION_WON.items() if key != "reported_evicted"}
+    old["counterfactual"] = [{k: v for k, v in each.items() if k != "figures"} for each in old["counterfactual"]]
+    old["evicted"] = [{k: v for k, v in each.items() if k != "figures"} for each in old["evicted"]]
+    assert "It would have taken shop/cart 71%, shop/search 29%." in shown(old)
