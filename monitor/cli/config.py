@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from monitor.cli.kubelet_files import translated_words
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
@@ -78,20 +80,35 @@ def check(output: str, **options: Any) -> int:
 
 
 @config.command(context_settings={"ignore_unknown_options": True})
-@click.argument("flags", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+@click.option("--file", "files", multiple=True, metavar="FILE",
+              help="A unit, drop-in, environment file or command line of a kubelet; several in the order systemd reads "
+              "them.")  # fmt: skip
+@click.option("--root", metavar="DIR", default="/", help="Where the paths in EnvironmentFile= begin. [/]")
 @output_option
-def translate(flags: tuple[str, ...], output: str) -> None:
+def translate(flags: tuple[str, ...], files: tuple[str, ...], root: str, output: str) -> None:
     """Turn old kubelet FLAGS into a KubeletConfiguration: outrace config translate -- --eviction-hard=...
 
     The configuration goes to stdout as YAML; notes on what could not simply be carried over go to stderr.
     """
     from monitor.policy.translate import translate as to_configuration
 
+    if not flags and not files:
+        raise click.UsageError("Nothing to translate: give flags of a kubelet, or --file", click.get_current_context())
     try:
-        made = to_configuration(flags)
+        words, notes = translated_words(files, root)
+        arguments = (*(word.text for word in words), *flags)
+        made = to_configuration(arguments, (*(word.origin for word in words), *[""] * len(flags)))
     except PolicyError as error:
         raise ConfigError(str(error)) from None
-    _check_translated(made.configuration)
+    made = made._replace(notes=[*notes, *made.notes])
+    try:
+        _check_translated(made.configuration)
+    except ConfigError as error:
+        flag = re.match(r"--([\w-]+):", error.message)
+        if flag and flag[1] in made.origins:
+            raise ConfigError(f"{made.origins[flag[1]]}: {error.message}", error.remedy) from None
+        raise
     if output == "json":
         print_json({"configuration": made.configuration, "notes": made.notes})
         return

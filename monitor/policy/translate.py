@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from monitor.policy.configuration import HARD, MERGE_DEFAULTS, MIN_RECLAIM, SOFT, SOFT_GRACE
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
+from monitor.policy.kubelet_flags import OTHER_SWITCHES, OTHERS
 from monitor.policy.signals import IMAGEFS, NODEFS
 from monitor.policy.thresholds import parse_flag_map
 
@@ -27,10 +29,13 @@ _amounts = partial(parse_flag_map, operator="=")
 
 
 class Translation(NamedTuple):
-    """A KubeletConfiguration, and one line for everything that could not simply be carried over."""
+    """A KubeletConfiguration, and one line for everything that could not simply be carried over. ``origins``: where
+    each flag was written, as far as that was said.
+    """
 
     configuration: dict[str, Any]
     notes: list[str]
+    origins: Mapping[str, str] = MappingProxyType({})
 
 
 def _list(text: str) -> list[str]:
@@ -122,14 +127,34 @@ BOOLEAN_FLAGS = {flag for flag, (_, read) in FIELDS.items() if read is _boolean}
 }
 
 
-def translate(arguments: Sequence[str]) -> Translation:
+#: What to write, by how a value is read.
+_REMEDIES: dict[Callable[[str], Any], str] = {
+    parse_flag_map: "write SIGNAL<VALUE,..., as in memory.available<100Mi,nodefs.available<10%, without blanks",
+    _amounts: "write NAME=VALUE,..., as in memory=500Mi,cpu=100m, without blanks",
+    _integer: "write a whole number",
+    _percent: "write a whole number from 0 to 100",
+    _duration: "write a duration such as 90s or 1m30s",
+    _boolean: "write =true or =false",
+    _numa: "write NUMA-NODE:memory=AMOUNT;..., as in 0:memory=1Gi",
+}
+
+
+def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translation:
     """The configuration these flags of a kubelet make, written ``--flag=value`` or ``--flag value``.
 
-    As in the kubelet, a map given twice is added to and anything else replaced. Raises PolicyError naming the flag.
+    As in the kubelet, a map given twice is added to and anything else replaced. Flags that are none of eviction,
+    clean-up or reservation are noted. ``where``: the place of each argument. Raises PolicyError naming place and flag.
     """
     given: dict[str, Any] = {}
-    notes = []
-    for flag, text in _flags(arguments):
+    notes: list[str] = []
+    others: list[str] = []
+    origins: dict[str, str] = {}
+    for flag, text, place in _flags(arguments, where):
+        if place and flag not in others:
+            origins[flag] = f"{origins[flag]}, {place}" if flag in origins and place not in origins[flag] else place
+        if flag in OTHERS:
+            others.append(flag)
+            continue
         if flag in WITHOUT:
             notes.append(f"--{flag} {WITHOUT[flag]}")
             continue
@@ -137,7 +162,7 @@ def translate(arguments: Sequence[str]) -> Translation:
         try:
             value = read(text)
         except PolicyError as error:
-            raise PolicyError(f"--{flag}: {error}") from None
+            raise PolicyError(f"{_at(place)}--{flag}: {error}; {_REMEDIES[read]}") from None
         before = given.get(field)
         if isinstance(before, dict):
             before.update(value)
@@ -145,42 +170,56 @@ def translate(arguments: Sequence[str]) -> Translation:
             before += value
         else:
             given[field] = value
-    notes += _succeed(given)
+    notes += _succeed(given, origins)
+    if others:
+        said = ", ".join(f"--{flag}" for flag in dict.fromkeys(others))
+        notes.append(f"none of eviction, clean-up or reservation, and not carried over: {said}")
     order = list(dict.fromkeys(field for field, _ in FIELDS.values()))
     fields = {field: given[field] for field in (*order[:1], MERGE_DEFAULTS, *order[1:]) if field in given}
-    return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes)
+    return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)
 
 
-def _flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Names without dashes, and values. A boolean may stand alone."""
+def _at(place: str) -> str:
+    return f"{place}: " if place else ""
+
+
+def _flags(arguments: Sequence[str], where: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Names without dashes, values and places. A boolean may stand alone."""
     found = []
-    rest = list(arguments)
+    rest = list(zip(arguments, where or [""] * len(arguments), strict=True))
     while rest:
-        argument = rest.pop(0)
+        argument, place = rest.pop(0)
+        at = _at(place)
         if not argument.startswith("--") or argument == "--":
-            raise PolicyError(f"{argument!r} is not a flag of the kubelet: write --flag=value or --flag value")
+            raise PolicyError(f"{at}{argument!r} is not a flag of the kubelet: write --flag=value or --flag value")
         flag, equals, value = argument[2:].partition("=")
         flag = flag.replace("_", "-")  # the kubelet takes both
-        if flag not in FIELDS and flag not in _SUCCEEDED and flag not in WITHOUT:
-            close = difflib.get_close_matches(flag, (*FIELDS, *_SUCCEEDED, *WITHOUT), 1)
-            hint = f"did you mean --{close[0]}?" if close else "only those of eviction, clean-up and reservation are"
-            raise PolicyError(f"--{flag}: is not known here; {hint}")
+        if not _is_known(f"--{flag}"):
+            close = difflib.get_close_matches(flag, (*FIELDS, *_SUCCEEDED, *WITHOUT, *OTHERS), 1)
+            hint = f"did you mean --{close[0]}?" if close else "no kubelet from 1.6 to 1.36 has it; leave it out"
+            raise PolicyError(f"{at}--{flag}: is not known here; {hint}")
         if not equals:
-            if flag in BOOLEAN_FLAGS and (not rest or rest[0] not in BOOLEANS):
+            if flag in BOOLEAN_FLAGS | OTHER_SWITCHES and (not rest or rest[0][0] not in BOOLEANS):
                 value = "true"
-            elif not rest:
-                raise PolicyError(f"--{flag}: has no value")
+            elif not rest or _is_known(rest[0][0]):
+                raise PolicyError(f"{at}--{flag}: has no value; write --{flag}=VALUE")
             else:
-                value = rest.pop(0)
-        found.append((flag, value))
+                value = rest.pop(0)[0]
+        found.append((flag, value, place))
     return found
 
 
-def _succeed(given: dict[str, Any]) -> list[str]:
+def _is_known(argument: str) -> bool:
+    """Whether it is a flag of a kubelet, rather than the value of one."""
+    flag = argument[2:].partition("=")[0].replace("_", "-")
+    return argument.startswith("--") and any(flag in known for known in (FIELDS, _SUCCEEDED, WITHOUT, OTHERS))
+
+
+def _succeed(given: dict[str, Any], origins: Mapping[str, str]) -> list[str]:
     """Write what flags of the time before eviction stand for today; the notes that go with it."""
     notes: list[str] = []
     named = HARD in given
-    _images(given, notes)
+    _images(given, notes, origins)
     megabytes = given.pop("low-diskspace-threshold-mb", None)
     if megabytes is not None:
         _add(given, notes, HARD, NODEFS, f"{megabytes}Mi" if megabytes > 0 else "", "--low-diskspace-threshold-mb")
@@ -201,14 +240,18 @@ def _succeed(given: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _images(given: dict[str, Any], notes: list[str]) -> None:
+def _images(given: dict[str, Any], notes: list[str], origins: Mapping[str, str]) -> None:
     """The two thresholds of the image clean-up, which eviction took over; their fields exist as well."""
     high, low = given.get("imageGCHighThresholdPercent"), given.get("imageGCLowThresholdPercent")
     if high is None and low is None:
         return
     upper, lower = _GC_HIGH if high is None else high, _GC_LOW if low is None else low
     if lower >= upper:
-        raise PolicyError(f"--image-gc-low-threshold: {lower} must be less than --image-gc-high-threshold, {upper}")
+        place = origins.get("image-gc-low-threshold") or origins.get("image-gc-high-threshold", "")
+        raise PolicyError(
+            f"{_at(place)}--image-gc-low-threshold: {lower} must be less than --image-gc-high-threshold, {upper}; "
+            "raise the one or lower the other"
+        )
     if high is not None:
         _add(given, notes, HARD, IMAGEFS, f"{100 - high}%" if high < 100 else "", "--image-gc-high-threshold")
     if low is not None:

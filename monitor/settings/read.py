@@ -242,6 +242,8 @@ def _remedy(problem: str, rules: Era | None = None) -> str:
         return f"signals are {', '.join((rules or CURRENT).signals)}"
     if problem.startswith("grace period must be specified"):
         return "give it one: --eviction-soft-grace-period SIGNAL=30s (evictionSoftGracePeriod)"
+    if problem.startswith("malformed pair") and "expect signal=" in problem:
+        return "write NAME=VALUE,..., as in memory=500Mi or memory.available=1m30s"
     if problem.startswith("malformed pair"):
         return "write --eviction-hard 'memory.available<100Mi', --eviction-minimum-reclaim 'memory.available=0Mi'"
     if problem.startswith("time:"):

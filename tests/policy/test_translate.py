@@ -108,11 +108,34 @@ def test_notes() -> None:
     assert translate(["--eviction-hard=memory.available<1Gi"]).notes == []
 
 
+def test_flags_of_other_things_are_noted() -> None:
+    made = translate(
+        ["--v=2", "--register-node", "--node-labels", "a=b", "--v=3", "--eviction-hard=memory.available<1Gi"]
+    )
+    assert made.configuration == HEAD | {"evictionHard": {"memory.available": "1Gi"}}
+    assert made.notes == [
+        "none of eviction, clean-up or reservation, and not carried over: --v, --register-node, --node-labels"
+    ]
+
+
+def test_places() -> None:
+    """What is wrong with a flag is said with its place; of one that is given twice both are kept."""
+    flags = (
+        "--eviction-hard=memory.available<1Gi",
+        "--eviction-hard=pid.available<5%",
+        "--eviction-max-pod-grace-period=x",
+    )
+    assert translate(flags[:2], ("a:1", "b:2")).origins == {"eviction-hard": "a:1, b:2"}
+    with pytest.raises(PolicyError, match=r"^c:3: --eviction-max-pod-grace-period: 'x' is not a whole number; write a"):
+        translate(flags, ("a:1", "b:2", "c:3"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("--evicton-hard=x",), r"--evicton-hard: is not known here; did you mean --eviction-hard\?"),
-        (("--v=2",), "--v: is not known here; only those of eviction"),
+        (("--zzz=2",), "--zzz: is not known here; no kubelet from 1.6 to 1.36 has it; leave it out"),
+        (("--eviction-hard", "--v=2"), "--eviction-hard: has no value; write --eviction-hard=VALUE"),
         (("eviction-hard",), "'eviction-hard' is not a flag"),
         (("--eviction-hard=memory.available",), "--eviction-hard: malformed pair"),
         (("--eviction-hard",), "--eviction-hard: has no value"),
