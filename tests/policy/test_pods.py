@@ -187,6 +187,9 @@ def test_oom_scores() -> None:
     assert oom_score_adj(make(asks("a", "1")), "a", capacity) == 999
     assert oom_score_adj(make(asks("a", "10Gi")), "a", capacity) == 3
     assert oom_score_adj(make(asks("a")), "a", capacity) == 1000
+    critical = {"priority": 2_000_001_000, "priorityClassName": "system-node-critical"}
+    assert oom_score_adj(make(asks("a", "1"), **critical), "a", capacity) == -997  # whatever its class
+    assert oom_score_adj(make(asks("a", "1"), **critical | {"priority": 1}), "a", capacity) == 999
     with pytest.raises(PolicyError, match="pod ns/p has no container 'x'"):
         oom_score_adj(make(asks("a")), "x", capacity)
 
