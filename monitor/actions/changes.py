@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import documents
+from monitor.actions.oomadj import Logger
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 
@@ -174,6 +175,20 @@ class ChangeJournal:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def undo_left(state_dir: Path, log: Logger) -> None:
+    """Undo what a daemon before left in force, and say so."""
+    try:
+        found = ChangeJournal(state_dir).undo_all(
+            lambda problem: log("error", "a change of an earlier daemon is not undone", problem=problem)
+        )
+    except OSError as error:
+        log("error", "changes of an earlier daemon cannot be read", problem=str(error))
+        return
+    for change, fate in found:
+        fields = {"cgroup": change.path, "file": change.file, "value": change.old, "uid": change.uid}
+        log("info", "a change of an earlier daemon is undone", **fields, outcome=fate, was_for=change.why)
 
 
 def boot_id() -> str:

@@ -28,6 +28,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monitor.actions.changes import undo_left
 from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -137,6 +138,7 @@ class Side:
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.watch.start()
+        undo_left(Path(self.config.state_dir), self.log)  # nothing but raising limits that outrace set: no reclaim
         self._wait_for_pods()
         first = self.pods.take()
         self._open_pins()
@@ -271,8 +273,6 @@ class Side:
                 self.over.records_came()
             if self.messages.handle(message) and self.races is not None:
                 self.races.handle(message)
-
-    # kernel objects
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monitor.actions.changes import ChangeJournal
 from monitor.actions.status import EvictedPod, timestamp
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
@@ -23,7 +24,8 @@ from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
-from monitor.side.cluster.record import PendingRecords, Record, record_of
+from monitor.side.cluster.pod_caps import PodCaps
+from monitor.side.cluster.record import PendingRecords, Record, cap_record, record_of
 from monitor.side.cluster.status_writer import TIMEOUT_S, WINDOW_S, StatusWriter
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
@@ -55,8 +57,10 @@ class Cluster:
         files: Worker,
         log: Log,
         holding: Callable[[], Collection[str] | None] = lambda: None,
+        caps: PodCaps | None = None,
     ) -> None:
         self.node = node
+        self.caps = caps
         self._files = files
         self._log = log
         self._stop = threading.Event()
@@ -67,7 +71,7 @@ class Cluster:
         self._in_grace: dict[str, Record] = {}  # by the pod's uid
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
-        self.statuses = StatusWriter(self._client, log, self._status_done)
+        self.statuses = StatusWriter(self._client, log, self._status_done, on_late=self._late)
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed)
         self._warm_due = 0.0
@@ -75,6 +79,9 @@ class Cluster:
 
     def start(self) -> None:
         """Also reports what the previous daemon left; a status only where that still has a meaning."""
+        if self.caps is not None:
+            self.caps.on_capped = self._capped
+            self.caps.start()
         for record in self._pending.load(
             lambda problem: self._log.warning("a stored eviction cannot be read", problem=problem)
         ):
@@ -93,6 +100,8 @@ class Cluster:
         self.statuses.wake()
         self._client.close()
         self._events_client.close()
+        if self.caps is not None:
+            self.caps.close()
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
@@ -143,7 +152,20 @@ class Cluster:
         if is_open:
             self._pending.write(record)
 
+    def _late(self, record: Record) -> None:
+        if self.caps is not None:
+            self.caps.late(record)
+            self._warm_due = 0.0  # it matters now when the server is back
+            self._wake.set()
+
+    def _capped(self, record: Record, limit: int) -> None:
+        told = cap_record(record, self.node, limit, time.time())
+        self._submit(told, None)
+        self._files.submit(partial(self._write, told))
+
     def _status_done(self, record: Record, fate: str) -> None:
+        if self.caps is not None:
+            self.caps.outcome(record, fate)
         self.events.note_status_outcome(record, fate)
         self._over(record, "status")
 
@@ -177,20 +199,27 @@ class Cluster:
         now = time.monotonic()
         if now < self._warm_due:
             return
-        self._warm_due = now + WARM_S
+        cares = self.caps is not None and self.caps.waiting
+        self._warm_due = now + (2 * _TURN_S if cares else WARM_S)
         try:
             self._client.warm()
         except Cancelled:
             raise
         except MonitorError as error:
             self._warm_due = now + 2 * _TURN_S
+            self._answered(False)
             if not self._problem:
                 self._log.warning("the API server does not answer; status and events wait", problem=str(error))
             self._problem = str(error)
         else:
+            self._answered(True)
             if self._problem:
                 self._log.info("the API server answers again", server=self._client.transport.address)
             self._problem = ""
+
+    def _answered(self, does: bool) -> None:
+        if self.caps is not None:
+            self.caps.answers(does)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """As the kubelet says it of its own: an event on the node."""
@@ -239,7 +268,11 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     def holding() -> Collection[str] | None:
         return None if view.state is None else view.conditions
 
-    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding)
+    caps = None
+    if config.enforce:
+        journal = ChangeJournal(Path(config.state_dir))
+        caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
+    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding, caps)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     return cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import documents
-from monitor.actions.status import EvictedPod, event_object, node_event_object, status_patch
+from monitor.actions.status import EvictedPod, event_object, node_event_object, status_patch, timestamp
 from monitor.documents import UnreadableError
 
 #: Evictions kept that the API server does not know of: of the oldest nothing is told. (`STATE/events` has as many.)
@@ -53,6 +53,38 @@ def record_of(eviction: EvictedPod, killed: float) -> Record:
         patch=status_patch(eviction),
         events=tuple([_accepted(one) for one in events]),
     )
+
+
+def cap_record(record: Record, node: str, limit: int, when: float) -> Record:
+    """That the memory of an evicted pod was limited at ``when``: an event on the pod, for when the server is back."""
+    at = timestamp(when)
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{record.pod}.{int(when * 1e9):x}", "namespace": record.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": record.namespace,
+            "name": record.pod,
+            "uid": record.uid,
+        },
+        "type": "Warning",
+        "reason": "MemoryLimited",
+        "message": (
+            f"Evicted while the API server was away, so the status could not be written and the kubelet may run it "
+            f"again: until the server answered the pod's cgroup was limited to {limit >> 20}Mi, at which a container "
+            "that grows is OOM-killed in its pod."
+        ),
+        "source": {"component": "outrace", "host": node},
+        "reportingComponent": "outrace",
+        "reportingInstance": node,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+    name = f"{record.uid}.{int(when * 1e9):x}.limit".replace("/", "-")
+    return Record(name, record.namespace, record.pod, record.uid, when, {}, (_accepted(event),))
 
 
 def _accepted(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,9 @@ RETRY_S, LOOK_S, CALM_LOOK_S, CALM_S = 0.2, 0.1, 0.5, 3.0
 HOLD_S = 3.0
 #: One request. A healthy API server answers in 3-40 ms; the next try is better than a long wait.
 TIMEOUT_S = 2.0
+#: A status that is not accepted by then is late: the kubelet looks at its containers every second (its relist), and
+#: runs the pod again.
+LATE_S = 1.0
 #: Evictions under way at a time. There is one in a pass of the policy.
 _MOST = 256
 #: Buckets of the time from the kill to the patch accepted.
@@ -47,8 +50,8 @@ FATES: Mapping[str, tuple[str, str]] = {
     ),
     AWAY: (
         "error",
-        "the API server took no status of an evicted pod in time: its kubelet runs it again, it is evicted again when "
-        "it grows, and its event is sent when the server is back",
+        "the API server took no status of an evicted pod in time: its kubelet runs it again, with its memory limited "
+        "until the server answers, and its event is sent when the server is back",
     ),
     GONE: ("info", "an evicted pod was deleted before its kubelet had taken its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
@@ -74,10 +77,14 @@ class _Attempt:
     version: str = ""
     erased: int = 0
     problem: str = ""
+    unanswered: bool = False  # the last request
+    late: bool = False  # and that was told
 
 
 class StatusWriter:
-    """`turn` does what is due; `run` does so in a thread. ``on_done(record, fate)`` is called there."""
+    """`turn` does what is due; `run` does so in a thread. ``on_done(record, fate)`` is called there, and before it
+    ``on_late(record)`` where the server has not taken the status, or cannot be asked what the kubelet made of it.
+    """
 
     def __init__(
         self,
@@ -85,8 +92,10 @@ class StatusWriter:
         log: Log,
         on_done: Callable[[Record, str], object],
         clock: Callable[[], float] = time.monotonic,
+        on_late: Callable[[Record], object] = lambda _: None,
     ) -> None:
         self.tally = StatusTally()
+        self._on_late = on_late
         self._client = client
         self._log = log
         self._on_done = on_done
@@ -153,6 +162,7 @@ class StatusWriter:
         except MonitorError as error:
             self._on_error(attempt, error)
         else:
+            attempt.unanswered = False
             if pod is None or _uid(pod) != record.uid:
                 self._finish(attempt, GONE)
             else:
@@ -224,11 +234,21 @@ class StatusWriter:
                 "status of an evicted pod not written; trying again", pod=attempt.record.title, problem=said
             )
         attempt.problem = str(error)
+        attempt.unanswered = not isinstance(error, Conflict)
+        if not attempt.accepted and self._clock() - attempt.killed >= LATE_S:
+            self._tell_late(attempt)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
         attempt.due = self._clock() + max(RETRY_S, asked_s or 0.0)
 
+    def _tell_late(self, attempt: _Attempt) -> None:
+        if not attempt.late:
+            attempt.late = True
+            self._on_late(attempt.record)
+
     def _finish(self, attempt: _Attempt, fate: str) -> None:
         self._attempts.remove(attempt)
+        if fate == AWAY or (fate == UNCONFIRMED and attempt.unanswered):
+            self._tell_late(attempt)
         self.tally.fates[fate] += 1
         level, text = FATES[fate]
         fields: dict[str, Any] = {
