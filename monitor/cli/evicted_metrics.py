@@ -40,13 +40,14 @@ class EvictedMetrics:
             "outcome",
         )
         yield counter(
-            "evicted_sweeps", "Looks at the cluster: ok, failed, ended half way.", dict(counters.sweeps), "result"
+            "evicted_sweeps", "Sweeps of the cluster: ok, failed, ended half way.", dict(counters.sweeps), "result"
         )
-        yield gauge("evicted_pods", "Evicted pods found by the last look.", counters.found)
+        yield gauge("evicted_pods", "Evicted pods found by the last sweep.", counters.found)
         yield gauge("evicted_pods_chosen", "Those of them that were to be deleted.", counters.chosen)
         yield gauge(
             "evicted_pods_failed_otherwise", "Pods that Failed for another reason: left alone.", counters.others
         )
+        yield gauge("evicted_interval_seconds", "Time between two sweeps.", self._controller.interval_s)
         yield gauge(
-            "evicted_last_sweep_timestamp_seconds", "When the last look got through; 0: never.", counters.swept_at
+            "evicted_last_sweep_timestamp_seconds", "When the last sweep got through; 0: never.", counters.swept_at
         )

@@ -54,7 +54,7 @@ class Controller:
         self.elector = elector
         self._make_sweep = make_sweep
         self._criteria = criteria
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._stop = stop
         self._log_line = log_line
         self._failed = failed
@@ -96,7 +96,7 @@ class Controller:
             while not over.is_set():
                 done = self._sweep(over)
                 self._moved_at = None
-                self._wait(over, self._interval_s if done else min(_AGAIN_S, self._interval_s))
+                self._wait(over, self.interval_s if done else min(_AGAIN_S, self.interval_s))
         except BaseException as error:  # noqa: BLE001 - a defect must not leave a leader that does nothing
             self._defect = error
             self._stop.set()

@@ -60,6 +60,10 @@ class ClusterSource(SpecSource):
     def is_complete(self) -> bool:
         return self._complete
 
+    @property
+    def is_failing(self) -> bool:
+        return self.feed.is_failing
+
     def wait(self, timeout_s: float) -> None:
         self.feed.wait(timeout_s)
 

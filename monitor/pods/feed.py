@@ -94,6 +94,11 @@ class PodFeed(ABC):
         """Whether the source has answered, or what it said before the last restart is stored."""
         return self.synced or bool(self._pods)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the source did not answer the last time: its last pods stay in use."""
+        return bool(self._failure)
+
     def start(self) -> None:
         """Begin to ask. The thread ends with `close`."""
         threading.Thread(target=self._guarded, name="pod feed", daemon=True).start()

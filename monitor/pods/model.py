@@ -99,6 +99,11 @@ class PodSource(ABC):
         """Until a first look is worth it, for those that look once."""
 
     @property
+    def is_failing(self) -> bool:
+        """Whether a server does not answer, and its last pods stay in use."""
+        return False
+
+    @property
     def unlisted(self) -> tuple[str, ...]:
         """Uids of pods that have a cgroup and are not known."""
         return ()

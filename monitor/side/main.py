@@ -127,7 +127,7 @@ class Side:
         source.notify_evicted(self.view.pod_evicted)
         self.watch = PodWatch(source, self.wake)
         self.view.pods_stalled_s = self.watch.stalled_s
-        self.view.pods_unlisted = lambda: len(source.unlisted)
+        self.view.pod_source = source
         self.pods = PodSync(self.view, sock, self.watch, self.scores, self.heartbeat.ping)
         self.feed: ProcessFeed | None = None
         self.races: Races | None = None

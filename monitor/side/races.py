@@ -15,7 +15,7 @@ from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, OF_RACES, Bad, Message, Record, State, Stored
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Event
-from monitor.side.alerts.rules import alerts_for, alerts_for_state
+from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
@@ -145,6 +145,11 @@ class Races:
         if self.alerts is not None:
             for alert in alerts_for(incident, self._node):
                 self.alerts.fire(alert)
+
+    def status_not_taken(self, namespace: str, pod: str, outcome: str, text: str, killed: float) -> None:
+        """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
+        if self.alerts is not None:
+            self.alerts.fire(alert_for_status(self._node, namespace, pod, outcome, text, killed, time.time()))
 
     def _update_alerts(self) -> None:
         if self.alerts is None:

@@ -21,7 +21,7 @@ from monitor.kernel.limits import LimitCache
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Refresh, SideMessage, State
-from monitor.pods.model import FoundPod
+from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
@@ -80,7 +80,7 @@ class View:
     thresholds: tuple[Threshold, ...] = ()
     kubelet_evictions: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # uid, name, message
     side_turns: int = 0  # of the side's main loop
-    pods_unlisted: Callable[[], int] = lambda: 0  # pods that have a cgroup and are not in the list
+    pod_source: PodSource | None = None
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
@@ -88,6 +88,16 @@ class View:
     def __post_init__(self) -> None:
         self.limits = LimitCache(self.hierarchy)
         self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
+
+    @property
+    def pods_unlisted(self) -> int:
+        """How many pods have a cgroup and are not in the list of their source."""
+        return len(self.pod_source.unlisted) if self.pod_source is not None else 0
+
+    @property
+    def pods_source_failing(self) -> bool:
+        """Whether the server that pods come from does not answer: they are those it had last."""
+        return self.pod_source is not None and self.pod_source.is_failing
 
     @property
     def conditions(self) -> Sequence[str]:

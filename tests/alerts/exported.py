@@ -1,12 +1,26 @@
-"""Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet."""
+"""Every name /metrics can show, from the code that makes them: of a node on which nothing has happened yet, and of
+`outrace evicted run`.
+"""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from prometheus_client.core import Metric
+
 from monitor.actions.oomadj import OomScores
+from monitor.cli.evicted_metrics import EvictedMetrics
+from monitor.evicted.controller import Controller
+from monitor.evicted.election import LeaderElector, Timing
+from monitor.evicted.lease import LeaseLock
+from monitor.evicted.selection import Criteria
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.disks import find_disks
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
+from monitor.side.cluster.cluster import Cluster
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.export.metrics import Metrics
@@ -23,6 +37,19 @@ class _NoServer:
     refused = cut = connections = 0
 
 
+#: Nobody is asked.
+_SERVER = ClusterConfig(Server("127.0.0.1", 9, https=False))
+
+
+def _of_controller() -> Iterator[Metric]:
+    stop = threading.Event()
+    lock = LeaseLock(ApiClient(_SERVER, stop), "default", "outrace-evicted")
+    controller = Controller(
+        LeaderElector(lock, "this", Timing(), stop), lambda *_: cast(Any, None), Criteria(), 300.0, stop
+    )
+    return EvictedMetrics(controller).collect()
+
+
 def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
@@ -32,9 +59,12 @@ def exported_names(state_dir: Path) -> set[str]:
     view.disks = DiskWatch(config, find_disks(), dict, lambda: None, log)
     view.races = Races(view)
     worker = Worker("none")
+    view.cluster = Cluster(_SERVER, "node-1", state_dir, worker, log)
     metrics = Metrics(view, OomScores(hierarchy, view.capacity, False, log), worker, worker, cast(Any, _NoServer()))
     try:
-        return {family.name + suffix for family in metrics.collect() for suffix in _SUFFIXES[family.type]}
+        families = [*metrics.collect(), *_of_controller()]
+        return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}
     finally:
+        view.cluster.close()
         view.races.close(1.0, 1.0)
         worker.close(1.0)

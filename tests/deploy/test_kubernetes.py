@@ -223,7 +223,7 @@ def test_series_of_pods_can_be_left_out() -> None:
         return [rule["regex"] for rule in endpoint.get("metricRelabelings", ()) if rule["action"] == "drop"]
 
     assert dropped() == []
-    assert dropped("--set", "podMonitor.perPod=false") == ["outrace_pod_.+"]
+    assert dropped("--set", "podMonitor.perPod=false") == ["outrace_pod_memory_.+"]
 
 
 def test_helm_has_nothing_against_the_chart() -> None:

@@ -38,6 +38,7 @@ def test_pods_have_their_names_requests_and_priorities(cluster: Cluster, kind: s
     found = source.pods[uid_of(batch)]
     assert (found.pod.known_priority, found.cgroup) == (-10, path)
     assert CURRENT.request(source.pods[uid_of(db)].pod, "memory").value == 64 << 20
+    assert not source.is_failing
     assert found.containers == {"main": path / uid_of(batch).replace("-", "")}
     assert (source.problems, source.unlisted) == ((), ())
 

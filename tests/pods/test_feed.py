@@ -102,9 +102,11 @@ def test_only_what_changed_is_announced(feed: Told) -> None:
     feed.fail(TransportError("refused"))
     assert feed.drain()
     assert feed.problems() == ["test: refused; its last pods stay in use"]
+    assert feed.is_failing
     feed.answered()
     assert feed.drain()
     assert feed.problems() == []
+    assert not feed.is_failing
 
 
 def test_an_answer_without_pods_is_one(feed: Told) -> None:

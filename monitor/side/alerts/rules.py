@@ -27,7 +27,8 @@ VICTIM_MISMATCH = "OutraceVictimMismatch"
 TIME_TO_OOM = "OutraceTimeToOOM"
 EVENTS_LOST = "OutraceEventsLost"
 NOT_READY = "OutraceNotReady"
-#: Every alert that is pushed. The rule file has the same, and two more about the delivery itself.
+STATUS_NOT_TAKEN = "OutraceStatusNotTaken"
+#: Every alert that is pushed. The rule file has the same, and those that only metrics can say.
 NAMES = (
     OOM_KILL,
     OWN_LIMIT,
@@ -40,6 +41,7 @@ NAMES = (
     TIME_TO_OOM,
     EVENTS_LOST,
     NOT_READY,
+    STATUS_NOT_TAKEN,
 )
 
 #: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies nobody of one that is
@@ -204,6 +206,13 @@ def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:
         "runbook_url": runbook(name),
     }
     return {key: str(value) for key, value in found.items() if value not in (None, "")}
+
+
+def alert_for_status(node: str, namespace: str, pod: str, outcome: str, text: str, killed: float, now: float) -> Alert:
+    """An evicted pod (killed at ``killed``) whose status is not, or may not stay, in the API server at ``now``."""
+    labels = {"severity": "warning", "node": node, "namespace": namespace, "pod": pod, "outcome": outcome}
+    annotations = {"summary": f"{namespace}/{pod}: {text}", "runbook_url": runbook(STATUS_NOT_TAKEN)}
+    return Alert(STATUS_NOT_TAKEN, labels, annotations, killed, now + HOLD_S)
 
 
 def alerts_for_state(

@@ -26,7 +26,7 @@ from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
 from monitor.side.cluster.pod_caps import PodCaps
 from monitor.side.cluster.record import PendingRecords, Record, cap_record, record_of
-from monitor.side.cluster.status_writer import TIMEOUT_S, WINDOW_S, StatusWriter
+from monitor.side.cluster.status_writer import FATES, TIMEOUT_S, WINDOW_S, StatusWriter
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 
@@ -46,7 +46,7 @@ _LONGEST_GRACE_S = 86_400.0
 
 class Cluster:
     """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
-    waits.
+    waits. ``on_status_not_taken(record, outcome, text)`` is called from a thread, with one of `FATES`.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class Cluster:
         log: Log,
         holding: Callable[[], Collection[str] | None] = lambda: None,
         caps: PodCaps | None = None,
+        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
     ) -> None:
         self.node = node
         self.caps = caps
+        self._on_status_not_taken = on_status_not_taken
         self._files = files
         self._log = log
         self._stop = threading.Event()
@@ -167,6 +169,9 @@ class Cluster:
         if self.caps is not None:
             self.caps.outcome(record, fate)
         self.events.note_status_outcome(record, fate)
+        level, text = FATES[fate]
+        if level != "info":
+            self._on_status_not_taken(record, fate, text)
         self._over(record, "status")
 
     def _over(self, record: Record, what: str) -> None:
@@ -247,6 +252,12 @@ def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
 
 
+def report_status(view: View, record: Record, outcome: str, text: str) -> None:
+    """The status of an evicted pod was not taken: an alert."""
+    if view.races is not None:
+        view.races.status_not_taken(record.namespace, record.pod, outcome, text, record.killed)
+
+
 def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster | None:
     """The cluster whose pods these are, which gets evictions from now on; None where its API server may not be
     asked.
@@ -272,7 +283,8 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     if config.enforce:
         journal = ChangeJournal(Path(config.state_dir))
         caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
-    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding, caps)
+    alert = partial(report_status, view)
+    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding, caps, alert)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     return cluster

@@ -157,7 +157,9 @@ class Metrics(Collector):
         yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(view.pods))
         text = "Pods that have a cgroup and are not in the list of their source (yet): not watched, never evicted."
-        yield gauge("pods_unlisted", text, view.pods_unlisted())
+        yield gauge("pods_unlisted", text, view.pods_unlisted)
+        text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
+        yield gauge("pods_source_failing", text, view.pods_source_failing)
         unknown = sum(not found.pod.spec_known for found in view.pods.values())
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
