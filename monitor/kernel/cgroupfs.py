@@ -205,6 +205,11 @@ def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -
     return MemoryReading.of(usage, inactive, active, capacity if own is None else own)
 
 
+def usage(hierarchy: Hierarchy, path: Path) -> int:
+    """Bytes charged to one cgroup (not the v2 root, which has no such file)."""
+    return _number(path, "memory.usage_in_bytes" if hierarchy.version == 1 else "memory.current")
+
+
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
     """(usage, inactive_file, active_file) in bytes. A key missing in memory.stat counts as 0, as in cAdvisor."""
     stat = _stat(path)

@@ -17,6 +17,8 @@ from monitor.race.series import TimeSeries
 
 #: A series that is made to grow on has so many points; pods are ranked by values at moments, so one line is not enough.
 _POINTS = 16
+#: Samples of this last part before a crossing are of counters that are up to date, and closer together.
+_NEAR_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,20 @@ def _domains(f: Facts) -> tuple[dict[str, TimeSeries], dict[str, TimeSeries], di
 
 def pod_history(f: Facts) -> PodHistory:
     """The working sets of pods in an episode: those that were kept from before its crossings, and its samples."""
+    kept = [e for e in f.episode.events if isinstance(e, WorkingSets)]
+    samples = [e for e in f.episode.events if isinstance(e, Sample) and e.pod is not None and e.container is None]
     points: dict[str, list[tuple[int, int]]] = {}
-    new: set[str] = set()
-    since = []
-    for event in f.episode.events:
-        if isinstance(event, Sample) and event.pod is not None and event.container is None:
-            points.setdefault(event.pod, []).append((event.ts_ns, event.working_set))
-            since.append(event.ts_ns)
-        elif isinstance(event, WorkingSets):
-            since.append(event.since_ns)
-            for one in event.pods:
-                points.setdefault(one.pod, []).extend(one.points)
-                if one.new:
-                    new.add(one.pod)
+    for sample in samples:
+        # Far from a threshold counters are not brought up to date: what was kept takes the place of such samples.
+        if sample.pod is not None and not any(e.since_ns <= sample.ts_ns <= e.ts_ns - _NEAR_NS for e in kept):
+            points.setdefault(sample.pod, []).append((sample.ts_ns, sample.working_set))
+    for event in kept:
+        for one in event.pods:
+            points.setdefault(one.pod, []).extend(one.points)
     series = {uid: TimeSeries(found) for uid, found in points.items()}
+    new = [one.pod for event in kept for one in event.pods if one.new]
     born = {uid: series[uid].times[0] for uid in new if series[uid]}
+    since = [e.since_ns for e in kept] or [e.ts_ns for e in samples]
     return PodHistory(series, born, min(since, default=f.crossed_ns))
 
 

@@ -19,6 +19,7 @@ from monitor.race.joining import PRESSURE
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.kill_confirmation import KillConfirmation
 from monitor.side.oom_events import OomEvents, ranked
+from monitor.side.pod_figures import PodFigures
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.side.view import View, label
 
@@ -36,6 +37,9 @@ URGENT_NS = 150_000_000
 LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
 PATIENCE_NS = 350_000_000
+
+#: What pods had is not told more often: thresholds that are crossed together have it in common.
+FIGURES_NS = 1_000_000_000
 
 #: How the kubelet's message about an eviction for memory begins.
 _FOR_MEMORY = "The node was low on resource: memory."
@@ -70,7 +74,9 @@ class EventBuilder:
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
         self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, self._is_pressed)
-        self._sampler = Sampler(view, self._names, self._feed)
+        self.pod_figures = PodFigures()
+        self._told_ns = 0  # when what pods had was fed last
+        self._sampler = Sampler(view, self._names, self._feed, self.pod_figures)
         self._losses = Losses(view, time.monotonic_ns())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._sampled_ns = self._ticked_ns = 0
@@ -113,6 +119,7 @@ class EventBuilder:
         if message.startswith(_FOR_MEMORY):
             now = time.monotonic_ns()
             self._clock.look(now)
+            self._tell_figures(now)
             self._feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
@@ -253,6 +260,14 @@ class EventBuilder:
             )
         )
         self._feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
+        self._tell_figures(time.monotonic_ns())
+
+    def _tell_figures(self, now_ns: int) -> None:
+        """What pods had before: by that a kubelet ranks them."""
+        told = self.pod_figures.told(now_ns) if now_ns >= self._told_ns + FIGURES_NS else None
+        if told is not None:
+            self._told_ns = now_ns
+            self._feed(told)
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:

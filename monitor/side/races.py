@@ -20,6 +20,7 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge, Tally
+from monitor.side.pod_figures import PodFiguresThread
 from monitor.side.view import View
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
+        self._pod_figures = PodFiguresThread(view, self.event_builder.pod_figures)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0
@@ -63,6 +65,7 @@ class Races:
 
     def start(self) -> None:
         self.forecaster.start()
+        self._pod_figures.start()
         if self.alerts is not None:
             self.alerts.start()
 

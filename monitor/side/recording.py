@@ -1,6 +1,6 @@
 """The file of a recording: written by the daemon block by block, read up to the first damage.
 
-    OUTRACE-RECORDING 1\\n                     what it is and the version of its format
+    OUTRACE-RECORDING 2\\n                     what it is and the version of its format
     block, block, ...
 
 A block is a head (`_HEAD`: mark, bytes compressed, bytes plain, number of its first record, CRC-32 of the rest of the
@@ -26,7 +26,8 @@ from typing import IO, Any, NamedTuple
 
 from monitor.errors import MonitorError
 
-VERSION = 1
+#: 2 has an event more than 1 (what pods had before a crossing); both are read.
+VERSION = 2
 MAGIC = b"OUTRACE-RECORDING "
 #: Size at which a file is rotated, and how many are kept: 256 MiB, days of a quiet node.
 FILE_BYTES, FILES = 64 << 20, 4

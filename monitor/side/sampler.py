@@ -12,6 +12,7 @@ from monitor.kernel.domains import Reading
 from monitor.race.events import Lost, Sample
 from monitor.race.forecast import WINDOWS_NS
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
+from monitor.side.pod_figures import PodFigures
 from monitor.side.view import View
 
 #: A pod whose figures do not change is sampled this often.
@@ -43,6 +44,7 @@ class Sampler:
     view: View
     names: CgroupNames
     feed: Callable[[Sample], None]
+    figures: PodFigures | None = None  # what pods had is kept there too
     samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts
     _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
 
@@ -53,11 +55,14 @@ class Sampler:
         del self.samples[: next(fresh, len(self.samples))]
         table = self.view.table
         before, self._still = self._still, {}
+        pods: dict[str, int | None] = dict.fromkeys(self.view.pods) if self._keeps else {}
         for at in self.names.ids():
             named = self.names.of_cgroup(at)
             reading = table.read(at) if table is not None else self._from_files(named)
             if reading is None:
                 continue
+            if named.kind == "pod" and named.pod in pods:
+                pods[named.pod] = reading.working_set
             # 110 pods that do not change would cost 5 ms of CPU in every second.
             last, since_ns = before.get(at, (None, 0))
             if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
@@ -65,6 +70,13 @@ class Sampler:
                 continue
             self._still[at] = (reading, now_ns)
             self.take(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
+        if pods and self.figures is not None:
+            self.figures.note(now_ns, pods)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what is read is of this moment: detached, the counters are those of the last sweep."""
+        return self.figures is not None and bool(self.view.stats.get("armed"))
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""

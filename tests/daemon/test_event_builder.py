@@ -16,7 +16,8 @@ from monitor.link import messages
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
-from monitor.race.events import Clear, Crossing, Event, Kill, Mark
+from monitor.race.events import Clear, Crossing, Event, Kill, Mark, WorkingSets
+from monitor.race.figure_age import PodPoints
 from monitor.race.forecast import DomainForecast, Forecast
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
@@ -261,3 +262,20 @@ def test_so_does_one_about_the_victim(forecaster: Forecaster) -> None:
         forecaster._note_alarms(now * S)
         told = forecaster.alarms(now * S)[1]
         assert (told["kernel"] if told else None) == expected
+
+
+def test_what_pods_had_comes_with_a_crossing_and_once_for_those_at_a_time(node: Path) -> None:
+    heard = Heard(node)
+    heard.event_builder.handle(crossed(time.monotonic_ns()))
+    assert heard.of(WorkingSets) == []  # nothing is known yet
+    now = time.monotonic_ns()
+    heard.event_builder.pod_figures.note(now - 2 * S, {"u": MIB})
+    heard.event_builder.pod_figures.note(now, {"u": 50 * MIB})
+    heard.event_builder.handle(crossed(time.monotonic_ns()))
+    heard.event_builder.handle(crossed(time.monotonic_ns()))
+    told = heard.of(WorkingSets)
+    assert told[0].pods == (PodPoints("u", False, ((now - 2 * S, MIB), (now, 50 * MIB))),)
+    assert len(told) == 1 or told[1].ts_ns - told[0].ts_ns >= module.FIGURES_NS
+    heard.event_builder.end()
+    (found,) = [e for e, final in heard.episodes if final]
+    assert told[0] in found.events

@@ -79,5 +79,5 @@ def test_damage_is_said_after_what_could_be_had(path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(path: Path) -> None:
-    path.write_bytes(MAGIC + b"2\n" + path.read_bytes())
-    live.one_line(live.outrace("replay", str(path)), 1, f"{path}: recorded in format 2, and this outrace reads up to 1")
+    path.write_bytes(MAGIC + b"3\n" + path.read_bytes())
+    live.one_line(live.outrace("replay", str(path)), 1, f"{path}: recorded in format 3, and this outrace reads up to 2")

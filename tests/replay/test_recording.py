@@ -150,7 +150,7 @@ def test_a_block_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
         (b"hello\n", "FILE: no recording; name a file that"),
         (MAGIC + b"x\n", "FILE: no recording; name a file that"),
         (MAGIC + b"1" * 100, "FILE: no recording; name a file that"),
-        (MAGIC + b"2\n", "FILE: recorded in format 2, and this outrace reads up to 1; replay it with the version"),
+        (MAGIC + b"3\n", "FILE: recorded in format 3, and this outrace reads up to 2; replay it with the version"),
     ],
 )
 def test_what_is_no_recording_or_a_newer_one_is_refused_in_one_line(line: bytes, says: str) -> None:
