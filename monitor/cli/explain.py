@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
@@ -20,7 +21,7 @@ from monitor.pods.source import open_for
 from monitor.policy.errors import PolicyError
 from monitor.policy.explain import comparisons, contrast, first_disagreement
 from monitor.policy.releases import ERAS, Era, era
-from monitor.policy.signals import IN_BYTES, RESOURCE, SIGNALS
+from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, RESOURCE, SIGNALS
 from monitor.policy.synchronize import Outcome
 from monitor.policy.victims import Ranked
 from monitor.settings.read import Resolved
@@ -76,6 +77,7 @@ def explain(pod: str | None, signal: str | None, policies: str | None, output: s
         "signal": seen.signal,
         "policy": names,
         "order": _order(seen, order, seen.era),
+        "figures": _figures(seen, order),
     }
     if pod is not None:
         answer["pod"] = about(seen, order, _find(order, pod))
@@ -210,6 +212,14 @@ def _order(seen: Situation, order: Sequence[Ranked], rules: Era) -> list[dict[st
         }
         for rank, one in enumerate(order, 1)
     ]
+
+
+def _figures(seen: Situation, order: Sequence[Ranked]) -> dict[str, Any] | None:
+    """Whom a kubelet would take by figures of pods that are some seconds old; None without a daemon that has them."""
+    if seen.signal not in MEMORY_SIGNALS:
+        return None
+    found = kubelets_choice(seen.node.working_sets, [one.candidate for one in order], seen.era)
+    return None if found is None else found.to_json()
 
 
 def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:

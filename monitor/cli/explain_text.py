@@ -7,6 +7,7 @@ from typing import Any
 
 from monitor.cli.brake_text import brake_lines
 from monitor.cli.explain_limits import limit_text
+from monitor.cli.incident_text import figures_text
 from monitor.cli.output import format_bytes, table_lines
 from monitor.kernel.oom_candidates import PAGE
 
@@ -25,6 +26,9 @@ def lines(answer: Data) -> Iterator[str]:
     yield ""
     yield f"order of eviction for {signal} ({answer['policy'][0]}):"
     yield from _order(answer["order"])
+    if answer["figures"] is not None:
+        yield ""
+        yield figures_text(answer["figures"], "A kubelet would take")
     if "pod" in answer:
         yield ""
         yield from _pod(answer["pod"], signal)

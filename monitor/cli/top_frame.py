@@ -44,6 +44,7 @@ class Node:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
         self.capacity = self._capacity_now()
         self._braked: dict[str, Any] | None = None  # as the daemon said with the last frame
+        self.working_sets: dict[str, Any] | None = None  # the same: what pods had before, as in a recording
         self.thresholds = [t for t in config.thresholds() if t.signal.lower().endswith("memory.available")]
 
     def _capacity_now(self) -> int:
@@ -54,7 +55,7 @@ class Node:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
         self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
-        self._braked = None
+        self._braked = self.working_sets = None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
         kubepods = None
@@ -92,7 +93,8 @@ class Node:
                 summary = json.loads(text)
                 domains, pods = from_summary(summary, found, self._era)
                 if domains["node"].capacity == self.capacity:
-                    self._braked = summary.get("outrace", {}).get("braked")
+                    ours = summary.get("outrace", {})
+                    self._braked, self.working_sets = ours.get("braked"), ours.get("workingSets")
                     return domains, pods, f"daemon at {at}"
                 origin = f"{_FILES} (the daemon at {at} watches another node)"
         except (KeyError, TypeError, ValueError, AttributeError) as e:

@@ -87,7 +87,13 @@ def summary(view: View) -> dict[str, Any]:
         )
     pods = [_pod(view, found, now) for found in view.pods.values()]
     # The last is ours; who reads a kubelet's summary passes over what it does not know.
-    return {"node": node, "pods": pods, "outrace": {"braked": view.braked}}
+    return {"node": node, "pods": pods, "outrace": {"braked": view.braked, "workingSets": _before(view)}}
+
+
+def _before(view: View) -> dict[str, Any] | None:
+    """What pods had until now, as in a recording; None before the first look at them."""
+    told = None if view.pod_figures is None else view.pod_figures.told(time.monotonic_ns())
+    return None if told is None else told.to_json()
 
 
 def _pod(view: View, found: FoundPod, now: str) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(view, self._on_episode, self._on_event, self._kmsg is not None, self.recorder)
-        self._pod_figures = PodFiguresThread(view, self.event_builder.pod_figures)
+        view.pod_figures = self.event_builder.pod_figures
+        self._pod_figures = PodFiguresThread(view, view.pod_figures)
         self.forecaster = Forecaster(view, self.tally, self.event_builder.facts, view.wake_side)
         self._received = self._stored = 0  # messages of `OF_RACES`; those of them that are judged and stored
         self._alerts_ns = 0

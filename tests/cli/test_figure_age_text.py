@@ -3,10 +3,15 @@
 import dataclasses
 from typing import Any
 
+import pytest
 from click import unstyle
 
+from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.incident_text import figures_text, show_lines
-from monitor.race.figure_age import FigureAge, OfAge
+from monitor.policy.releases import era
+from monitor.race.events import WorkingSets
+from monitor.race.figure_age import FigureAge, OfAge, PodPoints
+from tests.race.builders import MI, ms, pod
 from tests.side.incident_samples import EVICTION_WON, OWN_LIMIT
 
 BATCH_THEN_DB = FigureAge(
@@ -53,6 +58,25 @@ def test_what_is_not_known_is_not_said_to_be_the_same() -> None:
 
 def test_names_cannot_write_to_the_terminal() -> None:
     assert "\x1b" not in text(fresh="shop/\x1b[2J", could=("shop/\x1b[2J", "\x1b"))
+
+
+def test_explain_ranks_the_pods_of_this_moment_by_what_they_had() -> None:
+    pods = (pod("hog", 500 * MI), pod("cart", 200 * MI), pod("still", 90 * MI))
+    hog = PodPoints("uid-hog", False, ((ms(-20_000), 10 * MI), (ms(-4000), 300 * MI)))
+    gone = PodPoints("uid-gone", False, ((ms(-20_000), 900 * MI), (ms(-1000), 800 * MI)))
+    told = WorkingSets(ms(500), ms(-20_000), (hog, gone)).to_json()
+    found = kubelets_choice(told, pods, era("kubelet-1.36"))
+    assert found is not None
+    assert (found.fresh, [(span.pod, span.to_s) for span in found.by_age]) == (
+        "shop/hog",
+        [("shop/hog", 4.5), ("shop/cart", 15.0)],
+    )
+    assert figures_text(found.to_json(), "A kubelet would take").startswith("A kubelet would take shop/hog on figures")
+
+
+@pytest.mark.parametrize("data", [None, {}, {"event": "workingsets", "ts_ns": 1, "of": "another version"}])
+def test_explain_says_nothing_where_the_daemon_does_not(data: dict[str, Any] | None) -> None:
+    assert kubelets_choice(data, (pod("hog", MI),), era("kubelet-1.36")) is None
 
 
 def test_show_has_it_below_the_kubelets_chances() -> None:

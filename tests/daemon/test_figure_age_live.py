@@ -23,6 +23,11 @@ def test_the_hog_on_fresh_figures_and_the_pod_that_was_large_before_on_old_ones(
     threshold = ("--eviction-hard", "memory.available<32Mi")
     with live.daemon(node, *threshold, "--record", str(record), state_dir=state) as daemon:
         live.filled(node, cart, 40)
+        live.until(lambda: json.loads(daemon.get("/stats/summary")[1])["outrace"]["workingSets"], "a look at the pods")
+        listen = daemon.address.removeprefix("http://")
+        where = ("--node-cgroup", node.cgroup.name, "--pods", f"manifests:{node.manifests}", "--listen", listen)
+        told = json.loads(live.outrace("explain", *where, *threshold, "-o", "json").stdout)
+        assert (told["order"][0]["pod"], told["figures"]["fresh"]) == ("lab/cart", "lab/cart")
         grown = node.start_hog(hog, mib=400, rate=20)
         grown.go()
         live.message(daemon, "would evict")
