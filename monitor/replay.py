@@ -76,14 +76,14 @@ class Passes:
     """
 
     def __init__(self, config: RunConfig, found: Replayed, compare: bool) -> None:
-        self._enforce = config.enforce
+        self._enforce = config.kills
         self._config = config.pass_config(kill_at_once=True)
         self._key = era(config.policy).memory_key
         self._found = found
         self._compare = compare
         self._eviction_order = EvictionOrder(self._key)
         self._state = KNOWN_LAYOUT
-        self._decisions = Decisions(config.enforce)
+        self._decisions = Decisions(config.kills)
         self._number = 0  # of the hot process's last message
         self._known = False  # a snapshot came, and nothing is missing since
         self._complete = False  # the ranking is all of it: it began with a whole one, and nothing is missing since

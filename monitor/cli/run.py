@@ -99,6 +99,8 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     from monitor.pods.source import settle
 
     choice, access = settle(config)
+    if access is not None and config.asks_api:
+        access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() if access is not None else {}
     return dataclasses.replace(config, pods=choice.spec, **found), choice
 
@@ -210,6 +212,14 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         )
     if config.trigger == "kernel" and not config.enforce:
         log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
+    if config.asks_api:
+        log.warning(
+            "pods are evicted by the API server, and nobody is killed: an eviction takes as long as the kubelet needs "
+            "to see it, so the OOM killer may come first",
+            evict_by=config.evict_by,
+        )
+        if config.trigger == "kernel":
+            log.warning("trigger kernel has no effect with --evict-by api")
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
         what = "for memory" if thresholds else "at all, but for pods over limits of their own"

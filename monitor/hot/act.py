@@ -42,7 +42,7 @@ class Actor:
     """Acts on one pod at a time; who may be acted on is the `Decider`'s business."""
 
     def __init__(self, core: Core, decisions: Decisions, brake: Brake) -> None:
-        self._enforce = core.config.enforce
+        self._enforce = core.config.kills
         self._decisions = decisions
         self._gauge = core.gauge
         self._registry = core.registry

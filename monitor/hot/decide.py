@@ -35,7 +35,7 @@ class Decider:
 
     def __init__(self, core: Core, config: PassConfig) -> None:
         self._recorder = core.recorder
-        self._enforce = core.config.enforce
+        self._enforce = core.config.kills
         self._config = config
         self._gauge = core.gauge
         self._registry = core.registry
@@ -55,7 +55,7 @@ class Decider:
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
         self._pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
-        self._decisions = Decisions(core.config.enforce)
+        self._decisions = Decisions(core.config.kills)
         self._brake = Brake(core)
         self._actor = Actor(core, self._decisions, self._brake)
 

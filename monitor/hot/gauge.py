@@ -164,7 +164,7 @@ class Gauge:
 
     def arm_thresholds(self) -> None:
         """Let the kernel compare from now on."""
-        kernel_trigger = self._config.enforce and self._config.trigger == "kernel"
+        kernel_trigger = self._config.kills and self._config.trigger == "kernel"
         self.recapped = False
         for watch in self.watches:
             arm_thresholds(self.table, watch, kernel_trigger)

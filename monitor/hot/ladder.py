@@ -40,7 +40,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
 
     And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
     """
-    needs_bpf = config.enforce and config.trigger == "kernel"
+    needs_bpf = config.kills and config.trigger == "kernel"
     if needs_bpf and config.hooks in SOFT_RUNGS:
         raise CannotError(
             f"--trigger kernel needs a BPF program, and --hooks {config.hooks} has none",

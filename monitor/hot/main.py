@@ -68,7 +68,7 @@ class Hot:
         policy = era(config.policy)
         eviction_order, recorder = self._eviction_order(config, policy, outbox)
         registry = Registry(gauge.table, config.step, eviction_order)
-        in_kernel = config.enforce and config.trigger == "kernel"
+        in_kernel = config.kills and config.trigger == "kernel"
         trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
         patience = Patience(gauge, registry, stats, outbox.send)
         self._ends = loop.listener(self._process_ended)
@@ -147,7 +147,7 @@ class Hot:
         gc.disable()  # collected by hand in quiet moments
         for note in self.report.protection.notes:
             log("warning", note)
-        if parts.config.enforce and not may_kill():
+        if parts.config.kills and not may_kill():
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def stop(self, *_: Any) -> None:

@@ -69,6 +69,7 @@ class RunConfig:
     cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
     enforce: bool = False
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
+    evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
     trigger: str = "user"  # or ``kernel``: under ``enforce`` inside the victim's own charge where it can
     hooks: str = "auto"
     listen_host: str = "127.0.0.1"
@@ -141,6 +142,16 @@ class RunConfig:
     def mode(self) -> str:
         """``enforce`` or ``observe``."""
         return "enforce" if self.enforce else "observe"
+
+    @property
+    def kills(self) -> bool:
+        """Whether outrace itself signals pods."""
+        return self.enforce and self.evict_by == "kill"
+
+    @property
+    def asks_api(self) -> bool:
+        """Whether the API server is asked to evict pods (``--evict-by api``)."""
+        return self.enforce and not self.kills
 
     @property
     def kept_fds(self) -> tuple[int, ...]:

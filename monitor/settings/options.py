@@ -17,6 +17,7 @@ from monitor.policy.releases import ERAS
 from monitor.settings import values
 
 TRIGGERS = ("user", "kernel")
+KILL, API = EVICT_BY = ("kill", "api")
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
 
@@ -125,6 +126,12 @@ OPTIONS = (
         kind=SWITCH,
     ),
     _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
+    _choice(
+        "evict-by",
+        EVICT_BY,
+        "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
+        default=KILL,
+    ),
     _choice("policy", ERAS, "The release whose policy decides.", default=ERAS[0]),
     _choice(
         "compat",

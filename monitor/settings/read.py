@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.pods.spec import CGROUPS
+from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, check_spec
 from monitor.policy import configuration
 from monitor.policy.configuration import (
     DEFAULT,
@@ -167,6 +167,12 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
         raise MonitorError(
             f"the thresholds of this node's kubelet cannot be read: {config.kubelet_unread}",
             "give --kubelet-config FILE or --eviction-hard, or the right to get nodes/configz",
+        )
+    if config.asks_api and check_spec(config.pods)[0] not in (AUTO, *CLUSTER):
+        raise ConfigError(
+            f"{config.origins.get('evict_by', '--evict-by')} api: the pods of --pods {config.pods} are none of a "
+            "cluster's API server",
+            "give --pods apiserver or kubelet, or --evict-by kill",
         )
     if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
         why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""

@@ -91,6 +91,7 @@ class DiskWatch:
         self._violations: dict[str, str] = {}  # uid -> message, found and not yet sent
         self._reclaimed: list[str] = []
         self._message: DiskFigures | None = None
+        self.orders: Mapping[str, Sequence[str]] = {}  # signal -> uids in the order of eviction, as taken last
         self._failure: Exception | None = None
 
     def start(self) -> None:
@@ -108,6 +109,8 @@ class DiskWatch:
             if self._failure is not None:
                 raise self._failure
             message, self._message = self._message, None
+        if message is not None:
+            self.orders = message.orders
         return [] if message is None else [message]
 
     def take_back(self, message: DiskFigures) -> None:

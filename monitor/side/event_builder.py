@@ -68,15 +68,15 @@ class EventBuilder:
         self._on_episode = on_episode
         self._on_event = on_event
         self._state = State()
-        self._clock = WallClock(self._feed)
+        self._clock = WallClock(self.feed)
         self._names = CgroupNames(view.hierarchy, view.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
-        self.confirmation = KillConfirmation(view.hierarchy, has_log, self._feed)
-        self._oom_events = OomEvents(view, self._names, self.confirmation, self._feed, self._is_pressed)
+        self.confirmation = KillConfirmation(view.hierarchy, has_log, self.feed)
+        self._oom_events = OomEvents(view, self._names, self.confirmation, self.feed, self._is_pressed)
         self.pod_figures = PodFigures()
         self._told_ns = 0  # when what pods had was fed last
-        self._sampler = Sampler(view, self._names, self._feed, self.pod_figures)
+        self._sampler = Sampler(view, self._names, self.feed, self.pod_figures)
         self._losses = Losses(view, time.monotonic_ns())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._sampled_ns = self._ticked_ns = 0
@@ -120,7 +120,7 @@ class EventBuilder:
             now = time.monotonic_ns()
             self._clock.look(now)
             self._tell_figures(now)
-            self._feed(ev.KubeletEvicted(now, pod, name, message))
+            self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
         """Take in which pods there are; cheap when they are those of the last time."""
@@ -153,7 +153,7 @@ class EventBuilder:
 
     def end(self) -> None:
         """Nothing more comes: what is going on is judged as it stands."""
-        self._feed(ev.End(time.monotonic_ns()))
+        self.feed(ev.End(time.monotonic_ns()))
 
     def turn(self) -> bool:
         """What is due: a look at the counters, the time. True if there are new samples."""
@@ -169,12 +169,12 @@ class EventBuilder:
             self.update_pods()
             self._sampler.sample(now)
         for lost in self._losses.poll(now):
-            self._feed(lost)
+            self.feed(lost)
         self.confirmation.turn(now)
         self._oom_events.stopping_pods.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
-            self._feed(ev.Tick(now))
+            self.feed(ev.Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
             self._judge_ongoing()
         return sampled
@@ -190,7 +190,7 @@ class EventBuilder:
     def _near(self) -> bool:
         return bool(self._view.stats.get("armed"))
 
-    def _feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         if self._recorder is not None:  # before it goes in: one the reducer stumbles over is in the recording
             self._recorder.event(event)
         if not isinstance(event, ev.Tick):
@@ -230,7 +230,7 @@ class EventBuilder:
             old = self._watched.get(key)
             if old is None or (old.quantity, old.capacity, old.limit) != (made.quantity, made.capacity, made.limit):
                 self._watched[key] = made
-                self._feed(made)
+                self.feed(made)
 
         self._clear_what_is_not_met(message, now)
 
@@ -241,12 +241,12 @@ class EventBuilder:
             seen = message.observation.get(domain)
             available = seen["available"] if seen is not None else 0
             self._crossed.discard((domain, signal, is_hard))
-            self._feed(ev.Clear(now_ns, domain, signal, is_hard, available))
+            self.feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
     def _on_cross(self, message: messages.Cross) -> None:
         available = message.capacity - message.working_set
         self._crossed.add((message.domain, message.signal, message.hard))
-        self._feed(
+        self.feed(
             ev.Crossing(
                 message.ts_ns,
                 message.domain,
@@ -259,7 +259,7 @@ class EventBuilder:
                 available=available,
             )
         )
-        self._feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
+        self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
         self._tell_figures(time.monotonic_ns())
 
     def _tell_figures(self, now_ns: int) -> None:
@@ -267,17 +267,17 @@ class EventBuilder:
         told = self.pod_figures.told(now_ns) if now_ns >= self._told_ns + FIGURES_NS else None
         if told is not None:
             self._told_ns = now_ns
-            self._feed(told)
+            self.feed(told)
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:
             self._evicted.append(message.pod)
         if message.signal not in ("memory.available", "allocatableMemory.available"):
             return  # disks and process ids are no race with the OOM killer
-        self._feed(ranked(message.decided_ns, message.order))
+        self.feed(ranked(message.decided_ns, message.order))
         reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
         grace_s = message.given_s  # a hard threshold's victim gets none, whatever its spec has
-        self._feed(
+        self.feed(
             ev.Decided(
                 ts_ns=message.decided_ns,
                 domain=message.domain,
@@ -302,11 +302,11 @@ class EventBuilder:
         )
         if message.signalled_ns is not None:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
-            self._feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
+            self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
 
     def _on_braked(self, message: messages.Braked) -> None:
-        self._feed(ranked(message.ts_ns, message.order))
-        self._feed(
+        self.feed(ranked(message.ts_ns, message.order))
+        self.feed(
             ev.Held(
                 message.ts_ns,
                 message.domain,
@@ -323,19 +323,19 @@ class EventBuilder:
         )
 
     def _on_released(self, message: messages.Released) -> None:
-        self._feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
+        self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_killed(self, message: messages.Killed) -> None:
-        self._feed(ev.Signalled(message.ts_ns, message.pod, message.name or message.pod, ev.SIGKILL))
+        self.feed(ev.Signalled(message.ts_ns, message.pod, message.name or message.pod, ev.SIGKILL))
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         found = self._view.pods.get(message.pod)
         name = label(found.pod) if found is not None else message.pod
-        self._feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
+        self.feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: messages.Clear) -> None:
         self._crossed.discard((message.domain, message.signal, message.hard))
-        self._feed(ev.Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
+        self.feed(ev.Clear(message.ts_ns, message.domain, message.signal, message.hard, message.available))
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:

@@ -68,6 +68,8 @@ class MessageHandler:
         #: A pod was signalled at so many ns, and whether with a grace; it (its uid) got its SIGKILL or was empty at ns.
         self.on_evicting: Callable[[EvictedPod, int, bool], object] = lambda *_: None
         self.on_ended: Callable[[str, int], object] = lambda *_: None
+        #: With --evict-by api: a decision that the API server is asked to carry out.
+        self.on_asked: Callable[[messages.Decision], object] | None = None
         self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
@@ -133,9 +135,14 @@ class MessageHandler:
             return
         text, annotations = self._status_message(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
-        self.log.warning("would evict" if message.observed else "evicting", **fields)
         if message.observed:
+            if self.on_asked is not None:
+                self.log.warning("asking the API server to evict", **fields)
+                self.on_asked(message)
+            else:
+                self.log.warning("would evict", **fields)
             return
+        self.log.warning("evicting", **fields)
         eviction = EvictedPod(
             id=str(message.id),
             pod=found.pod,

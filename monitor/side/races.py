@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, OF_RACES, Bad, Message, Record, State, Stored
+from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, Record, State, Stored
 from monitor.race.episode import Episode
-from monitor.race.events import Crossing, Event
+from monitor.race.events import Crossing, Event, Gone
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
@@ -106,7 +106,8 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        due_s = 0.0 if self._view.kubelet_evictions.qsize() else self.event_builder.due_s()
+        told = self._view.kubelet_evictions.qsize() or self._view.api_evictions.qsize()
+        due_s = 0.0 if told else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
@@ -114,6 +115,8 @@ class Races:
             self.recorder.turn()
         while self._view.kubelet_evictions.qsize():
             self.event_builder.on_kubelet_eviction(*self._view.kubelet_evictions.get_nowait())
+        while self._view.api_evictions.qsize():
+            self._on_api_eviction(self._view.api_evictions.get_nowait())
         if self.event_builder.turn():
             self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
@@ -128,6 +131,16 @@ class Races:
         if now >= self._alerts_ns + _ALERTS_NS:
             self._alerts_ns = now
             self._update_alerts()
+
+    def _on_api_eviction(self, about: Decision | tuple[str, str, int]) -> None:
+        """The API server accepted an eviction that outrace asked for (its time stands for the SIGTERM, which the
+        kubelet sends), or nobody is left of that pod: uid, name, when.
+        """
+        if isinstance(about, Decision):
+            self.event_builder.handle(about)
+        else:
+            uid, name, ended_ns = about
+            self.event_builder.feed(Gone(ended_ns, uid, name, None))
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""

@@ -20,7 +20,7 @@ from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import LimitCache
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Refresh, SideMessage, State
+from monitor.link.messages import Decision, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
@@ -81,6 +81,8 @@ class View:
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
     kubelet_evictions: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # uid, name, message
+    #: Evictions that the API server accepted (--evict-by api); uid and name of a pod that ended of one, and when (ns).
+    api_evictions: SimpleQueue[Decision | tuple[str, str, int]] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the side's main loop
     pod_source: PodSource | None = None
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
@@ -123,6 +125,16 @@ class View:
         """The API server reports a pod as Evicted. From any thread."""
         self.kubelet_evictions.put((uid, name, message))
         self.wake_side()
+
+    def api_evicted(self, about: Decision | tuple[str, str, int]) -> None:
+        """Of an eviction by the API server: that it was accepted, or that its pod ended. From any thread."""
+        self.api_evictions.put(about)
+        self.wake_side()
+
+    @property
+    def disk_orders(self) -> Mapping[str, Sequence[str]]:
+        """The order of eviction for disks and process ids, as last measured: signal -> uids."""
+        return self.disks.orders if self.disks is not None else {}
 
     @property
     def node_path(self) -> Path:

@@ -87,6 +87,27 @@ def test_an_evicted_pod_ends_failed_and_evicted_in_the_api(
         live.ended(daemon)
 
 
+def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path
+) -> None:
+    """The request goes out; who ends the pod is its kubelet, here the test."""
+    hog = started_hog(node, api)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce", *hard(48))
+    with live.daemon(node, *options, "--evict-by", "api") as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
+        hog.go()
+        live.message(daemon, "evicted by the API server", pod="shop/hog")
+        assert hog.process.poll() is None
+        assert api.store.get(KEY)["metadata"]["deletionTimestamp"]
+        hog.process.kill()
+        hog.wait()
+        live.message(daemon, "an evicted pod has ended", pod="shop/hog")
+        assert live.metric(daemon, 'cluster_evictions_total{outcome="accepted"}') == 1
+        incident = live.message(daemon, "incident")
+        assert "shop/hog" in json.dumps(incident)
+        live.ended(daemon)
+
+
 def _conditions(api: FakeApiServer) -> list[dict[str, str]]:
     found = api.store.get(("nodes", "", "node-1"))["status"].get("conditions", [])
     assert isinstance(found, list)

@@ -49,6 +49,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs roo
         (("--config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),
+        (("--pods", "manifests:/", "--enforce", "--evict-by", "api"), "give --pods apiserver or kubelet"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:

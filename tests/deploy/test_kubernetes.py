@@ -151,6 +151,17 @@ def test_a_mode_that_there_is_not_is_refused() -> None:
     assert "mode: kill: use observe or enforce" in done.stderr
 
 
+def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
+    def rights(*options: str) -> bool:
+        return "pods/eviction" in str(by_name(chart(*options))["ClusterRole", "outrace"])
+
+    made = chart("--set", "mode=enforce", "--set", "evictBy=api")
+    assert rights("--set", "mode=enforce", "--set", "evictBy=api")
+    assert "--evict-by=api" in daemon(made)[1]["args"]
+    assert not rights("--set", "mode=enforce")
+    assert not rights("--set", "evictBy=api")
+
+
 def test_two_releases_do_not_share_pods_or_rights() -> None:
     one, other = chart("--set", EVERYTHING), chart("--set", EVERYTHING, release="other")
     assert not by_name(one).keys() & by_name(other).keys()

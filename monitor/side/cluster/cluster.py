@@ -22,6 +22,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.kube.errors import Cancelled
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
+from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
 from monitor.side.cluster.pod_caps import PodCaps
@@ -76,6 +77,7 @@ class Cluster:
         self.statuses = StatusWriter(self._client, log, self._status_done, on_late=self._late)
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed)
+        self.evictions: ApiEvictions | None = None
         self._warm_due = 0.0
         self._problem = ""
 
@@ -100,10 +102,23 @@ class Cluster:
         self._stop.set()
         self._wake.set()
         self.statuses.wake()
+        if self.evictions is not None:
+            self.evictions.wake()
         self._client.close()
         self._events_client.close()
         if self.caps is not None:
             self.caps.close()
+
+    def evict_by_api(self, view: View) -> ApiEvictions:
+        """Have the API server asked to evict pods from now on, on a connection that is kept open."""
+
+        def ended(uid: str, name: str) -> None:
+            view.api_evicted((uid, name, time.monotonic_ns()))
+
+        grace_s = view.config.eviction_max_pod_grace_period_s
+        self.evictions = ApiEvictions(self._client, view, grace_s, self._log, view.api_evicted, ended)
+        threading.Thread(target=self.evictions.run, args=(self._stop,), name="evictions", daemon=True).start()
+        return self.evictions
 
     def evicting(self, eviction: EvictedPod, signalled_ns: int, in_grace: bool = False) -> None:
         """A pod was signalled at ``signalled_ns`` (CLOCK_MONOTONIC). ``in_grace``: with SIGTERM, and it may write on.
@@ -287,4 +302,6 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
     cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding, caps, alert)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
+    if config.asks_api:
+        messages.on_asked = cluster.evict_by_api(view).decided
     return cluster

@@ -21,6 +21,12 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
     text = "Times a kubelet wrote another phase over such a status, and it was written again."
     yield counter("cluster_statuses_erased", text, tally.erased)
+    if cluster.evictions is not None:
+        asked = cluster.evictions.tally
+        text = "Time from a decision to its eviction accepted by the API server (--evict-by api)."
+        yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
+        text = "Requests to evict a pod, by the answer: `budget`: a PodDisruptionBudget keeps it."
+        yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
     yield counter("cluster_events", "Events that the API server has taken.", events.sent)
     yield counter(
         "cluster_events_dropped", "Events that the API server refused, or that were too many.", events.dropped

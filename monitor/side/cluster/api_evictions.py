@@ -1,0 +1,333 @@
+"""`--evict-by api`: pods/eviction instead of a kill, so that PodDisruptionBudgets are asked. outrace signals nobody.
+
+The decision is the hot process's, made as in observe mode. One pod at a time, as in the kubelet: while one ends, nobody
+else is asked for. A budget that refuses leads to the policy's next candidate, an API server that does not answer to
+the same pod again (the request may have got through): never to a kill.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroup_procs
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.errors import (
+    ApiError,
+    Cancelled,
+    Conflict,
+    Forbidden,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from monitor.kube.resources import PODS
+from monitor.kube.retry import passes
+from monitor.link.messages import Decision
+from monitor.pods.model import FoundPod
+from monitor.policy.qos import is_critical
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
+from monitor.side.export.log import Log
+from monitor.side.judge import Histogram
+
+#: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
+REFUSED_S = 10.0
+#: A pod that has not ended so long after its grace no longer keeps the next one waiting, as in the kubelet.
+TIMEOUT_S = 30.0
+#: Between two looks at the pod that ends.
+LOOK_S = 0.1
+#: A decision is repeated every 10 s while it holds: an older one is not true any more.
+_FRESH_S = 15.0
+#: The pass that decides is told before the state that says what is met.
+_SETTLED_S = 1.0
+#: Shortages that wait: two of memory, those of disks, and pods over limits of their own.
+_MOST = 64
+#: Pods named in a line of the log.
+_SHOWN = 10
+#: 0 would take the pod out of the API before its kubelet has ended it; the kubelet's own least grace is 1.
+_LEAST_GRACE_S = 1
+#: Buckets of the time from the decision to the eviction accepted.
+ACCEPTED_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
+OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
+
+
+class Asked(NamedTuple):
+    """A pod that may be evicted."""
+
+    uid: str
+    namespace: str
+    name: str
+    grace_s: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Node(Protocol):
+    """What has to be known of the node; `View` has it."""
+
+    @property
+    def pods(self) -> Mapping[str, FoundPod]: ...
+    @property
+    def met(self) -> Sequence[Mapping[str, str]]: ...
+    @property
+    def disk_orders(self) -> Mapping[str, Sequence[str]]: ...
+
+
+@dataclass
+class EvictionTally:
+    """For the metrics."""
+
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    seconds: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))
+
+
+class _Ending(NamedTuple):
+    pod: Asked
+    cgroup: Path | None
+    since: float  # as all times here, by the clock
+
+
+class ApiEvictions:
+    """`turn` does what is due; `run` does so in a thread. There ``on_accepted(decision)`` is called with the decision
+    as it was carried out, and ``on_ended(uid, name)`` when nobody is left of the pod.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: Node,
+        max_pod_grace_s: int,
+        log: Log,
+        on_accepted: Callable[[Decision], object],
+        on_ended: Callable[[str, str], object],
+        clock: Callable[[], float] = time.monotonic,
+        back_off: BackOff | None = None,
+    ) -> None:
+        self.tally = EvictionTally()
+        self._client = client
+        self._node = node
+        self._max_pod_grace_s = max_pod_grace_s
+        self._log = log
+        self._on_accepted, self._on_ended = on_accepted, on_ended
+        self._clock = clock
+        self._back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
+        self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
+        self._ending: _Ending | None = None
+        self._refused: dict[str, float] = {}  # uid -> until when it is not asked for again
+        self._retry_at = 0.0
+        self._problem = self._refusal = ""
+        self._changed = threading.Condition()
+
+    def decided(self, decision: Decision) -> None:
+        """A pod is to be evicted. From any thread; never waits. While one ends that is the answer."""
+        with self._changed:
+            subject = decision.signal or decision.pod
+            self._waiting.pop(subject, None)
+            self._waiting[subject] = decision, self._clock()
+            while len(self._waiting) > _MOST:
+                self._waiting.pop(next(iter(self._waiting)))
+            self._changed.notify()
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set, and `wake` called."""
+        while not stop.is_set():
+            try:
+                wait_s = self.turn()
+            except Cancelled:
+                return
+            with self._changed:
+                if not stop.is_set() and (wait_s is not None or not self._waiting):
+                    self._changed.wait(wait_s)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def turn(self) -> float | None:
+        """Do what is due; seconds until the next is, None while there is nothing."""
+        if self._ending is not None and not self._has_ended(self._ending):
+            return LOOK_S
+        now = self._clock()
+        if now < self._retry_at:
+            return self._retry_at - now
+        self._refused = {uid: until for uid, until in self._refused.items() if now < until}
+        with self._changed:
+            waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
+        for subject, (decision, since) in waiting:
+            if not self._holds(decision, now - since) or self._ask_first(decision):
+                self._drop(subject, decision)
+            else:
+                return max(0.0, self._retry_at - self._clock())
+            if self._ending is not None:
+                return LOOK_S
+        return 0.0 if self._waiting else None
+
+    def _drop(self, subject: str, decision: Decision) -> None:
+        """Unless a newer one took its place."""
+        with self._changed:
+            if subject in self._waiting and self._waiting[subject][0] is decision:
+                del self._waiting[subject]
+
+    def _holds(self, decision: Decision, age_s: float) -> bool:
+        """Whether it is true still, for one that had to wait."""
+        if decision.signal is None or age_s < _SETTLED_S:
+            return age_s < _FRESH_S
+        met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._node.met)
+        return met and age_s < _FRESH_S
+
+    def _ask_first(self, decision: Decision) -> bool:
+        """Ask for the first candidate that no budget keeps. False: the same again later."""
+        kept: list[str] = []
+        for rank, pod in enumerate(self._candidates(decision), 1):
+            if pod.uid in self._refused:
+                kept.append(pod.title)
+                continue
+            outcome = self._ask(pod)
+            self.tally.outcomes[outcome] += 1
+            if outcome == AWAY:
+                return False
+            if outcome == ACCEPTED:
+                self._say_kept(decision, kept, pod.title)
+                self._accepted(decision, pod, rank)
+                return True
+            self._refused[pod.uid] = self._clock() + REFUSED_S
+            if outcome == GONE:
+                return True  # what it has comes back: the next decision knows
+            kept.append(pod.title)
+        self._say_kept(decision, kept, None)
+        return True
+
+    def _say_kept(self, decision: Decision, kept: Sequence[str], instead: str | None) -> None:
+        if not kept:
+            return
+        text = "PodDisruptionBudgets, or errors of the API server, keep pods"
+        text += ": the next one is evicted" if instead else ": nobody is evicted, and nobody is killed"
+        fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._refusal}
+        self._log.warning(text, pods=kept[:_SHOWN], kept=len(kept), instead=instead, **fields)
+
+    def _candidates(self, decision: Decision) -> list[Asked]:
+        """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""
+        uids = [decision.pod]
+        if decision.signal in MEMORY_SIGNALS:
+            uids += [one.uid for one in (Candidate(*row) for row in decision.order) if not one.critical]
+        elif decision.signal is not None:
+            uids += self._node.disk_orders.get(decision.signal, ())
+        pods = self._node.pods
+        found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
+        return [
+            Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s))
+            for pod in found
+            if not is_critical(pod)
+        ]
+
+    def _grace_s(self, decision: Decision, own: int | None) -> int:
+        """As the kubelet's: of a soft threshold the pod's own, `evictionMaxPodGracePeriod` at most."""
+        if decision.kind != "soft":
+            return max(_LEAST_GRACE_S, decision.grace_s)
+        own_s = DEFAULT_POD_GRACE_S if own is None else own
+        most_s = self._max_pod_grace_s
+        return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
+
+    def _ask(self, pod: Asked) -> str:
+        try:
+            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
+        except Cancelled:
+            raise
+        except TooManyRequests as error:
+            if not error.budget_blocks:
+                return self._away(pod, error)
+            self._refusal = str(error)
+            return BUDGET
+        except NotFound:
+            return self._gone(pod)
+        except Conflict as error:
+            return self._on_conflict(pod, error)
+        except MonitorError as error:
+            # 500 is what a pod under two budgets is answered: the next candidate is asked, not this one for ever.
+            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
+            if not of_this_pod or isinstance(error, Unauthorized | Forbidden):
+                return self._away(pod, error)
+            self._refusal = str(error)
+            return FAILED
+        self._back_off.reset()
+        if self._problem:
+            self._log.info("the API server takes evictions again")
+        self._problem = ""
+        return ACCEPTED
+
+    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
+        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
+        try:
+            metadata = self._client.get(PODS, pod.name, pod.namespace).get("metadata")
+        except Cancelled:
+            raise
+        except NotFound:
+            return self._gone(pod)
+        except MonitorError as other:
+            return self._away(pod, other)
+        same = isinstance(metadata, Mapping) and metadata.get("uid") == pod.uid
+        return self._away(pod, error) if same else self._gone(pod)
+
+    def _gone(self, pod: Asked) -> str:
+        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
+        return GONE
+
+    def _away(self, pod: Asked, error: MonitorError) -> str:
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+        self._retry_at = self._clock() + self._back_off.next_s(asked_s)
+        if not self._problem:
+            self._log.error(
+                "the API server evicts nobody now, and nobody is killed; trying again",
+                pod=pod.title,
+                problem=str(error),
+            )
+        self._problem = str(error)
+        return AWAY
+
+    def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
+        now_ns = time.monotonic_ns()
+        took_s = max(0.0, (now_ns - decision.decided_ns) / 1e9)
+        self.tally.seconds.observe(took_s)
+        self._log.warning(
+            "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
+        )
+        found = self._node.pods.get(pod.uid)
+        self._ending = _Ending(pod, found.cgroup if found is not None else None, self._clock())
+        made: dict[str, Any] = {"pod": pod.uid, "name": pod.title, "rank": rank, "given_s": pod.grace_s}
+        if pod.uid != decision.pod:
+            # Its figures are those of the order, not of the pod that was decided on.
+            row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
+            made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
+        self._on_accepted(decision._replace(observed=False, signalled_ns=now_ns, **made))
+
+    def _has_ended(self, ending: _Ending) -> bool:
+        """Whether the next pod need not wait for this one."""
+        pod = ending.pod
+        waited_s = self._clock() - ending.since
+        try:
+            ended = ending.cgroup is None or cgroup_procs.empty(ending.cgroup)
+        except OSError:
+            ended = False
+        if not ended and waited_s < pod.grace_s + TIMEOUT_S:
+            return False
+        self._ending = None
+        with self._changed:
+            self._waiting.clear()  # decided while it still had its memory
+        if ended:
+            self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
+            self._on_ended(pod.uid, pod.title)
+        else:
+            self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
+        return True

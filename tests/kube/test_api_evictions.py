@@ -1,0 +1,273 @@
+"""`--evict-by api`: what is asked of the API server, in which order, and that nobody is asked for twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from monitor.kernel import cgroup_procs
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.link.messages import Decision
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import Pod
+from monitor.side.cluster import api_evictions
+from monitor.side.cluster.api_evictions import ApiEvictions
+from monitor.side.export.log import Log
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.test_status_writer import Clock
+
+EVICTION = "/eviction"
+SIGNAL = "memory.available"
+
+
+class Node:
+    """What `View` says of the node, here of pods in the fake API server."""
+
+    def __init__(self) -> None:
+        self.pods: Mapping[str, FoundPod] = {}
+        self.met: Sequence[Mapping[str, str]] = [{"signal": SIGNAL, "kind": "hard"}]
+        self.disk_orders: Mapping[str, Sequence[str]] = {}
+
+
+class Evictions:
+    """The evictor, its clock, and what came of it; `live` are the pods whose cgroup has processes."""
+
+    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
+        self.clock, self.api, self.node = Clock(), api, Node()
+        self.live: set[str] = set()
+        self.accepted: list[Decision] = []
+        self.ended: list[str] = []
+        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
+        self.evictions = ApiEvictions(
+            client, self.node, 10, Log(), self.accepted.append, self._end, self.clock, back_off
+        )
+
+    def _end(self, uid: str, name: str) -> None:
+        self.ended.append(name)
+
+    def add(self, name: str, grace_s: int | None = None, priority: int = 0, **labels: str) -> str:
+        made = pod(name)
+        made["metadata"]["labels"] = labels
+        self.api.store.create("pods", made)
+        uid = str(self.api.store.get(("pods", "default", name))["metadata"]["uid"])
+        spec = Pod(name=name, namespace="default", uid=uid, grace_period_s=grace_s, priority=priority)
+        found = cast("FoundPod", SimpleNamespace(pod=spec, cgroup=Path(name)))
+        self.node.pods = {**self.node.pods, uid: found}
+        self.live.add(name)
+        return uid
+
+    def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL) -> None:
+        """The order of eviction, first victim first."""
+        uids = [next(u for u, f in self.node.pods.items() if f.pod.name == name) for name in names]
+        critical = {uid: found.pod.priority for uid, found in self.node.pods.items()}
+        order = [
+            (uid, "default", name, 0, 0, 5, (critical[uid] or 0) > 2_000_000_000)
+            for uid, name in zip(uids, names, strict=True)
+        ]
+        fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0)
+        fields |= {"signal": signal, "kind": kind, "grace_s": 1, "pod": uids[0], "name": f"default/{names[0]}"}
+        fields |= {"observed": True, "decided_ns": time.monotonic_ns(), "containers": {}, "order": order}
+        self.evictions.decided(Decision(**fields))
+
+    def after(self, seconds: float) -> None:
+        until = self.clock.now + seconds
+        while (wait_s := self.evictions.turn()) is not None and self.clock.now + wait_s <= until:
+            self.clock.now += max(wait_s, 0.01)
+        self.clock.now = max(self.clock.now, until)
+
+    @property
+    def asked(self) -> list[str]:
+        return [one.path.split("/")[-2] for one in self.api.seen("POST", EVICTION)]
+
+    def outcome(self, name: str) -> int:
+        return self.evictions.tally.outcomes[name]
+
+
+@pytest.fixture
+def evictions(client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Evictions:
+    made = Evictions(client, api)
+    monkeypatch.setattr(cgroup_procs, "empty", lambda path: path.name not in made.live)
+    return made
+
+
+def keep(api: FakeApiServer, **labels: str) -> None:
+    budget = {"metadata": {"name": "kept", "namespace": "default"}, "spec": {"selector": {"matchLabels": labels}}}
+    api.store.create("poddisruptionbudgets", budget)
+
+
+def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictions, api: FakeApiServer) -> None:
+    uid = evictions.add("hog")
+    evictions.add("other")
+    evictions.decide("hog", "other")
+    evictions.after(0.5)
+    [request] = api.seen("POST", EVICTION)
+    options = request.json()["deleteOptions"]
+    assert (options["preconditions"], options["gracePeriodSeconds"]) == ({"uid": uid}, 1)
+    [told] = evictions.accepted
+    assert (told.pod, told.observed, told.rank, told.given_s) == (uid, False, 1, 1)
+    assert told.signalled_ns is not None
+    evictions.decide("other", "hog")  # the same shortage still
+    evictions.after(5.0)
+    assert (evictions.asked, evictions.ended) == (["hog"], [])
+    evictions.live.remove("hog")
+    evictions.after(0.5)
+    assert evictions.ended == ["default/hog"]
+    evictions.after(5.0)
+    assert evictions.asked == ["hog"]  # what was decided meanwhile is not true any more
+    evictions.decide("other")
+    evictions.after(0.5)
+    assert evictions.asked == ["hog", "other"]
+
+
+def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(
+    evictions: Evictions, api: FakeApiServer
+) -> None:
+    evictions.add("db", app="db")
+    evictions.add("system", priority=2_000_001_000)
+    evictions.add("web")
+    keep(api, app="db")
+    evictions.decide("db", "system", "web")
+    evictions.after(0.5)
+    assert evictions.asked == ["db", "web"]
+    assert (evictions.outcome("budget"), evictions.outcome("accepted")) == (1, 1)
+    [told] = evictions.accepted
+    assert (told.name, told.rank, told.working_set) == ("default/web", 2, 5)
+    assert api.store.get(("pods", "default", "db"))["metadata"].get("deletionTimestamp") is None
+
+
+def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(
+    evictions: Evictions, api: FakeApiServer
+) -> None:
+    for name in ("a", "b"):
+        evictions.add(name, app="db")
+    keep(api, app="db")
+    for _ in range(3):
+        evictions.decide("a", "b")
+        evictions.after(4.0)
+    assert evictions.asked == ["a", "b"]
+    assert evictions.accepted == []
+    evictions.decide("a", "b")
+    evictions.after(1.0)
+    assert evictions.asked == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("how", ["gone", "anew"])
+def test_one_that_is_gone_or_made_anew_is_not_touched(how: str, evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.add("hog")
+    evictions.add("other")
+    api.store.delete(("pods", "default", "hog"))
+    if how == "anew":
+        api.store.create("pods", pod("hog"))
+    evictions.decide("hog", "other")
+    evictions.after(1.0)
+    assert (evictions.asked, evictions.outcome("gone"), evictions.accepted) == (["hog"], 1, [])
+    if how == "anew":
+        assert api.store.get(("pods", "default", "hog"))["metadata"].get("deletionTimestamp") is None
+
+
+def test_while_the_server_is_away_the_same_pod_is_asked_for_again(evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.add("hog")
+    evictions.add("other")
+    api.refuse()
+    evictions.decide("hog", "other")
+    evictions.after(4.0)
+    assert evictions.outcome("away") > 1
+    api.listen()
+    evictions.after(4.0)
+    assert evictions.asked == ["hog"]
+
+
+def test_a_shortage_that_is_over_is_not_asked_for(evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.add("hog")
+    api.refuse()
+    evictions.decide("hog")
+    evictions.after(2.0)
+    evictions.node.met = []
+    api.listen()
+    evictions.after(10.0)
+    assert evictions.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(503, "ServiceUnavailable"), (403, "Forbidden"), (429, "TooManyRequests")]
+)
+def test_what_is_of_the_server_is_tried_again(code: int, reason: str, evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.add("hog")
+    evictions.add("other")
+    api.fail(faults.status(code, reason), path=EVICTION)
+    evictions.decide("hog", "other")
+    evictions.after(5.0)
+    assert evictions.asked == ["hog", "hog"]
+    assert (evictions.outcome("away"), evictions.outcome("accepted")) == (1, 1)
+
+
+def test_what_is_of_the_pod_leads_to_the_next(evictions: Evictions, api: FakeApiServer) -> None:
+    """A pod under two budgets is answered with 500, every time."""
+    evictions.add("two")
+    evictions.add("web")
+    api.fail(faults.status(500, "InternalError"), path="/two/eviction")
+    evictions.decide("two", "web")
+    evictions.after(0.5)
+    assert evictions.asked == ["two", "web"]
+    assert evictions.outcome("failed") == 1
+
+
+@pytest.mark.parametrize(("own", "given"), [(None, 10), (4, 4), (60, 10), (0, 1)])
+def test_the_grace_of_a_soft_threshold(own: int | None, given: int, evictions: Evictions, api: FakeApiServer) -> None:
+    evictions.node.met = [{"signal": SIGNAL, "kind": "soft"}]
+    evictions.add("hog", grace_s=own)
+    evictions.decide("hog", kind="soft")
+    evictions.after(0.5)
+    assert api.seen("POST", EVICTION)[0].json()["deleteOptions"]["gracePeriodSeconds"] == given
+
+
+def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evictions) -> None:
+    evictions.add("stuck")
+    evictions.add("other")
+    evictions.decide("stuck", "other")
+    evictions.after(api_evictions.TIMEOUT_S - 1.0)
+    evictions.decide("other", "stuck")
+    evictions.after(1.0)
+    assert evictions.asked == ["stuck"]
+    evictions.after(2.0)
+    evictions.decide("other")
+    evictions.after(1.0)
+    assert (evictions.asked, evictions.ended) == (["stuck", "other"], [])
+
+
+def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
+    evictions: Evictions, api: FakeApiServer
+) -> None:
+    kept = evictions.add("full", app="db")
+    evictions.node.disk_orders = {"nodefs.available": [kept, evictions.add("next")]}
+    evictions.add("small")
+    keep(api, app="db")
+    evictions.decide("full", "small", signal=None, kind="limit")
+    evictions.after(0.5)
+    assert evictions.asked == ["full"]
+    evictions.clock.now += 11.0
+    evictions.decide("full", "small", signal="nodefs.available")
+    evictions.after(0.5)
+    assert evictions.asked == ["full", "full", "next"]
+
+
+def test_what_waits_is_bounded(evictions: Evictions, decisions: Callable[[int], Decision]) -> None:
+    for number in range(200):
+        evictions.evictions.decided(decisions(number))
+    assert len(evictions.evictions._waiting) == api_evictions._MOST
+
+
+@pytest.fixture
+def decisions() -> Callable[[int], Decision]:
+    def make(number: int) -> Decision:
+        fields: dict[str, Any] = dict.fromkeys(Decision._fields[:19], 0)
+        return Decision(**fields | {"signal": None, "kind": "limit", "pod": str(number)})
+
+    return make
