@@ -1,12 +1,14 @@
 """What the documents and comments name is there: files, test functions, other documents and their headings."""
 
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel.rungs import NAMES as RUNGS
+from monitor.lab.scenarios import SCENARIOS
 from monitor.policy.releases import ERAS
 from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
 from monitor.race.incident import FLAGS, VERDICTS
@@ -123,4 +125,14 @@ def test_the_checks_can_fail() -> None:
     ]
     assert no_such_tests("`tests/test_docs.py::test_no`, `...::test_the_checks_can_fail`") == [
         "tests/test_docs.py::test_no"
+    ]
+
+
+def test_counts_in_the_readme_are_those_of_the_code() -> None:
+    """What else stands there was measured, and is as old as its measurement."""
+    text = (ROOT / "README.md").read_text()
+    mutations = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))["MUTATIONS"]
+    assert re.findall(r"of today's (\d+) scripted situations", text) == [str(len(SCENARIOS))]
+    assert re.findall(r"noticed by the tests \| (\d+) of (\d+) \| `make mutation`", text) == [
+        (str(len(mutations)),) * 2
     ]
