@@ -66,18 +66,3 @@ def decoded(made: Object) -> EvictedPod:
     found = decode({**made, "metadata": metadata})
     assert isinstance(found, EvictedPod)
     return found
-
-
-class Time:
-    """A clock that only waiting moves, and so a test in which nobody waits."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds

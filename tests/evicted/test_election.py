@@ -13,8 +13,8 @@ from monitor.evicted.election import LeaderElector, Timing
 from monitor.evicted.lease import LeaseLock, Record, micro_time, record_of, spec_of
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import Conflict
-from tests.evicted.test_sweep import Time
 from tests.kube import faults
+from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_http import Asked, Reply
 
@@ -25,7 +25,7 @@ class Candidate:
     """An elector whose waits move its clock; after ``turns`` of them it is told to stop."""
 
     def __init__(self, client: ApiClient, name: str, skew_s: float = 0.0) -> None:
-        self.clock = Time()
+        self.clock = WaitedClock()
         self.said: list[str] = []
         self.stop = threading.Event()
         self.turns = 1000

@@ -15,20 +15,21 @@ from monitor.evicted.selection import Criteria, choose
 from monitor.evicted.sweep import CHANGED, DELETED, FAILED, GONE, MARKED, Progress, Sweep
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ApiError, Cancelled, Forbidden, ServerError, TransportError
-from tests.evicted.made import OTHERWISE, Time, evicted, names, owned, put
+from tests.evicted.made import OTHERWISE, evicted, names, owned, put
 from tests.kube import faults
+from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_apiserver import pod as running
 from tests.kube.fake_http import Asked, Reply
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
+def clock() -> WaitedClock:
+    return WaitedClock()
 
 
 @pytest.fixture
-def make(client: ApiClient, clock: Time) -> Callable[..., Sweep]:
+def make(client: ApiClient, clock: WaitedClock) -> Callable[..., Sweep]:
     def make(criteria: Criteria | None = None, **options: Any) -> Sweep:
         stop = options.pop("stop", threading.Event())
         options = {"rate": 1000.0, "clock": clock, "wait": clock.wait, **options}
@@ -170,7 +171,9 @@ def test_what_passes_is_tried_again(api: FakeApiServer, make: Callable[..., Swee
     assert (met.met, progress.outcomes[DELETED], names(api)) == (3, 2, set())
 
 
-def test_what_the_server_asks_to_wait_is_waited(api: FakeApiServer, make: Callable[..., Sweep], clock: Time) -> None:
+def test_what_the_server_asks_to_wait_is_waited(
+    api: FakeApiServer, make: Callable[..., Sweep], clock: WaitedClock
+) -> None:
     put(api, evicted("a"))
     api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), times=2, method="DELETE")
     swept(make())
@@ -262,7 +265,7 @@ def test_pages_that_expire_half_way_lose_and_double_nothing(api: FakeApiServer, 
     assert len({pod.uid for pod in found.pods}) == 1200
 
 
-def test_deletes_are_paced(api: FakeApiServer, make: Callable[..., Sweep], clock: Time) -> None:
+def test_deletes_are_paced(api: FakeApiServer, make: Callable[..., Sweep], clock: WaitedClock) -> None:
     put(api, *(evicted(f"a{number}") for number in range(20)))
     swept(make(rate=5.0))
     assert clock.now == pytest.approx(3.0)

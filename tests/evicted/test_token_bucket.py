@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from monitor.evicted.token_bucket import TokenBucket
-from tests.evicted.made import Time
+from tests.kube.clock import WaitedClock
 
 
 def test_no_more_than_the_rate() -> None:
-    clock = Time()
+    clock = WaitedClock()
     bucket = TokenBucket(10.0, clock=clock)
     waits = []
     for _ in range(30):
@@ -24,6 +24,6 @@ def test_no_more_than_the_rate() -> None:
 
 
 def test_slow_rates_do_not_wait_for_ever() -> None:
-    clock = Time()
+    clock = WaitedClock()
     bucket = TokenBucket(0.5, clock=clock)
     assert (bucket.take(), bucket.take()) == (0.0, 2.0)

@@ -20,33 +20,21 @@ from monitor.kube.errors import (
     TransportError,
 )
 from monitor.kube.retry import retrying
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.waits: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
+from tests.kube.clock import WaitedClock
 
 
 def test_it_doubles_up_to_its_cap() -> None:
-    back_off = BackOff(clock=Clock(), chance=lambda: 0.0)
+    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: 0.0)
     assert [back_off.next_s() for _ in range(8)] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
 
 
 def test_chance_adds_up_to_the_pause_itself() -> None:
-    back_off = BackOff(clock=Clock(), chance=lambda: 0.5)
+    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: 0.5)
     assert [round(back_off.next_s(), 3) for _ in range(3)] == [1.2, 2.4, 4.8]
 
 
 def test_it_begins_anew_after_a_while_without_failures() -> None:
-    clock = Clock()
+    clock = WaitedClock(1000.0)
     back_off = BackOff(clock=clock, chance=lambda: 0.0)
     for _ in range(5):
         back_off.next_s()
@@ -59,7 +47,7 @@ def test_it_begins_anew_after_a_while_without_failures() -> None:
 
 
 def test_retry_after_is_a_floor_with_an_end() -> None:
-    back_off = BackOff(clock=Clock(), chance=lambda: 0.0)
+    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: 0.0)
     assert back_off.next_s(7.0) == 7.0
     assert back_off.next_s(0.0) == 1.6
     assert back_off.next_s(1e9) == 300.0
@@ -67,7 +55,7 @@ def test_retry_after_is_a_floor_with_an_end() -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=30), st.floats(0, 1))
 def test_no_pause_is_without_bounds(asked: list[float | None], chance: float) -> None:
-    back_off = BackOff(clock=Clock(), chance=lambda: chance)
+    back_off = BackOff(clock=WaitedClock(1000.0), chance=lambda: chance)
     for retry_after_s in asked:
         assert 0.8 <= back_off.next_s(retry_after_s) <= (30 if retry_after_s is None else 301)
 
@@ -87,7 +75,7 @@ BUDGET = {"causes": [{"reason": "DisruptionBudget"}]}
 
 
 def test_what_passes_is_tried_again() -> None:
-    clock = Clock()
+    clock = WaitedClock(1000.0)
     call = failing(TransportError("refused"), ServerError("503", retry_after_s=2.0), TooManyRequests("429"))
     back_off = BackOff(first_s=0.1, clock=clock, chance=lambda: 0.0)
     assert retrying(call, threading.Event(), 60, back_off, clock, clock.wait) == "done"
@@ -98,14 +86,14 @@ def test_what_passes_is_tried_again() -> None:
     "error", [NotFound("404"), TooManyRequests("429", details=BUDGET), CertificateError("not trusted")]
 )
 def test_what_does_not_pass_is_not(error: KubeError) -> None:
-    clock = Clock()
+    clock = WaitedClock(1000.0)
     with pytest.raises(type(error)):
         retrying(failing(error), threading.Event(), 60, None, clock, clock.wait)
     assert clock.waits == []
 
 
 def test_it_gives_up_in_time_and_when_stopped() -> None:
-    clock, stop = Clock(), threading.Event()
+    clock, stop = WaitedClock(1000.0), threading.Event()
     with pytest.raises(ServerError):
         retrying(failing(*[ServerError("500")] * 100), stop, 10, None, clock, clock.wait)
     assert sum(clock.waits) <= 10

@@ -14,25 +14,13 @@ from monitor.kube.auth import TokenFile
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, in_cluster, parse_server
 from monitor.kube.errors import CertificateError, Unauthorized
-from monitor.kube.resources import PODS
 from monitor.kube.tls import Pem, TlsSettings
-from tests.kube.fake_apiserver import FakeApiServer, pod
+from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
+from tests.kube.requests import a_pod as a_pod
+from tests.kube.requests import create, get
 
 Connect = Callable[..., ApiClient]
-
-
-def get(client: ApiClient) -> object:
-    return client.get(PODS, "a", "default")
-
-
-def create(client: ApiClient) -> object:
-    return client.create(PODS, pod("b"), "default")
-
-
-@pytest.fixture(autouse=True)
-def a_pod(api: FakeApiServer) -> None:
-    api.store.create("pods", pod("a"))
 
 
 def replaced(path: Path, data: bytes) -> None:

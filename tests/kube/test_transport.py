@@ -28,6 +28,8 @@ from monitor.kube.tls import Pem, TlsSettings
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_tls import Authority, Pair
+from tests.kube.requests import a_pod as a_pod
+from tests.kube.requests import create, get
 
 Connect = Callable[..., ApiClient]
 
@@ -37,19 +39,6 @@ def within(seconds: float) -> Iterator[None]:
     began = time.monotonic()
     yield
     assert time.monotonic() - began < seconds
-
-
-def get(client: ApiClient) -> object:
-    return client.get(PODS, "a", "default")
-
-
-def create(client: ApiClient) -> object:
-    return client.create(PODS, pod("b"), "default")
-
-
-@pytest.fixture(autouse=True)
-def a_pod(api: FakeApiServer) -> None:
-    api.store.create("pods", pod("a"))
 
 
 def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> None:
