@@ -12,8 +12,8 @@ from monitor.side.cluster.record import Record, record_of
 from monitor.side.cluster.status_writer import AWAY
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.test_cluster_told import Events
-from tests.kube.test_cluster_told import events as events
+from tests.kube.test_cluster_records import Events
+from tests.kube.test_cluster_records import events as events
 from tests.kube.test_status_writer import evicted, record
 
 QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/events=1, used: 9, limited: 9'

@@ -18,8 +18,8 @@ from monitor.side.message_handler import MessageHandler
 from monitor.side.worker import Worker
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod
-from tests.kube.test_cluster_told import BOTH, _now_ns, reasons, until
-from tests.kube.test_cluster_told import open_cluster as open_cluster
+from tests.kube.test_cluster_records import BOTH, _now_ns, reasons, until
+from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
 from tests.side.views import view
 

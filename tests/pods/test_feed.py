@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-class Told(PodFeed):
+class PushedFeed(PodFeed):
     """A feed whose source is the test."""
 
     def _run(self) -> None:
@@ -41,8 +41,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def feed(clock: Clock) -> Told:
-    return Told("test", clock=clock)
+def feed(clock: Clock) -> PushedFeed:
+    return PushedFeed("test", clock=clock)
 
 
 def made(name: str, uid: str, **more: Any) -> Known:
@@ -62,7 +62,7 @@ def of(*pods: Known) -> dict[str, Known]:
 # ---- what is known
 
 
-def test_a_deleted_pod_stays_a_minute(feed: Told, clock: Clock) -> None:
+def test_a_deleted_pod_stays_a_minute(feed: PushedFeed, clock: Clock) -> None:
     feed.replace_all(of(made("a", "u1"), made("b", "u2")))
     feed.drop("u1")
     clock.now += LINGER_S - 1
@@ -72,7 +72,7 @@ def test_a_deleted_pod_stays_a_minute(feed: Told, clock: Clock) -> None:
     assert names(feed.manifests()) == ["b"]
 
 
-def test_one_whose_cgroup_is_there_stays_as_long(feed: Told, clock: Clock) -> None:
+def test_one_whose_cgroup_is_there_stays_as_long(feed: PushedFeed, clock: Clock) -> None:
     """A kubelet that was restarted while the API server is away knows its static pods alone, for as long as that."""
     feed.replace_all(of(made("a", "u1"), made("b", "u2")))
     feed.replace_all({})
@@ -82,14 +82,14 @@ def test_one_whose_cgroup_is_there_stays_as_long(feed: Told, clock: Clock) -> No
     assert [one.pod.phase for one in feed.manifests()] == ["Running"]
 
 
-def test_a_pod_made_anew_under_its_name_is_another_one(feed: Told) -> None:
+def test_a_pod_made_anew_under_its_name_is_another_one(feed: PushedFeed) -> None:
     feed.replace_all(of(made("db-0", "u1", priority=5)))
     feed.drop("u1")
     feed.put(made("db-0", "u2", priority=7))
     assert sorted((one.pod.uid, one.pod.priority) for one in feed.manifests()) == [("u1", 5), ("u2", 7)]
 
 
-def test_only_what_changed_is_announced(feed: Told) -> None:
+def test_only_what_changed_is_announced(feed: PushedFeed) -> None:
     feed.replace_all(of(made("a", "u1")))
     assert feed.drain()
     assert not feed.drain()
@@ -109,21 +109,21 @@ def test_only_what_changed_is_announced(feed: Told) -> None:
     assert not feed.is_failing
 
 
-def test_an_answer_without_pods_is_one(feed: Told) -> None:
+def test_an_answer_without_pods_is_one(feed: PushedFeed) -> None:
     assert not feed.is_known
     feed.replace_all({})
     assert feed.is_known
     assert feed.drain()
 
 
-def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: Told) -> None:
+def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: PushedFeed) -> None:
     feed.close()
     feed.put(made("a", "u1"))
     feed.fail(TransportError("refused"))
     feed.close()
 
 
-def test_a_bug_in_its_thread_is_raised_where_pods_are_asked_for(feed: Told) -> None:
+def test_a_bug_in_its_thread_is_raised_where_pods_are_asked_for(feed: PushedFeed) -> None:
     feed.start()
     assert select.select([feed.fileno()], [], [], 10)[0]
     with pytest.raises(AssertionError, match="a bug"):
@@ -172,20 +172,20 @@ def cached(feed: PodFeed, clock: Clock) -> Object:
 
 
 def test_what_is_known_is_there_after_a_restart(tmp_path: Path, clock: Clock) -> None:
-    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1", priority=9), made("b", "u2")))
     feed.drop("u2")
     assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == ["a", "b"]
     assert (tmp_path / "pods-cache.json").stat().st_mode & 0o777 == 0o600
-    again = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    again = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     assert again.is_known
     assert not again.synced
     assert [(one.pod.name, one.pod.priority) for one in again.manifests()] == [("a", 9), ("b", 0)]
-    assert not Told("test", PodCache(tmp_path, "n2"), clock=clock).is_known  # the disk of another node
+    assert not PushedFeed("test", PodCache(tmp_path, "n2"), clock=clock).is_known  # the disk of another node
 
 
 def test_secrets_are_not_stored(tmp_path: Path, clock: Clock) -> None:
-    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     pod = a_pod("a", "u1")
     pod["spec"]["containers"][0] |= {"env": [{"name": "PASSWORD", "value": "hunter2"}], "command": ["hunter2"]}
     pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"}
@@ -199,12 +199,12 @@ def test_secrets_are_not_stored(tmp_path: Path, clock: Clock) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version":1,"node":"n1","pods":7}', "\0", "[" * 9999])
 def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "pods-cache.json").write_text(text)
-    assert not Told("test", PodCache(tmp_path, "n1")).is_known
+    assert not PushedFeed("test", PodCache(tmp_path, "n1")).is_known
 
 
 def test_a_cache_that_cannot_be_written_is_told_and_tried_again(tmp_path: Path, clock: Clock) -> None:
     state = tmp_path / "state"
-    feed = Told("test", PodCache(state, "n1"), clock=clock)
+    feed = PushedFeed("test", PodCache(state, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
     clock.now += STORE_S
     feed.store()
@@ -220,12 +220,12 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypa
     for at, one in enumerate(pods):
         one.object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range((50, 3, 100, 2, 1)[at])}
     for limit, value, kept in [("MAX_BYTES", 8000, "0134"), ("MAX_VALUES", 1300, "0134"), ("MAX_BYTES", 3600, "134")]:
-        feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+        feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
         with monkeypatch.context() as limits:
             limits.setattr(documents, limit, value)
             feed.replace_all(of(*pods))
             assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == [f"p{i}" for i in kept]
-            again = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+            again = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
             assert names(again.manifests()) == [f"p{i}" for i in kept]
             assert again.problems() == []
         left_out = f"the {5 - len(kept)} largest of 5 pods do not fit into a file"
@@ -235,7 +235,7 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: Clock, monkeypa
 
 def test_pods_that_are_as_large_as_they_may_be_are_stored(tmp_path: Path, clock: Clock) -> None:
     """Ten pods of 20,000 containers, among 100 others."""
-    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     large = a_pod("large", "x")
     large["spec"]["containers"] = [{"name": f"c{i}", "image": "x", "resources": {}} for i in range(20_000)]
     found = [made(f"p{i}", f"u{i}") for i in range(100)]
@@ -244,11 +244,11 @@ def test_pods_that_are_as_large_as_they_may_be_are_stored(tmp_path: Path, clock:
         found.append(known("test", large))  # type: ignore[arg-type]
     feed.replace_all(of(*found))
     cached(feed, clock)
-    assert len(Told("test", PodCache(tmp_path, "n1"), clock=clock).manifests()) == 110
+    assert len(PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock).manifests()) == 110
     assert feed.problems() == []
 
 
-def test_what_a_server_sends_that_is_too_large_is_told(feed: Told) -> None:
+def test_what_a_server_sends_that_is_too_large_is_told(feed: PushedFeed) -> None:
     feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
     assert feed.drain()
     assert feed.problems() == ["item 1 is passed over"]
@@ -260,7 +260,7 @@ def test_what_a_server_sends_that_is_too_large_is_told(feed: Told) -> None:
 
 
 def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: Clock) -> None:
-    feed = Told("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
     feed.store()
     feed.put(made("b", "u2"))

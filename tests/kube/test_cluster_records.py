@@ -1,4 +1,4 @@
-"""What the API server is told beside statuses: events, once each, however long it is away; node conditions."""
+"""What is sent to the API server beside statuses: events, once each, however long it is away; node conditions."""
 
 from __future__ import annotations
 
