@@ -8,25 +8,36 @@ from pathlib import Path
 
 import click
 
+from monitor.actions.changes import UNSEEN, ChangeJournal
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import instances, mounts, pins
 from monitor.kernel.instances import Instance
 
+_STATE_DIR = "/var/lib/outrace"
+
 
 @click.command()
 @click.option(
-    "--state-dir", type=click.Path(path_type=Path), help="Only the pins of this state dir; default: all of them."
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Only the pins and limits of this state dir; default: all pins, and the limits of their state dirs and of "
+    f"{_STATE_DIR}.",
 )
 @click.option("--strays", is_flag=True, help="Only the pins of state dirs that are gone (`outrace doctor` names them).")
 @click.option(
     "--force", is_flag=True, help="Also those a running daemon uses (it keeps its own descriptors until it ends)."
 )
 def unload(state_dir: Path | None, strays: bool, force: bool) -> None:
-    """Remove every BPF program, map and link that outrace pinned, which detaches what they kept attached."""
+    """Remove every BPF program, map and link that outrace pinned, which detaches what they kept attached, and set back
+    limits of pods that a daemon which was killed left behind.
+    """
     if os.geteuid() != 0:
         raise CannotError("outrace unload must be root", "use sudo")
-    if not mounts.is_mounted(mounts.BPFFS) or not pins.ROOT.is_dir():
+    is_pinned = mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()
+    left = [] if strays else _set_back(_state_dirs(state_dir, is_pinned), force)
+    if not is_pinned:
         click.echo("nothing is pinned", err=True)
+        _complain(left)
         return
     if strays:
         gone = instances.remove_strays()
@@ -50,19 +61,49 @@ def unload(state_dir: Path | None, strays: bool, force: bool) -> None:
         rest = f" ({removed} pins of others were removed)" if removed else ""
         raise MonitorError(f"{', '.join(busy)}{rest}", "stop that daemon first, or give --force")
     click.echo(f"removed {removed} pins", err=True)
+    _complain(left)
+
+
+def _state_dirs(only: Path | None, is_pinned: bool) -> list[Path]:
+    """Where changes of daemons may be written down."""
+    if only is not None:
+        return [only]
+    owners = [one.owner for one in instances.survey()] if is_pinned else []
+    return list(dict.fromkeys([Path(_STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
+
+
+def _set_back(state_dirs: list[Path], force: bool) -> list[str]:
+    """Undo what daemons changed that do not run any more; what could not be undone."""
+    problems: list[str] = []
+    for state_dir in state_dirs:
+        if _runs_on(state_dir) and not force:
+            continue
+        for change, fate in ChangeJournal(state_dir).undo_all(problems.append):
+            click.echo(f"{change.path}/{change.file} ({change.why}): {fate}", err=True)
+            if fate == UNSEEN:
+                problems.append(f"{change.path} is in no hierarchy that is mounted here")
+    return problems
+
+
+def _complain(problems: list[str]) -> None:
+    if problems:
+        raise MonitorError(", ".join(problems), "")
 
 
 def _user(instance: Instance) -> str:
     """Pid of the daemon that uses the instance, or runs on its state dir without BPF; "" if none does."""
     unknown = "unknown" if instance.in_use else ""
-    if instance.owner is None:
-        return unknown
+    return (_runs_on(Path(instance.owner.state_dir)) if instance.owner is not None else "") or unknown
+
+
+def _runs_on(state_dir: Path) -> str:
+    """Pid of the daemon that runs on a state dir; "" if none does."""
     try:
-        with open(Path(instance.owner.state_dir, "lock"), "rb") as lock:
+        with open(state_dir / "lock", "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return lock.read(32).decode(errors="replace").strip() or "unknown"
     except OSError:
         pass  # the state dir was removed, or is not to be seen from here
-    return unknown
+    return ""
