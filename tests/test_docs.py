@@ -132,7 +132,7 @@ def test_counts_in_the_readme_are_those_of_the_code() -> None:
     """What else stands there was measured, and is as old as its measurement."""
     text = (ROOT / "README.md").read_text()
     mutations = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))["MUTATIONS"]
-    assert re.findall(r"of today's (\d+) scripted situations", text) == [str(len(SCENARIOS))]
+    assert re.findall(r"of the (\d+) scripted situations", text) == [str(len(SCENARIOS))]
     assert re.findall(r"noticed by the tests \| (\d+) of (\d+) \| `make mutation`", text) == [
         (str(len(mutations)),) * 2
     ]
