@@ -231,7 +231,8 @@ class Mark(_Event):
 
     `exiting`: it was dying already and nobody was killed. `scope`: one of SCOPES, what `oom_path` is; `oom_path` and
     the bytes of that cgroup are None for "global". `totalpages`: what an oom_score_adj is a thousandth of. `group`:
-    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name.
+    the victim's cgroup is killed as a whole (None: not known). `invoker_pod` is namespace/name. `capped`: outrace
+    limits the victim's pod, which it evicted, until the API server answers.
     """
 
     victim_pid: int
@@ -255,6 +256,7 @@ class Mark(_Event):
     totalpages: int | None = None
     exiting: bool = False
     group: bool | None = None
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

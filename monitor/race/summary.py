@@ -123,6 +123,8 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, m
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     mark = f.kills[0]
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
+    if mark.capped:
+        return f"No race: {killed(f)} was OOM-killed at the limit that outrace gave the {what}{_of(mark)}"
     return f"No race: {killed(f)} was OOM-killed at the {what}'s own limit{_of(mark)}"
 
 

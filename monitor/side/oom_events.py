@@ -139,6 +139,7 @@ class OomEvents:
                 totalpages=pages,
                 exiting=event.exiting,
                 group=self._is_group(victim),
+                capped=pod is not None and self.view.cluster is not None and self.view.cluster.is_capped(pod),
             )
         )
         if not event.exiting and not message.while_away:  # nobody listened to the log then

@@ -88,6 +88,8 @@ def test_a_container_that_grows_is_killed_in_its_pod_and_the_neighbour_lives(cap
     cgroup, other = caps.pod("hog"), caps.pod("other")
     caps.late("hog")
     assert caps.told == [("hog", FLOOR)]
+    assert caps.caps.has("hog")
+    assert not caps.caps.has("other")
     with live.Puppet(other / "c0") as neighbour, live.Puppet(cgroup / "c0") as again:
         neighbour.do("anon(8)")
         again.tell("anon(128)")

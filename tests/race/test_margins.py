@@ -260,3 +260,10 @@ def test_the_threshold_advised_wins_what_it_promises(rises: list[list[int]], qua
             continue
         assert sum(n < each.threshold for n in needs) >= quantile * len(needs) - 1e-6
         assert sum(n < each.threshold - 1 for n in needs) < quantile * len(needs) + 1e-6  # and none smaller does
+
+
+def test_the_limit_outrace_gave_an_evicted_pod_is_not_called_its_own() -> None:
+    found = of_scenario("an evicted pod at the limit outrace gave it")
+    assert "at the limit that outrace gave the pod of 64.0 MiB" in found.summary
+    assert "Set the memory limit" not in found.advice
+    assert "keeps it small until the API server takes its status" in found.advice

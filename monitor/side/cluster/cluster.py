@@ -175,6 +175,10 @@ class Cluster:
             self._warm_due = 0.0  # it matters now when the server is back
             self._wake.set()
 
+    def is_capped(self, uid: str) -> bool:
+        """Whether outrace limits the memory of this pod because the API server is away."""
+        return self.caps is not None and self.caps.has(uid)
+
     def _capped(self, record: Record, limit: int) -> None:
         told = cap_record(record, self.node, limit, time.time())
         self._submit(told, None)

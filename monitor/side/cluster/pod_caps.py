@@ -95,6 +95,11 @@ class PodCaps:
         """Pods that have a limit now."""
         return sum(one.change is not None for one in list(self._wanted.values()))
 
+    def has(self, uid: str) -> bool:
+        """Whether this pod has a limit of outrace's now."""
+        one = self._wanted.get(uid)
+        return one is not None and one.change is not None
+
     @property
     def waiting(self) -> bool:
         """Whether it matters when the server answers again."""
