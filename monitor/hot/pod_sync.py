@@ -102,7 +102,7 @@ class PodSync:
         """A sweep has been over all pods that were sent."""
         self._parts.records.pods_came()
         if not self._decider.may_act:
-            if self._parts.config.enforce:
+            if self._parts.config.kills:
                 from monitor.hot.succession import succeed  # once, before the first decision
 
                 succeed(self._parts)

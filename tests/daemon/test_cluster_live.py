@@ -12,6 +12,7 @@ from monitor.lab.child import Hog
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hot_node import hard, hot_node
+from tests.daemon.test_succession import crash
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_node import relist
 
@@ -42,14 +43,14 @@ def kubeconfig(api: FakeApiServer, tmp_path: Path) -> Path:
     return path
 
 
-def started_hog(node: LabNode, api: FakeApiServer) -> Hog:
+def started_hog(node: LabNode, api: FakeApiServer, **options: int) -> Hog:
     """A pod in the API server and its hog in the kubelet's cgroup of it."""
     uid = str(uuid.uuid4())
     made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])
     made["metadata"]["uid"] = uid
     api.store.create("pods", made)
     container = cgroupfs.make(node.cgroup / f"kubepods/besteffort/pod{uid}" / ("a" * 64))
-    hog = Hog(container, mib=100, rate=200)
+    hog = Hog(container, mib=100, rate=200, **options)
     node.children.append(hog)
     return hog
 
@@ -106,6 +107,30 @@ def test_by_the_api_nobody_is_killed_and_the_incident_has_the_end(
         incident = live.message(daemon, "incident")
         assert "shop/hog" in json.dumps(incident)
         live.ended(daemon)
+
+
+def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path
+) -> None:
+    """That one sent SIGTERM and was killed in the pod's grace."""
+    hog = started_hog(node, api, ignore_term=1)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--enforce")
+    soft = (
+        *("--eviction-hard", "nodefs.available<1%", "--eviction-soft", "memory.available<48Mi"),
+        *("--eviction-soft-grace-period", "memory.available=200ms", "--eviction-max-pod-grace-period", "600"),
+    )
+    with live.daemon(node, *options, *soft) as daemon:
+        live.until(lambda: live.metric(daemon, "pods") == 1, "the pod of the API server")
+        hog.go()
+        live.message(daemon, "evicting", pod="shop/hog")
+        crash(daemon)
+    with live.daemon(node, *options, *soft, "--evict-by", "api") as again:
+        live.message(again, "evicted by the API server", pod="shop/hog")
+        assert not [line for line in again.log if str(line.get("msg")).startswith("going on with")]
+        assert hog.process.poll() is None
+        hog.process.kill()
+        hog.wait()
+        live.ended(again)
 
 
 def _conditions(api: FakeApiServer) -> list[dict[str, str]]:
