@@ -195,6 +195,26 @@ def test_a_shortage_that_is_over_is_not_asked_for(evictions: Evictions, api: Fak
     assert evictions.asked == []
 
 
+@pytest.mark.parametrize("after_s", [10.0, 20.0])
+def test_a_refusal_that_took_long_leads_to_nobody_where_the_shortage_is_over(
+    after_s: float, evictions: Evictions, api: FakeApiServer
+) -> None:
+    """Of a contended budget the API server answers after 10 s: by then the state says what holds, or all is too old."""
+    evictions.add("db")
+    evictions.add("web")
+    refuse = faults.status(500, "InternalError")
+
+    def slow(*asked: Any) -> Any:
+        evictions.clock.now += after_s
+        evictions.node.met = [] if after_s < api_evictions._FRESH_S else evictions.node.met
+        return refuse(*asked)
+
+    api.fail(slow, path="/db/eviction")
+    evictions.decide("db", "web")
+    evictions.after(1.0)
+    assert (evictions.asked, evictions.accepted) == (["db"], [])
+
+
 @pytest.mark.parametrize(
     ("code", "reason"), [(503, "ServiceUnavailable"), (403, "Forbidden"), (429, "TooManyRequests")]
 )

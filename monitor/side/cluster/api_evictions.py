@@ -166,7 +166,7 @@ class ApiEvictions:
         with self._changed:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
         for subject, (decision, since) in waiting:
-            if not self._holds(decision, now - since) or self._ask_first(decision):
+            if not self._holds(decision, now - since) or self._ask_first(decision, since):
                 self._drop(subject, decision)
             else:
                 return max(0.0, self._retry_at - self._clock())
@@ -187,13 +187,16 @@ class ApiEvictions:
         met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._node.met)
         return met and age_s < _FRESH_S
 
-    def _ask_first(self, decision: Decision) -> bool:
+    def _ask_first(self, decision: Decision, since: float) -> bool:
         """Ask for the first candidate that no budget keeps. False: the same again later."""
         kept: list[str] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
             if pod.uid in self._refused:
                 kept.append(pod.title)
                 continue
+            # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
+            if not self._holds(decision, self._clock() - since):
+                break
             outcome = self._ask(pod)
             self.tally.outcomes[outcome] += 1
             if outcome == AWAY:
