@@ -88,6 +88,7 @@ class PodCaps:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._wanted: dict[str, _Wanted] = {}
+        self._busy: _Wanted | None = None  # may be getting its limit now: it is not to be forgotten
         self._back_since: float | None = None
 
     @property
@@ -111,7 +112,7 @@ class PodCaps:
             self._back_since = None
             one = self._wanted.setdefault(record.uid, _Wanted(record))
             one.record, one.settled, one.over, one.left = record, False, "", False
-            bare = [uid for uid, other in self._wanted.items() if other.change is None]
+            bare = [uid for uid, other in self._wanted.items() if other.change is None and other is not self._busy]
             for uid in bare[:-_MOST_WANTED]:
                 del self._wanted[uid]
         self._wake.set()
@@ -161,10 +162,16 @@ class PodCaps:
             wanted = dict(self._wanted)
             is_back = self._back_since is not None and self._clock() - self._back_since >= BACK_S
         for uid, one in wanted.items():
+            with self._lock:
+                self._busy = one
+                if self._wanted.get(uid) is not one:
+                    continue
             try:
                 self._step(uid, one, is_back)
             except (OSError, MonitorError) as error:
                 self._failed(one, str(error))
+            except Exception as error:  # noqa: BLE001 - a thread that ended would leave every limit where it is
+                self._failed(one, f"{type(error).__name__}: {error}")
 
     def lift_all(self, why: str) -> None:
         with self._lock:
@@ -172,8 +179,8 @@ class PodCaps:
         for uid, one in wanted.items():
             try:
                 self._lift(uid, one, why)
-            except OSError as error:
-                self._failed(one, str(error))
+            except Exception as error:  # noqa: BLE001 - one limit that cannot be lifted must not keep the others
+                self._failed(one, f"{type(error).__name__}: {error}")
 
     def _step(self, uid: str, one: _Wanted, is_back: bool) -> None:
         if one.over or (one.settled and is_back):
