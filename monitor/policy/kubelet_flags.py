@@ -11,10 +11,11 @@ _SWITCHES = """
     network-plugin-is-cni protect-kernel-defaults redirect-container-streaming register-node
     register-schedulable require-kubeconfig rotate-certificates rotate-server-certificates runonce
     seccomp-default serialize-image-pulls skip-headers skip-log-headers one-output
-    containerized docker-tls add-dir-header
+    containerized docker-tls add-dir-header fail-cgroupv1 log-json-split-stream log-text-split-stream
+    storage-driver-secure
 """
 _WITH_VALUE = """
-    address api-servers application-metrics-count-limit authentication-token-webhook-cache-ttl
+    address allowed-unsafe-sysctls api-servers application-metrics-count-limit authentication-token-webhook-cache-ttl
     authorization-mode authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
     azure-container-registry-config boot-id-file bootstrap-checkpoint-path bootstrap-kubeconfig cadvisor-port cert-dir
     cgroup-driver cgroup-root chaos-chance client-ca-file cloud-config cloud-provider cluster-dns cluster-domain
@@ -31,15 +32,15 @@ _WITH_VALUE = """
     image-service-endpoint init-config-dir iptables-drop-bit iptables-masquerade-bit kube-api-burst
     kube-api-content-type
     kube-api-qps kubeconfig kubelet-cgroups lock-file log-backtrace-at log-dir log-file log-file-max-size
-    log-flush-frequency log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream
+    log-flush-frequency log-json-info-buffer-size log-text-info-buffer-size
     logging-format low-diskspace-frequency machine-id-file manifest-url manifest-url-header master-service-namespace
-    max-open-files max-pods memory-manager-policy network-plugin network-plugin-dir
+    max-housekeeping-interval max-open-files max-pods memory-manager-policy network-plugin network-plugin-dir
     network-plugin-mtu node-ip node-labels node-status-max-images node-status-update-frequency non-masquerade-cidr
     oom-score-adj pod-cidr pod-infra-container-image pod-manifest-path pod-max-pids pods-per-core port
     provider-id read-only-port register-with-taints registry-burst registry-qps resolv-conf resource-container
     rkt-api-endpoint rkt-path root-dir runtime-cgroups runtime-request-timeout seccomp-profile-root
     stderrthreshold storage-driver-buffer-duration storage-driver-db storage-driver-host storage-driver-password
-    storage-driver-secure storage-driver-table storage-driver-user streaming-connection-idle-timeout sync-frequency
+    storage-driver-table storage-driver-user streaming-connection-idle-timeout sync-frequency
     system-cgroups system-container tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file
     topology-manager-policy topology-manager-policy-options topology-manager-scope v version vmodule volume-plugin-dir
     volume-stats-agg-period

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -190,6 +191,8 @@ def _flags(arguments: Sequence[str], where: Sequence[str]) -> list[tuple[str, st
     while rest:
         argument, place = rest.pop(0)
         at = _at(place)
+        if short := re.fullmatch(r"-v=?(\d*)", argument):  # the one short flag of a kubelet
+            argument = f"--v={short[1]}" if short[1] else "--v"
         if not argument.startswith("--") or argument == "--":
             raise PolicyError(f"{at}{argument!r} is not a flag of the kubelet: write --flag=value or --flag value")
         flag, equals, value = argument[2:].partition("=")

@@ -26,6 +26,8 @@ from monitor.policy.unit_words import (
 #: The file that an ``EnvironmentFile=`` names, None where there is none.
 Reader = Callable[[str], Written | None]
 _SECTION = re.compile(r"\[[\w -]+\]\s*(?:[#;].*)?$")
+#: `X-Snappy` and the like are for other programs than systemd.
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
@@ -79,7 +81,7 @@ class _Node:
                 section = line.text[1 : line.text.index("]")]
                 continue
             key, equals, _ = line.text.partition("=")
-            if not equals or not key.strip().isalnum():
+            if not equals or not _KEY.fullmatch(key.strip()):
                 raise PolicyError(
                     f"{line.origin}: {line.text[:40]!r} is neither [SECTION] nor KEY=VALUE; a line that goes on "
                     r"needs a \ at the end of the one before, with nothing after it"

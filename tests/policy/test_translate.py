@@ -118,6 +118,19 @@ def test_flags_of_other_things_are_noted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(("-v", "2"), ("-v=2",), ("-v2",), ("--allowed-unsafe-sysctls", "net.*"), ("--fail-cgroupv1",)),
+        *(("--max-housekeeping-interval=15s",), ("--log-json-split-stream",), ("--log-text-split-stream", "true")),
+        ("--storage-driver-secure",),
+    ],
+)
+def test_flags_that_kubelet_1_36_has(flags: tuple[str, ...]) -> None:
+    made = translate([*flags, "--eviction-hard=memory.available<1Gi"])
+    assert made.configuration == HEAD | {"evictionHard": {"memory.available": "1Gi"}}
+
+
 def test_places() -> None:
     """What is wrong with a flag is said with its place; of one that is given twice both are kept."""
     flags = (
