@@ -99,7 +99,7 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     from monitor.pods.source import settle
 
     choice, access = settle(config)
-    if access is not None and config.asks_api:
+    if access is not None and (config.asks_api or config.taints_node):
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() if access is not None else {}
     return dataclasses.replace(config, pods=choice.spec, **found), choice

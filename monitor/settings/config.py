@@ -70,6 +70,7 @@ class RunConfig:
     enforce: bool = False
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
     evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
+    node_taints: str = "none"  # or ``own``: outrace.io/memory-pressure:NoSchedule and so on, while a condition holds
     trigger: str = "user"  # or ``kernel``: under ``enforce`` inside the victim's own charge where it can
     hooks: str = "auto"
     listen_host: str = "127.0.0.1"
@@ -152,6 +153,11 @@ class RunConfig:
     def asks_api(self) -> bool:
         """Whether the API server is asked to evict pods (``--evict-by api``)."""
         return self.enforce and not self.kills
+
+    @property
+    def taints_node(self) -> bool:
+        """Whether conditions become taints of our own (``--node-taints own``)."""
+        return self.node_taints == "own"
 
     @property
     def kept_fds(self) -> tuple[int, ...]:

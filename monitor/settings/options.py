@@ -18,6 +18,7 @@ from monitor.settings import values
 
 TRIGGERS = ("user", "kernel")
 KILL, API = EVICT_BY = ("kill", "api")
+NODE_TAINTS = ("none", "own")
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
 
@@ -131,6 +132,12 @@ OPTIONS = (
         EVICT_BY,
         "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
         default=KILL,
+    ),
+    _choice(
+        "node-taints",
+        NODE_TAINTS,
+        "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
+        default=NODE_TAINTS[0],
     ),
     _choice("policy", ERAS, "The release whose policy decides.", default=ERAS[0]),
     _choice(

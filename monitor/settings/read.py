@@ -161,7 +161,8 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
     """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
     pods are known only in part, and requests are recovered from what the kernel has of them. On a node of a cluster
     that cannot be asked yet it is another error: trying again will help. MonitorError too where the line is a guess: a
-    node whose kubelet evicts below 10Mi would lose pods at the default, 100Mi.
+    node whose kubelet evicts below 10Mi would lose pods at the default, 100Mi. Also where an API server is needed and
+    there is none.
     """
     if config.enforce and config.hard_guessed:
         raise MonitorError(
@@ -173,6 +174,12 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
             f"{config.origins.get('evict_by', '--evict-by')} api: the pods of --pods {config.pods} are none of a "
             "cluster's API server",
             "give --pods apiserver or kubelet, or --evict-by kill",
+        )
+    if config.taints_node and check_spec(config.pods)[0] not in (AUTO, *CLUSTER):
+        raise ConfigError(
+            f"{config.origins.get('node_taints', '--node-taints')} own: the pods of --pods {config.pods} are none of "
+            "a cluster's API server",
+            "give --pods apiserver or kubelet, or --node-taints none",
         )
     if config.enforce and config.pods == CGROUPS and not config.enforce_unknown_specs:
         why = f" ({'; '.join((choice.why, *choice.tried))})" if choice is not None and choice.tried else ""

@@ -133,6 +133,36 @@ def test_by_the_api_nobody_goes_on_with_a_kill_that_a_daemon_before_began(
         live.ended(again)
 
 
+def test_a_taint_outlives_no_condition_no_end_and_no_sigkill(
+    node: LabNode, api: FakeApiServer, kubeconfig: Path
+) -> None:
+    """Observing: 100 MiB of 128 are held until it is killed; the one after finds them free."""
+    theirs = {"key": "team", "effect": "NoSchedule"}
+    api.store.update(("nodes", "", "node-1"), lambda found: {**found, "spec": {"taints": [theirs]}})
+    ours = {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}
+
+    def taints() -> object:
+        return api.store.get(("nodes", "", "node-1"))["spec"]["taints"]
+
+    hog = started_hog(node, api)
+    options = ("--pods", "apiserver", "--kubeconfig", str(kubeconfig), "--node-name", "node-1", "--node-taints", "own")
+    with live.daemon(node, *options, *hard(48)) as daemon:
+        hog.go()
+        live.until(lambda: taints() == [theirs, ours], "the taint")
+        live.ended(daemon)
+        assert taints() == [theirs]
+        daemon.start()
+        live.until(lambda: taints() == [theirs, ours], "the taint")
+        assert daemon.process is not None
+        daemon.process.kill()
+        daemon.process.wait()
+        assert taints() == [theirs, ours]
+        hog.process.kill()
+        hog.wait()
+        daemon.start()
+        live.until(lambda: taints() == [theirs], "the taint of the killed daemon removed")
+
+
 def _conditions(api: FakeApiServer) -> list[dict[str, str]]:
     found = api.store.get(("nodes", "", "node-1"))["status"].get("conditions", [])
     assert isinstance(found, list)

@@ -50,6 +50,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs roo
         (("--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
         (("--pods", "manifests:/no/such/dir"), "/no/such/dir is not a directory"),
         (("--pods", "manifests:/", "--enforce", "--evict-by", "api"), "give --pods apiserver or kubelet"),
+        (("--pods", "manifests:/", "--node-taints", "own"), "--node-taints own: the pods of --pods manifests:/"),
+        (("--node-taints", "all"), "--node-taints"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:

@@ -162,6 +162,14 @@ def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
     assert not rights("--set", "evictBy=api")
 
 
+def test_taints_have_their_right_where_they_are_chosen() -> None:
+    made = chart("--set", "nodeTaints=own")
+    assert rights(made) - rights(chart()) == {("nodes", "patch")}
+    assert "--node-taints=own" in daemon(made)[1]["args"]
+    done = template("--set", "nodeTaints=all")
+    assert "nodeTaints: all: use none or own" in done.stderr
+
+
 def test_two_releases_do_not_share_pods_or_rights() -> None:
     one, other = chart("--set", EVERYTHING), chart("--set", EVERYTHING, release="other")
     assert not by_name(one).keys() & by_name(other).keys()

@@ -1,4 +1,4 @@
-"""Reports to the API server what happens on its node: the status of evicted pods, events, node conditions.
+"""Reports to the API server what happens on its node: the status of evicted pods, events, node conditions and taints.
 
 Two threads, so that what may wait does not hold up a status, which must not. The connection is kept open: a patch then
 takes one round trip. What was not sent yet is in ``STATE/cluster``.
@@ -25,6 +25,7 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
+from monitor.side.cluster.node_taints import NodeTaints
 from monitor.side.cluster.pod_caps import PodCaps
 from monitor.side.cluster.record import PendingRecords, Record, cap_record, record_of
 from monitor.side.cluster.status_writer import FATES, TIMEOUT_S, WINDOW_S, StatusWriter
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 WARM_S = 30.0
 #: How soon a change of the node's conditions is written.
 _TURN_S = 1.0
+#: How long the taints of the node get to be removed when the daemon ends, and one request of that.
+_END_S = 2.0
+_END_REQUEST_S = 1.0
 #: Pods in their grace: the oldest of more gets no status. One is evicted at a time.
 _MOST_IN_GRACE = 256
 #: What a daemon before left in its grace is not over any more after so long.
@@ -60,8 +64,10 @@ class Cluster:
         holding: Callable[[], Collection[str] | None] = lambda: None,
         caps: PodCaps | None = None,
         on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
+        own_taints: bool = False,
     ) -> None:
         self.node = node
+        self._config = config
         self.caps = caps
         self._on_status_not_taken = on_status_not_taken
         self._files = files
@@ -77,7 +83,10 @@ class Cluster:
         self.statuses = StatusWriter(self._client, log, self._status_done, on_late=self._late)
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
         self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed)
+        self.taints = NodeTaints(self._events_client, node, own_taints, holding, log)
         self.evictions: ApiEvictions | None = None
+        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+        self._ended = threading.Event()  # nothing more is asked of the API server
         self._warm_due = 0.0
         self._problem = ""
 
@@ -95,10 +104,10 @@ class Cluster:
             else:
                 self._submit(replace(record, in_grace=False), age_s if record.patch and age_s < WINDOW_S else None)
         threading.Thread(target=self.statuses.run, args=(self._stop,), name="statuses", daemon=True).start()
-        threading.Thread(target=self._run, name="cluster", daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
-        """What was not sent stays in the state directory."""
+        """What was not sent stays in the state directory. Taints of ours go, within `_END_S`."""
         self._stop.set()
         self._wake.set()
         self.statuses.wake()
@@ -108,6 +117,9 @@ class Cluster:
         self._events_client.close()
         if self.caps is not None:
             self.caps.close()
+        if self.taints.own and self._thread.is_alive():
+            self._thread.join(_END_S)
+        self._ended.set()
 
     def evict_by_api(self, view: View) -> ApiEvictions:
         """Have the API server asked to evict pods from now on, on a connection that is kept open."""
@@ -209,14 +221,19 @@ class Cluster:
             try:
                 wait_s = self._turn()
             except Cancelled:
-                return
+                break
             self._wake.wait(wait_s)
             self._wake.clear()
+        if self.taints.own:
+            client = ApiClient(self._config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
+            self.taints.end(client)
+            client.close()
 
     def _turn(self) -> float:
         self._warm()
         wait_s = self.events.turn()
         self.conditions.turn()
+        self.taints.turn()
         return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
 
     def _warm(self) -> None:
@@ -303,7 +320,8 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
         journal = ChangeJournal(Path(config.state_dir))
         caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
     alert = partial(report_status, view)
-    cluster = Cluster(server, access.node, Path(config.state_dir), files, view.log, holding, caps, alert)
+    state_dir = Path(config.state_dir)
+    cluster = Cluster(server, access.node, state_dir, files, view.log, holding, caps, alert, config.taints_node)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     if config.asks_api:

@@ -1,0 +1,267 @@
+"""Taints of the node: ours alone are touched, whoever else writes the node meanwhile, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kube.backoff import BackOff
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig
+from monitor.kube.resources import Resource
+from monitor.side.cluster.cluster import Cluster
+from monitor.side.cluster.node_taints import LOOK_S, TRIES, NodeTaints
+from monitor.side.export.log import Log
+from monitor.side.worker import Worker
+from tests.kube import faults
+from tests.kube.clock import WaitedClock
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.waiting import until
+
+KEY = ("nodes", "", "node-1")
+MEMORY = {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}
+DISK = {"key": "outrace.io/disk-pressure", "effect": "NoSchedule"}
+#: With what no field of ours has, and one that only looks like ours.
+FOREIGN = [
+    {"effect": "NoExecute", "key": "node.kubernetes.io/not-ready", "timeAdded": "2026-11-24T12:00:00Z"},
+    {"key": "outrace.io/memory-pressure", "value": "by-hand", "effect": "NoExecute"},
+    {"key": "team", "value": "", "effect": "NoSchedule", "ofALaterRelease": {"b": 1, "a": [2]}},
+]
+
+
+class Lines(Log):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def __call__(self, level: str, message: str, /, **fields: Any) -> None:
+        self.said.append(f"{level}: {message} {fields}")
+
+
+class Node:
+    def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
+        self.clock, self.api, self.log = WaitedClock(), api, Lines()
+        self.holding: set[str] | None = set()
+        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
+        self.taints = NodeTaints(client, "node-1", own, lambda: self.holding, self.log, back_off, self.clock)
+
+    def holds(self, *conditions: str, after_s: float = 1.0) -> list[dict[str, Any]]:
+        """The taints of the node when that is known."""
+        self.clock.now += after_s
+        self.holding = set(conditions)
+        self.taints.turn()
+        return self.seen
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        return seen(self.api)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.log.said if line.startswith("warning")]
+
+
+def seen(api: FakeApiServer) -> list[dict[str, Any]]:
+    found = api.store.get(KEY)["spec"].get("taints", [])
+    assert isinstance(found, list)
+    return found
+
+
+def taint(api: FakeApiServer, *taints: dict[str, Any]) -> None:
+    """Somebody writes the taints of the node."""
+    api.store.update(KEY, lambda node: {**node, "spec": {**node["spec"], "taints": list(taints)}})
+
+
+@pytest.fixture(autouse=True)
+def made(api: FakeApiServer) -> None:
+    spec = {"podCIDR": "10.244.0.0/24", "taints": FOREIGN}
+    api.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "spec": spec})
+
+
+@pytest.fixture
+def node(client: ApiClient, api: FakeApiServer) -> Node:
+    return Node(client, api)
+
+
+def test_a_condition_has_its_taint_while_it_holds(node: Node, api: FakeApiServer) -> None:
+    assert node.holds() == FOREIGN
+    assert node.holds("MemoryPressure") == [*FOREIGN, MEMORY]
+    assert node.holds("MemoryPressure", "DiskPressure") == [*FOREIGN, MEMORY, DISK]
+    assert node.holds("DiskPressure") == [*FOREIGN, DISK]
+    assert node.holds("PIDPressure") == [*FOREIGN, {"key": "outrace.io/pid-pressure", "effect": "NoSchedule"}]
+    assert json.dumps(node.holds()) == json.dumps(FOREIGN)
+    assert api.store.get(KEY)["spec"]["podCIDR"] == "10.244.0.0/24"
+    assert node.warnings == []
+
+
+def test_nothing_is_asked_while_nothing_changes(node: Node, api: FakeApiServer) -> None:
+    node.holds("MemoryPressure")
+    asked = len(api.seen())
+    for _ in range(10):
+        node.holds("MemoryPressure")
+    assert len(api.seen()) == asked
+    taint(api)  # and what somebody took away is looked for later
+    assert node.holds("MemoryPressure", after_s=LOOK_S) == [MEMORY]
+
+
+def test_the_last_taint_leaves_no_list(node: Node, api: FakeApiServer) -> None:
+    taint(api)
+    node.holds("MemoryPressure")
+    node.holds()
+    assert "taints" not in api.store.get(KEY)["spec"]
+
+
+def test_what_is_not_known_changes_nothing(node: Node, api: FakeApiServer) -> None:
+    taint(api, MEMORY)
+    node.holding = None
+    node.taints.turn()
+    assert api.seen() == []
+    assert node.seen == [MEMORY]
+
+
+def meanwhile(client: ApiClient, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], times: int) -> None:
+    """Somebody writes the node after it was read."""
+    get, left = client.get, [None] * times
+
+    def read(resource: Resource, name: str) -> dict[str, Any]:
+        found = get(resource, name)
+        if left:
+            left.pop()
+            write()
+        return found
+
+    monkeypatch.setattr(client, "get", read)
+
+
+def test_who_writes_meanwhile_loses_nothing(
+    node: Node, client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"key": "drain", "effect": "NoExecute"}
+    meanwhile(client, monkeypatch, lambda: taint(api, other, *FOREIGN[1:]), times=1)
+    assert node.holds("MemoryPressure") == [other, *FOREIGN[1:], MEMORY]
+    assert len(api.seen("PATCH")) == 2
+    assert node.warnings == []
+
+
+def test_conflicts_are_tried_again_a_few_times_then_later(
+    node: Node, client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = iter(range(100))
+    meanwhile(
+        client, monkeypatch, lambda: taint(api, {"key": f"n{next(counter)}", "effect": "NoSchedule"}), times=TRIES
+    )
+    assert MEMORY not in node.holds("MemoryPressure")
+    assert len(api.seen("PATCH")) == TRIES
+    assert len(node.warnings) == 1
+    assert MEMORY not in node.holds("MemoryPressure", after_s=0.5)
+    assert len(api.seen("PATCH")) == TRIES
+    assert MEMORY in node.holds("MemoryPressure", after_s=0.6)
+
+
+def test_the_server_is_away_and_comes_back(node: Node, api: FakeApiServer) -> None:
+    api.refuse()
+    for _ in range(100):
+        node.holds("MemoryPressure")
+    assert len(node.warnings) == 1
+    api.listen()
+    assert node.holds("MemoryPressure", after_s=100.0) == [*FOREIGN, MEMORY]
+    assert "written again" in node.log.said[-1]
+
+
+def test_a_patch_that_was_done_without_an_answer_adds_nothing_twice(node: Node, api: FakeApiServer) -> None:
+    def done(asked: Any, reply: Any) -> None:
+        taint(api, *FOREIGN, MEMORY)
+        reply.cut()
+
+    api.fail(done, method="PATCH")
+    node.holds("MemoryPressure")
+    assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
+    assert node.holds() == FOREIGN
+
+
+def test_a_missing_right_is_named(node: Node, api: FakeApiServer) -> None:
+    api.forbidden.add(("patch", "nodes"))
+    assert node.holds("MemoryPressure") == FOREIGN
+    (line,) = node.warnings
+    assert '{apiGroups: [""], resources: ["nodes"], verbs: ["patch"]}' in line
+    api.forbidden.clear()
+    assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
+
+
+def test_a_kubelets_own_credentials_may_not_and_that_is_said(node: Node, api: FakeApiServer) -> None:
+    why = 'nodes "node-1" is forbidden: node "node-1" is not allowed to modify taints'
+    api.fail(faults.status(403, "Forbidden", why), method="PATCH")
+    node.holds("MemoryPressure")
+    assert "is not allowed to modify taints" in node.warnings[0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_killed_daemon_left_is_removed(client: ApiClient, api: FakeApiServer, own: bool) -> None:
+    taint(api, MEMORY, *FOREIGN, DISK)
+    after = Node(client, api, own)
+    assert after.holds(*(["DiskPressure"] if own else [])) == [*FOREIGN, *([DISK] if own else [])]
+
+
+def test_without_the_option_nothing_is_written_and_a_missing_right_is_no_matter(
+    client: ApiClient, api: FakeApiServer
+) -> None:
+    api.forbidden.add(("patch", "nodes"))
+    node = Node(client, api, own=False)
+    node.holds("MemoryPressure")
+    node.holds("MemoryPressure", after_s=LOOK_S)
+    assert (len(api.seen()), api.seen("PATCH"), node.log.said) == (1, [], [])
+
+
+def test_a_taint_that_is_left_and_may_not_be_removed_is_said_once(client: ApiClient, api: FakeApiServer) -> None:
+    taint(api, MEMORY)
+    api.forbidden.add(("patch", "nodes"))
+    node = Node(client, api, own=False)
+    node.holds()
+    node.holds(after_s=LOOK_S)
+    (line,) = node.warnings
+    assert "kubectl taint node" in line
+    assert MEMORY["key"] in line
+
+
+@pytest.mark.parametrize("bad", [{"spec": {"taints": "x"}}, {"spec": []}, {"metadata": None}])
+def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServer, bad: dict[str, Any]) -> None:
+    whole = {**api.store.get(KEY), **bad}
+    api.fail(lambda _, reply: reply.json(200, whole), method="GET")
+    node.holds("MemoryPressure")
+    assert api.seen("PATCH") == []
+    assert len(node.warnings) == 1
+
+
+# with the threads of the cluster
+
+
+@pytest.fixture
+def cluster(config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    for name in ("_END_S", "_END_REQUEST_S"):
+        monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
+    files = Worker("files")
+    made = Cluster(config, "node-1", tmp_path, files, Log(), lambda: {"MemoryPressure"}, own_taints=True)
+    made.start()
+    yield made
+    made.close()
+    files.close(1.0)
+
+
+def test_an_orderly_end_takes_the_taint_away(cluster: Cluster, api: FakeApiServer) -> None:
+    until(lambda: MEMORY in seen(api), "the taint")
+    cluster.close()
+    until(lambda: seen(api) == FOREIGN, "the taint gone")
+
+
+def test_an_end_without_a_server_waits_for_nobody(cluster: Cluster, api: FakeApiServer) -> None:
+    until(lambda: MEMORY in seen(api), "the taint")
+    api.refuse()
+    cluster.close()
+    until(lambda: not cluster._thread.is_alive(), "the thread ended")
+    assert seen(api) == [*FOREIGN, MEMORY]
