@@ -146,10 +146,15 @@ class PodFiguresThread:
         self._figures = figures
         self._reader = FileReader(view.hierarchy)
         self._thread = threading.Thread(target=self._run, name="pod figures", daemon=True)
+        self._ended = threading.Event()
         self._problem = ""
 
     def start(self) -> None:
         self._thread.start()
+
+    def close(self) -> None:
+        """Have it end; it is not waited for."""
+        self._ended.set()
 
     def look(self) -> float:
         """One look; gives the seconds until the next."""
@@ -162,7 +167,8 @@ class PodFiguresThread:
 
     def _run(self) -> None:
         take_time()
-        while True:
+        rest_s = 0.0
+        while not self._ended.wait(rest_s):
             try:
                 rest_s = self.look()
                 self._problem = ""
@@ -171,4 +177,3 @@ class PodFiguresThread:
                 if problem != self._problem:
                     self._view.log.error("pods could not be looked at; trying again", problem=problem)
                 self._problem = problem
-            time.sleep(rest_s)

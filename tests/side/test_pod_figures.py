@@ -18,6 +18,7 @@ from monitor.race.events import WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.side import pod_figures as module
 from monitor.side.pod_figures import STEP, FileReader, PodFigures, PodFiguresThread
+from tests.waiting import until
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -202,3 +203,16 @@ def test_the_thread_looks_while_the_counters_stand_still_alone(tmp_path: Path) -
     armed["armed"] = 0
     assert module._LEAST_S <= thread.look() <= module._MOST_S
     assert set(figures._rows) == {"u"}
+
+
+def test_the_thread_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    write(tmp_path / "a", 100 * MIB)
+    view: Any = SimpleNamespace(
+        hierarchy=Hierarchy(1, tmp_path), stats=SimpleNamespace(get={}.get), pods={"u": found_in(tmp_path / "a")}
+    )
+    figures = PodFigures()
+    thread = PodFiguresThread(view, figures)
+    thread.start()
+    until(lambda: bool(figures._rows), "a look")
+    thread.close()
+    until(lambda: not thread._thread.is_alive(), "its end")
