@@ -1,4 +1,4 @@
-"""Limits of evicted pods that nobody may forget: whoever does leaves them for ever."""
+"""Limits of evicted pods that are outrace's to lift, and those that are not its any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monitor.pods.model import FoundPod
 from monitor.side.cluster import pod_caps
 from monitor.side.cluster.pod_caps import FLOOR
 from monitor.side.cluster.record import Record
-from tests.kube.test_pod_caps import Caps, value
+from tests.kube.test_pod_caps import FILE, MIB, Caps, value
 from tests.kube.test_pod_caps import caps as caps
 from tests.kube.test_pod_caps import node as node
 
@@ -43,3 +43,15 @@ def test_a_defect_with_one_pod_does_not_end_the_thread(caps: Caps) -> None:
     cgroup = caps.pod("web")
     caps.late("web")
     assert (value(cgroup), caps.caps.failures) == (str(FLOOR), 2)
+
+
+def test_what_somebody_else_wrote_is_let_alone_while_the_status_is_still_tried(caps: Caps) -> None:
+    """Until the pod is evicted again."""
+    cgroup = caps.pod("web")
+    caps.late("web")
+    (cgroup / FILE).write_text(str(80 * MIB))
+    for _ in range(3):
+        caps.caps.turn()
+    assert (value(cgroup), caps.caps.total, caps.journal.load()) == (str(80 * MIB), 1, [])
+    caps.late("web")
+    assert value(cgroup) == str(FLOOR)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.actions.changes import RESTORED, Change, ChangeJournal
+from monitor.actions.changes import FOREIGN, RESTORED, Change, ChangeJournal
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
@@ -256,7 +256,8 @@ class PodCaps:
                 limit=one.change.old if fate == RESTORED else fate,
                 seconds=round(self._clock() - one.since, 1),
             )
-            one.change = None
+            # Who wrote it since (a resize, systemd) knows what it is to be.
+            one.change, one.left = None, fate == FOREIGN
         with self._lock:
             if self._wanted.get(uid) is one and (one.settled or one.over or self._closing):
                 del self._wanted[uid]
