@@ -1,6 +1,8 @@
 """The whole daemon on a live node of a cluster: a real hog in a kubepods tree, and a fake API server."""
 
 import json
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,8 +156,12 @@ def test_a_taint_outlives_no_condition_no_end_and_no_sigkill(
         daemon.start()
         live.until(lambda: taints() == [theirs, ours], "the taint")
         assert daemon.process is not None
+        (side,) = live.children(daemon.pid)
+        os.kill(side, signal.SIGSTOP)  # it would see the other's end, and take the taint away
         daemon.process.kill()
         daemon.process.wait()
+        os.kill(side, signal.SIGKILL)
+        live.ends(side)
         assert taints() == [theirs, ours]
         hog.process.kill()
         hog.wait()
