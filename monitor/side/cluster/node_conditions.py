@@ -1,6 +1,7 @@
 """The node's conditions as outrace sees them, in the API server: `outrace.io/MemoryPressure` and so on.
 
-Under types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s.
+Under types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s, also where it
+has no thresholds (then always False: the setters in pkg/kubelet/nodestatus).
 """
 
 from __future__ import annotations
