@@ -97,6 +97,8 @@ def test_it_is_lifted_whoever_is_killed(node: LabNode, api: FakeApiServer, kubec
             live.ended(daemon)
     if killed == "both":
         assert value(cgroup) != before
+    # The side has 2 s for it as it ends, which an emulated guest may not have: then the next start does it.
+    if value(cgroup) != before:
         with live.daemon(node, *options(kubeconfig)) as again:
             live.message(again, UNDONE, outcome=RESTORED)
             live.ended(again)
