@@ -179,6 +179,8 @@ class ChangeJournal:
 
 def undo_left(state_dir: Path, log: Logger) -> None:
     """Undo what a daemon before left in force, and say so."""
+    for half in (state_dir / "changes").glob(".*.new"):  # of a daemon that was killed as it wrote: nothing was changed
+        half.unlink(missing_ok=True)
     try:
         found = ChangeJournal(state_dir).undo_all(
             lambda problem: log("error", "a change of an earlier daemon is not undone", problem=problem)
@@ -231,9 +233,17 @@ def _undone(change: Change) -> str:
 
 
 def _is_seen(path: Path) -> bool:
-    """Whether the hierarchy that ``path`` was in is mounted here: the next directory that is there is a cgroup's."""
-    there = next(one for one in (path, *path.parents) if one.is_dir())
-    return (there / "cgroup.procs").exists() or there == Path("/proc")
+    """Whether what was in ``path`` would be seen from here, were it there. Not from another mount namespace, nor from a
+    cgroup namespace below the root: there the next directory that is there is a cgroup's too, but of another one.
+    """
+    if (path / "cgroup.procs").exists() or path == Path("/proc"):
+        return True
+    top = next(one for one in path.parents if one.is_dir())
+    while (top.parent / "cgroup.procs").exists():
+        top = top.parent
+    if (top / "cgroup.controllers").exists():
+        return not (top / "cgroup.events").exists()  # v2: every cgroup but the root has it
+    return (top / "release_agent").exists()  # v1: the root alone has it
 
 
 @contextmanager

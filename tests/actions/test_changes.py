@@ -22,6 +22,7 @@ from monitor.actions.changes import (
     Change,
     ChangeJournal,
     identity_of,
+    undo_left,
 )
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -106,6 +107,38 @@ def test_what_cannot_be_seen_from_here_stays_in_the_journal(journal: ChangeJourn
     made = replace(capped(journal, pod), path=str(tmp_path / "not mounted/kubepods/pod"))
     assert journal.undo(made) == UNSEEN
     assert len(journal.load()) == 1
+
+
+@pytest.mark.parametrize(
+    ("top", "fate"),
+    [
+        ({"cgroup.procs", "release_agent"}, VANISHED),
+        ({"cgroup.procs"}, UNSEEN),
+        ({"cgroup.procs", "cgroup.controllers"}, VANISHED),
+        ({"cgroup.procs", "cgroup.controllers", "cgroup.events"}, UNSEEN),
+    ],
+    ids=["v1", "v1 in a cgroup namespace", "v2", "v2 in a cgroup namespace"],
+)
+def test_what_a_cgroup_namespace_hides_is_not_gone(
+    journal: ChangeJournal, pod: Path, tmp_path: Path, top: set[str], fate: str
+) -> None:
+    """Directories stand for what is mounted there: the parent of the pod is not in it either."""
+    mount = tmp_path / "mount"
+    (mount / "kubepods").mkdir(parents=True)
+    for name in top:
+        (mount / name).touch()
+    (mount / "kubepods/cgroup.procs").touch()
+    made = capped(journal, pod)
+    assert journal.undo(replace(made, path=str(mount / "kubepods/besteffort/pod"))) == fate
+    assert journal.undo(replace(made, path=str(mount / "kubepods/pod"))) == VANISHED
+
+
+def test_a_half_file_of_a_killed_daemon_is_removed_at_the_next_start(journal: ChangeJournal, pod: Path) -> None:
+    made = capped(journal, pod)
+    half = journal.path / f".{made.name}.new"
+    half.write_text('{"path"')
+    undo_left(journal.path.parent, lambda *_, **__: None)
+    assert os.listdir(journal.path) == []
 
 
 def test_an_earlier_boot_is_over(journal: ChangeJournal, pod: Path) -> None:
