@@ -30,7 +30,7 @@ def emulated() -> bool:
     return subprocess.run([detect, "--vm"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "qemu"
 
 
-def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
+def until(check: Callable[[], T], what: str | Callable[[], str], timeout: float = TIMEOUT_S) -> T:
     """The first true result of ``check``, looked at every 2 ms, on an emulated CPU every 50: for what the kernel
     announces to nobody.
     """
@@ -40,7 +40,7 @@ def until(check: Callable[[], T], what: str, timeout: float = TIMEOUT_S) -> T:
         if result:
             return result
         if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {timeout:g} s; last seen: {result!r}")
+            pytest.fail(f"{what if isinstance(what, str) else what()}: not within {timeout:g} s; last seen: {result!r}")
         time.sleep(0.05 if emulated() else 0.002)
 
 

@@ -29,7 +29,14 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
         **{"is_exact": True, **{name: MagicMock() for name in ("table", "arming", "sweeper")}, **parts}
     )
     given: Any = SimpleNamespace(
-        **{"node_cgroup": "", "cgroup_root": "/no-kubepods", "step": 0, "enforce": False, "trigger": "user"}
+        **{
+            "node_cgroup": "",
+            "cgroup_root": "/no-kubepods",
+            "step": 0,
+            "enforce": False,
+            "kills": False,
+            "trigger": "user",
+        }
         | dict(config)
     )
     return Gauge(source, given, thresholds, MagicMock(), send or (lambda _: None))

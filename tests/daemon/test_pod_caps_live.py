@@ -13,9 +13,9 @@ from monitor.lab.node import LabNode
 from monitor.side.cluster.status_writer import AWAY, FATES
 from tests import live
 from tests.daemon.hot_node import hard, hot_node
+from tests.daemon.test_cluster_live import KEY, started_hog
 from tests.daemon.test_cluster_live import api as api
 from tests.daemon.test_cluster_live import kubeconfig as kubeconfig
-from tests.daemon.test_cluster_live import started_hog
 from tests.kube.fake_apiserver import FakeApiServer
 
 pytestmark = pytest.mark.kernel
@@ -51,6 +51,12 @@ def value(cgroup: Path) -> str:
     return (cgroup / FILE).read_text().strip()
 
 
+def reasons(api: FakeApiServer) -> list[str]:
+    """Of the events on the pod. (The state dir of all tests may hold events of an earlier test's pod of that name.)"""
+    uid = api.store.get(KEY)["metadata"]["uid"]
+    return sorted(one["reason"] for one in api.store.all("events") if one["involvedObject"].get("uid") == uid)
+
+
 def unlimited(node: LabNode) -> str:
     return value(cgroupfs.make(node.cgroup / "unlimited"))
 
@@ -64,13 +70,7 @@ def test_it_is_lifted_when_the_server_answers(node: LabNode, api: FakeApiServer,
         api.listen()
         live.until(lambda: value(cgroup) == before, "the limit to be lifted")
         live.until(lambda: live.metric(daemon, "pods_capped") == 0, "the metric")
-        live.until(
-            lambda: (
-                sorted(one["reason"] for one in api.store.all("events") if one["involvedObject"]["kind"] == "Pod")
-                == ["Evicted", "MemoryLimited"]
-            ),
-            "its events, once",
-        )
+        live.until(lambda: reasons(api) == ["Evicted", "MemoryLimited"], lambda: f"its events, once: {reasons(api)}")
         live.ended(daemon)
 
 
