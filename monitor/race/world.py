@@ -91,9 +91,9 @@ def pod_history(f: Facts) -> PodHistory:
     for event in kept:
         for one in event.pods:
             points.setdefault(one.pod, []).extend(one.points)
-    series = {uid: TimeSeries(found) for uid, found in points.items()}
+    series = {uid: TimeSeries(found) for uid, found in points.items() if found}  # a pod of which nothing was read
     new = [one.pod for event in kept for one in event.pods if one.new]
-    born = {uid: series[uid].times[0] for uid in new if series[uid]}
+    born = {uid: series[uid].times[0] for uid in new if uid in series}
     since = [e.since_ns for e in kept] or [e.ts_ns for e in samples]
     return PodHistory(series, born, min(since, default=f.crossed_ns))
 

@@ -256,3 +256,11 @@ def test_an_episode_keeps_the_first_histories_and_the_latest() -> None:
 def test_without_a_history_the_samples_say_how_far_back_figures_are_known() -> None:
     found = one(ranked(-3000), *START, crossing(), clear(9000), END)
     assert pod_history(facts(found)).since_ns == ms(0)
+
+
+def test_a_pod_of_which_nothing_was_read_has_no_series() -> None:
+    """Its cgroup was gone before the first look: the incident is judged all the same."""
+    found = one(*START, crossing(), moved(1, points("hog", (20, 20), (1, 500)), points("x", new=True)), mark(300), END)
+    assert set(pod_history(facts(found)).series) & {"uid-hog", "uid-x"} == {"uid-hog"}
+    assert pod_history(facts(found)).born_ns == {}
+    assert judge(found, HARD, 2, 0).verdict == "oom_before_decision"
