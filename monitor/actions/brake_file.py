@@ -1,0 +1,118 @@
+"""One file of a cgroup that a brake writes: open ahead, read and written in a microsecond or two, and put back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.actions.changes import FOREIGN, RESTORED, UNCHANGED, VANISHED, Change, identity_of, source_of, value_of
+from monitor.actions.inherited import enable_below
+from monitor.kernel.wire import PAGE
+
+#: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
+_NO_RECLAIM = (6, 16)
+
+
+class Braked(NamedTuple):
+    """What is in force. ``cap``: bytes, the pod's own limit where that is lower, 0: none; ``usage`` as it began."""
+
+    brake: str
+    cap: int
+    usage: int
+    took_ns: int
+
+
+class BrakeFile:
+    """``file`` in the cgroup ``path``. Raises OSError where it cannot be opened for writing."""
+
+    def __init__(self, path: Path, file: str) -> None:
+        self.path, self.file = path, file
+        self.identity = identity_of(path)
+        # Before `_NO_RECLAIM` it is ignored.
+        self._write = os.open(path / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._read = self._write
+        if source_of(file) != file:
+            try:
+                self._read = os.open(path / source_of(file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                os.close(self._write)
+                raise
+
+    def read(self) -> str:
+        """Its value, as it would be written. Raises OSError (ENODEV: the cgroup is gone)."""
+        return value_of(self.file, os.pread(self._read, 4096, 0).decode(errors="replace"))
+
+    def write(self, value: str) -> None:
+        os.pwrite(self._write, value.encode(), 0)
+
+    def change(self, value: str, before: Change | None, uid: str, boot: str) -> Change | None:
+        """The change that writing ``value`` now would be, where ``before`` is ours that is in force; None if that value
+        is there already and not ours. Raises OSError.
+        """
+        now = self.read()
+        old, written = now, tuple[str, ...]()
+        if before is not None and now in (before.old, *before.written):
+            # Only what is there: a value that the kernel refused (EBUSY) is in `before`, and never was in force.
+            old, written = before.old, (now,) if now != before.old else ()
+        elif now == value:
+            return None
+        kept = tuple(one for one in written if one != value)
+        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, "hold", boot)
+
+    def has(self, change: Change, boot: str) -> bool:
+        """Whether what was written is there still, in this very cgroup. Raises OSError."""
+        return change.identity == self.identity and change.boot == boot and self.read() in change.written
+
+    def put_back(self, change: Change) -> str:
+        """Write the old value where one of ours is there; what became of it. Raises OSError."""
+        try:
+            now = self.read()
+            if now == change.old:
+                fate = UNCHANGED
+            elif now not in change.written:
+                return FOREIGN
+            else:
+                self.write(change.old)
+                fate = RESTORED
+            enable_below(change)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return VANISHED
+        return fate
+
+    def close(self) -> None:
+        for fd in {self._read, self._write}:
+            with suppress(OSError):
+                os.close(fd)
+
+
+def slow_at(usage: int, room: int) -> int:
+    """The memory.high, bytes, that slows down at once who takes memory, and makes the writer reclaim nothing.
+
+    From 1.2 times memory.high on the sleep is the longest, and half of the usage leaves room for page cache that goes
+    meanwhile. Where a value below the usage would reclaim it is ``room`` above it: the sleep is as long when the pod
+    has grown by a fifth, and a quarter of that after a tenth.
+    """
+    return (usage // 2 if may_set_low() else usage + room) // PAGE * PAGE
+
+
+def may_set_low() -> bool:
+    """Whether a limit below the usage may be set without reclaim in the writer."""
+    return _linux() >= _NO_RECLAIM
+
+
+def joined(*parts: tuple[str, object]) -> str:
+    """The names of what is there, with a + between."""
+    return "+".join(name for name, there in parts if there)
+
+
+@cache
+def _linux() -> tuple[int, ...]:
+    """The first two numbers of the kernel's release."""
+    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])

@@ -1,0 +1,348 @@
+"""A pod whose growth is stopped instead of its processes: prepared ahead, in force in well under a millisecond.
+
+| kernel | brake | what it does |
+|---|---|---|
+| v2 | memory.max, memory.oom.group, memory.high, then cgroup.freeze | one system call that takes all sleeps |
+| v1 | memory.limit_in_bytes with memory.oom_control 1, then freezer.state | the same; nobody is killed at the cap |
+| v1, no freezer or by choice | memory.limit_in_bytes with memory.oom_control 1 | page faults wait, system calls fail |
+| v1 | freezer.state | by choice, or where the limit does not count the cgroups below |
+
+At v1's cap only a page fault of the program itself waits. What the kernel needs in a system call it does not get:
+ENOMEM, ENFILE, EFAULT, and SIGSEGV after a fork. A frozen process makes no system call.
+
+On v2 who reaches the cap is killed, and a freeze waits for the end of a system call. Above memory.high each 128 pages
+that it takes cost a sleep of up to 2 s in it (try_charge_memcg, since Linux 5.17): 1.5 MiB in 6 s (docs/hold.md).
+
+The cap comes before the freeze, which takes the lock of all cgroups. It is above the pod's usage: there it reclaims
+nothing in the writer. All of it is on the pod's own cgroup, whatever its containers have; their limits stay. It is
+written down first (`monitor.actions.hold_journal`), and so comes back after a SIGKILL too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from monitor.actions.brake_file import Braked, BrakeFile, joined, may_set_low, slow_at
+from monitor.actions.changes import Change
+from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.inherited import any_disabled, counts_below
+from monitor.actions.pending_kills import PendingKills
+from monitor.actions.victim import has_spared
+from monitor.kernel import cgroupfs
+from monitor.kernel.troubles import TROUBLES
+from monitor.kernel.wire import PAGE
+
+#: What may be chosen, and what is in force.
+AUTO, LIMIT, FREEZE = "auto", "limit", "freeze"
+#: Of `AUTO` on v2, besides.
+HIGH = "high"
+#: A cap is no nearer to the pod's usage: between look and write, 10 us, memory at 10 GB/s grows by 0.1 MB.
+ROOM = 1 << 20
+#: v1 refuses a limit that the pod has passed meanwhile (EBUSY). Looks and writes, each with twice the room.
+_TRIES = 5
+_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+_COMPANIONS = ("memory.oom.group", "memory.oom_control")
+_HIGH_FILE = "memory.high"
+_FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
+_FREEZE_FILES = tuple(_FROZEN)
+#: What is undone first. A pod that is thawed, or has its OOM killer back, below its cap would be killed at it.
+_UNDONE = (*_LIMIT_FILES, *_COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
+
+
+class PodBrake:
+    """The brake of one pod, with everything open. One thread uses it; nothing raises."""
+
+    def __init__(
+        self, uid: str, cgroup: Path, hierarchy: cgroupfs.Hierarchy, journal: HoldJournal, kind: str = AUTO
+    ) -> None:
+        self.uid, self.cgroup = uid, cgroup
+        #: Why it cannot be braked; "" if it can.
+        self.problem = ""
+        self.is_held = False
+        #: When it was held first (CLOCK_MONOTONIC), perhaps by an earlier daemon; 0: it is not.
+        self.since_ns = 0
+        self._hierarchy, self._journal, self._chosen = hierarchy, journal, kind
+        self._directory = self._usage = -1
+        self._files: dict[str, BrakeFile] = {}
+        self._changes: dict[str, Change] = {}  # by file: in force, or about to be
+        self._kills = PendingKills(cgroup)
+        #: The side sets memory.high, until the release. ``low``: the value that is written down for it, bytes.
+        self.high_is_left, self.low = False, 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Open what is not open yet, unless it is held. Not in the moment of a crossing: 0.3 ms."""
+        if self.is_held:
+            return
+        try:
+            if self._directory >= 0 and not self.problem:
+                is_same = os.fstat(self._directory).st_ino == os.stat(self.cgroup).st_ino
+                if is_same and not has_spared(self.cgroup, self._hierarchy):
+                    return
+            self._close()
+            self.problem = self._open()
+        except OSError as error:
+            self._close()
+            where = f"{error.filename}: " if error.filename else ""
+            self.problem = f"{where}{error.strerror}"
+
+    def adopt(self) -> bool:
+        """Go on with what an earlier daemon put in force, if it is there still and this one has the same brakes. It
+        does not grow meanwhile; `apply` and `release` do with it as if it were ours.
+        """
+        if self.is_held:
+            return False
+        try:
+            self._close()
+            self.problem = self._open(adopting=True)
+            changes = [] if self.problem else self._journal.changes(self._directory)
+            if all(change.file in self._files for change in changes):
+                self._changes = {c.file: c for c in changes if self._files[c.file].has(c, self._journal.boot)}
+                self.since_ns = self._journal.since_ns(self._directory) if changes else 0
+        except (OSError, ValueError) as error:
+            self.problem = str(error)
+        self.is_held = bool(self._changes)
+        if not self.is_held:
+            self.since_ns = 0
+            self._close()
+            self.problem = self.problem or "what an earlier daemon held is not undone"
+        return self.is_held
+
+    @property
+    def kind(self) -> str:
+        """What `apply` puts in force, of `LIMIT`, `HIGH` and `FREEZE`, with a + between; "" for nothing."""
+        if self.problem:
+            return ""
+        parts = ((LIMIT, _LIMIT_FILES), (HIGH, (_HIGH_FILE,)), (FREEZE, _FREEZE_FILES))
+        return joined(*((name, self._file(files)) for name, files in parts))
+
+    def apply(self, cap: int) -> Braked | None:
+        """Stop the growth at ``cap`` bytes, or `ROOM` above its usage where that is more; None where nothing is in
+        force. Once more while it is held: another cap, and what somebody else took away.
+        """
+        return self._brake(cap, freeze=True)
+
+    def loosen(self, cap: int) -> Braked | None:
+        """Let it go on up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
+        return self._brake(cap, freeze=False)
+
+    def _brake(self, cap: int, freeze: bool) -> Braked | None:
+        began = time.monotonic_ns()
+        usage = None if self.problem else self.usage()
+        if usage is None:
+            self.problem = self.problem or "its cgroup is gone"
+            return None
+        self.since_ns = self.since_ns or began
+        capped = slowed = frozen = 0
+        try:
+            capped = self._limit_to(cap, usage)
+            freezer = self._file(_FREEZE_FILES)
+            if freeze:
+                slowed = self._slow_down(usage)  # before the freeze, which may wait for the lock of all cgroups
+                self._set({} if freezer is None else {freezer: _FROZEN[freezer.file]})
+                frozen = freezer is not None
+            else:
+                self._put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
+        except OSError as error:
+            self._trouble(error)
+        self.is_held = bool(capped or frozen)
+        if not self.is_held:
+            self.release()
+            return None
+        names = joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen))
+        return Braked(names, capped, usage, time.monotonic_ns() - began)
+
+    def _limit_to(self, cap: int, usage: int) -> int:
+        """The cap that is in force then; 0 where there is none. Raises OSError."""
+        limit, companion = self._file(_LIMIT_FILES), self._file(_COMPANIONS)
+        if limit is None or companion is None:
+            return 0
+        for attempt in range(_TRIES):
+            wanted = max(cap, usage + (ROOM << attempt)) // PAGE * PAGE
+            change = self._change(limit, str(wanted))
+            own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
+            if own is not None and own <= wanted:
+                self._put_back(limit.file, companion.file)
+                return own
+            try:
+                self._set({companion: "1", limit: str(wanted)})
+                return wanted
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+            usage = self.usage() or usage
+        self._put_back(limit.file, companion.file)
+        return 0
+
+    def _slow_down(self, usage: int) -> bool:
+        """Have whoever takes memory in a system call sleep in it; whether that is in force."""
+        file = self._files.get(_HIGH_FILE)
+        if file is None or self.high_is_left:
+            return False
+        try:
+            now, before = file.read(), self._changes.get(_HIGH_FILE)
+            if before is None or now not in before.written:  # that may be what a side wrote that was killed since
+                wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
+                if own is None or own > wanted:
+                    self._set({file: str(wanted)})
+                    if (change := self._changes.get(_HIGH_FILE)) is not None and not may_set_low():
+                        self.low = usage // 2 // PAGE * PAGE
+                        self._changes[_HIGH_FILE] = replace(change, written=(str(self.low), *change.written))
+                        self._note()  # what the side will write: so it has no disk to wait for
+                else:
+                    self._put_back(_HIGH_FILE)  # of somebody else since, if it was ours
+        except OSError as error:
+            self._trouble(error)
+            return False
+        return True
+
+    @property
+    def slows_late(self) -> bool:
+        """Whether who takes memory in a system call sleeps long only when he has much: the side can do better."""
+        return _HIGH_FILE in self._changes and self.low > 0 and not self.high_is_left
+
+    def leave_high(self) -> str:
+        """The side sets memory.high from now on, until the release; what it was before the hold, "" if it is that."""
+        self.high_is_left = True
+        change = self._changes.get(_HIGH_FILE)
+        return "" if change is None else change.old
+
+    def _set(self, values: dict[BrakeFile, str]) -> None:
+        """Write down, then write. What is there already is somebody else's, and stays as it is. Raises OSError."""
+        planned = {file: self._change(file, value) for file, value in values.items()}
+        for file, change in planned.items():
+            if change is None:
+                self._changes.pop(file.file, None)
+            else:
+                self._changes[file.file] = change
+        self._note()
+        for file, change in planned.items():
+            if change is not None:
+                file.write(change.written[-1])
+
+    def _change(self, file: BrakeFile, value: str) -> Change | None:
+        change = file.change(value, self._changes.get(file.file), self.uid, self._journal.boot)
+        return self._journal.with_own_value(self._directory, change)
+
+    def in_force(self) -> bool:
+        """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""
+        try:
+            return self.is_held and all(
+                self._files[name].read() in (change.written if name == _HIGH_FILE else change.written[-1:])
+                for name, change in self._changes.items()
+                if not (name == _HIGH_FILE and self.high_is_left)
+            )
+        except OSError:
+            return False
+
+    def usage(self) -> int | None:
+        """Bytes charged to the pod; None where its cgroup is gone, or was never opened."""
+        try:
+            return int(os.pread(self._usage, 32, 0))
+        except (OSError, ValueError):
+            return None
+
+    def kill_is_pending(self) -> bool:
+        """Whether a process that v1's freezer holds was sent SIGKILL: it ends when it is thawed. Looks at a part of
+        the processes, and the next time at others (`PendingKills`).
+        """
+        if "freezer.state" not in self._changes:
+            return False
+        try:
+            return self._kills.look()
+        except OSError as error:
+            self._trouble(error)
+            return False
+
+    def thaw(self) -> None:
+        """Let it run, below its cap if it has one."""
+        self._put_back(*_FREEZE_FILES)
+
+    def release(self) -> list[tuple[str, str]]:
+        """Everything as it was: (file, what became of it). What the kernel refuses to take back stays written down."""
+        self.is_held, self.high_is_left, self.low, self.since_ns = False, False, 0, 0
+        return self._put_back(*_UNDONE)
+
+    def close(self) -> None:
+        """Release it, and let go of its descriptors."""
+        self.release()
+        self._close()
+
+    def _put_back(self, *names: str) -> list[tuple[str, str]]:
+        fates = []
+        for name in names:
+            change = self._changes.get(name)
+            if change is not None:
+                try:
+                    fates.append((name, self._files[name].put_back(change)))
+                except OSError as error:
+                    self._trouble(error)
+                else:
+                    del self._changes[name]
+        if fates:
+            try:
+                self._note()
+            except OSError as error:
+                self._trouble(error)
+        return fates
+
+    def _note(self) -> None:
+        """Write down what is changed, or about to be. Raises OSError."""
+        if self._changes:
+            changes = [self._changes[name] for name in _UNDONE if name in self._changes]
+            self._journal.note(self._directory, changes, self.since_ns)
+        else:
+            self._journal.forget(self._directory)
+
+    def _file(self, names: tuple[str, ...]) -> BrakeFile | None:
+        return next((self._files[name] for name in names if name in self._files), None)
+
+    def _open(self, adopting: bool = False) -> str:
+        """Why it cannot be braked; "" if it can. Raises OSError."""
+        if has_spared(self.cgroup, self._hierarchy):
+            return "outrace or what started it runs in it"
+        v2 = self._hierarchy.version == 2
+        self._directory = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._usage = os.open(
+            self.cgroup / ("memory.current" if v2 else "memory.usage_in_bytes"), os.O_RDONLY | os.O_CLOEXEC
+        )
+        obstacle = self._journal.obstacle(self._directory)
+        if obstacle and not adopting:
+            return obstacle
+        if self._chosen != FREEZE and (v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup))):
+            at = 0 if v2 else 1
+            names = [_LIMIT_FILES[at], _COMPANIONS[at], *([_HIGH_FILE] if v2 and self._chosen == AUTO else [])]
+            for name in names:
+                self._files[name] = BrakeFile(self.cgroup, name)
+        if self._chosen != LIMIT:
+            try:
+                self._open_freezer(v2)
+            except OSError:
+                if not self._files:
+                    raise
+        if not self._files and self._chosen == LIMIT:
+            return "its limit counts itself alone, or a cgroup below has no OOM killer"
+        return "" if self._files else "v1's freezer is not mounted"
+
+    def _open_freezer(self, v2: bool) -> None:
+        """v1 has it in a hierarchy of its own, in which runtimes give a pod the same path. Raises OSError."""
+        root = self._hierarchy.root if v2 else cgroupfs.freezer()
+        if root is not None:
+            name = _FREEZE_FILES[0 if v2 else 1]
+            self._files[name] = BrakeFile(root / self.cgroup.relative_to(self._hierarchy.root), name)
+
+    def _trouble(self, error: OSError) -> None:
+        TROUBLES.note("cgroup", error, self.uid)
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        for fd in (self._directory, self._usage):
+            with suppress(OSError):
+                os.close(fd)
+        self._files, self._changes, self._directory, self._usage = {}, {}, -1, -1

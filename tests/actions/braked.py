@@ -1,0 +1,111 @@
+"""A small node with a pod in it that can be braked: its memory cgroup and, on v1, the same path in the freezer."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from monitor.actions.changes import Change, opened
+from monitor.actions.hold_journal import HoldJournal
+from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
+from monitor.kernel import cgroupfs
+from monitor.lab import janitor
+from tests import live
+
+MIB = 1 << 20
+HIERARCHY = cgroupfs.detect()
+V2 = HIERARCHY.version == 2
+LIMIT_FILE = "memory.max" if V2 else "memory.limit_in_bytes"
+COMPANION = "memory.oom.group" if V2 else "memory.oom_control"
+FREEZE_FILE = "cgroup.freeze" if V2 else "freezer.state"
+
+
+class Stand:
+    """``pod`` in ``node``, where ``freezer`` is the pod's cgroup that freezes it (on v2 the pod)."""
+
+    def __init__(self, node: Path, state: Path, freezer_root: Path | None) -> None:
+        self.node, self.state = node, state
+        self.pod = cgroupfs.make(node / "pod")
+        self.journal = HoldJournal(state)
+        self._brakes = ExitStack()
+        self.freezer = None if freezer_root is None else self.frozen_path(freezer_root)
+        if self.freezer is not None and not V2:
+            self.freezer.mkdir(parents=True)
+
+    def frozen_path(self, root: Path) -> Path:
+        return root / self.pod.relative_to(HIERARCHY.root)
+
+    def brake(self, kind: str = AUTO) -> PodBrake:
+        """One that can brake the pod."""
+        brake = self.any_brake(kind)
+        assert brake.problem == ""
+        return brake
+
+    def any_brake(self, kind: str = AUTO, cgroup: Path | None = None) -> PodBrake:
+        """Also one that cannot, or of another cgroup. Closed at the end, as of a daemon that was killed before."""
+        brake = PodBrake("uid", cgroup or self.pod, HIERARCHY, self.journal, kind)
+        self._brakes.callback(brake.close)
+        return brake
+
+    def close(self) -> None:
+        """Close the brakes' files; their cgroups are gone."""
+        self._brakes.close()
+
+    def puppet(self, below: str = "") -> live.Puppet:
+        """A process of the pod, in a cgroup of its own below it if one is named."""
+        home = self.pod / below
+        if self.freezer is not None and not V2:
+            (self.freezer / below).mkdir(parents=True, exist_ok=True)
+        puppet = live.Puppet(cgroupfs.make(home) if below else home)
+        if self.freezer is not None and not V2:
+            (self.freezer / below / "cgroup.procs").write_text(str(puppet.pid))
+        return puppet
+
+    def files(self) -> dict[str, str]:
+        """What a brake may change, as it is."""
+        found = {name: (self.pod / name).read_text() for name in (LIMIT_FILE, COMPANION)}
+        found[COMPANION] = found[COMPANION].splitlines()[0]
+        if self.freezer is not None:
+            found["frozen"] = (self.freezer / ("cgroup.freeze" if V2 else "freezer.self_freezing")).read_text()
+        if V2:
+            found |= {name: (self.pod / name).read_text() for name in ("memory.high", "pids.max")}
+        return found
+
+    def noted(self) -> bool:
+        """Whether something is written down at the pod."""
+        return self.journal.attribute in os.listxattr(self.pod)
+
+    def noted_changes(self) -> list[Change]:
+        """What is."""
+        with opened(self.pod) as directory:
+            return self.journal.changes(directory)
+
+    def oom_kills(self) -> int:
+        """Of the node, the pod and what is below it."""
+        return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.descendants(self.node)))
+
+
+@contextmanager
+def stand(state: Path, mib: int = 128) -> Iterator[Stand]:
+    with ExitStack() as stack:
+        root = HIERARCHY.root if V2 else stack.enter_context(live.freezer_root())
+        brakes = stack.enter_context(ExitStack())  # ends after the node: what a test leaves held is not released
+        node = stack.enter_context(live.cgroup("hold", mib * MIB))
+        made = Stand(node, state, root)
+        brakes.callback(made.close)
+        if V2:
+            cgroupfs.enable_controllers(node, ("pids",))
+        try:
+            yield made
+        finally:
+            if made.freezer is not None and not V2:
+                for path in (made.freezer, *cgroupfs.descendants(made.freezer)):
+                    (path / "freezer.state").write_text("THAWED")
+                assert janitor.remove_tree(str(made.freezer.parent))
+            elif V2:
+                (made.pod / "cgroup.freeze").write_text("0")
+
+
+def kinds() -> list[str]:
+    """All that may be chosen on this kernel."""
+    return [AUTO, "limit", FREEZE]

@@ -1,0 +1,150 @@
+"""How far a pod grows that is braked while it takes memory at full speed, by every way that a process can take it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.pod_brake import AUTO, FREEZE, PodBrake
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import pids_below
+from tests import live
+from tests.actions.braked import HIERARCHY, MIB, Stand, stand
+
+pytestmark = pytest.mark.kernel
+
+NODE, LEFT = 256, 48  # MiB: of the node, and how much of it is left when the pod is braked
+#: Each takes more than the node has. What a fault cannot have now it waits for; a system call returns without.
+FAULTS = """
+def load():
+    block = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, 400 * MIB)
+"""
+HUGE_PAGES = FAULTS.replace("NOHUGEPAGE", "HUGEPAGE")
+POPULATE = """
+def load():
+    kept.append(mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE | 0x4000))
+"""
+TMPFS = """
+def load():
+    file = os.memfd_create("load")
+    for _ in range(400 * 16):
+        os.write(file, bytes(65536))
+"""
+ONE_WRITE = """
+def load():
+    file = os.memfd_create("load")
+    nothing = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+    os.write(file, nothing)
+"""
+FORKS = """
+def load():
+    for _ in range(100):
+        if os.fork() == 0:
+            anon(4)
+            time.sleep(1000)
+"""
+#: Those that take it all in one system call: the freeze comes when they return.
+AT_ONCE = {"populate": POPULATE, "one write": ONE_WRITE}
+LOADS = {"faults": FAULTS, "huge pages": HUGE_PAGES, "tmpfs": TMPFS, "forks": FORKS, **AT_ONCE}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Stand]:
+    with stand(tmp_path / "state", NODE) as found:
+        yield found
+
+
+@contextmanager
+def realtime() -> Iterator[None]:
+    """As the hot process is: 48 MiB are taken in 20 ms, and others have the CPU for longer than that."""
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def braked_at_the_line(held: Stand, brake: PodBrake) -> int:
+    """Brake when so much of the node is left; the cap, 0 for none."""
+    line, deadline = (NODE - LEFT) * MIB, time.monotonic() + live.TIMEOUT_S
+    with realtime():
+        while cgroupfs.usage(HIERARCHY, held.node) < line and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        left = NODE * MIB - cgroupfs.usage(HIERARCHY, held.node)
+        braked = brake.apply((brake.usage() or 0) + left // 2)
+    assert braked is not None
+    return braked.cap
+
+
+def settled(held: Stand) -> int:
+    """The node's usage once it stands still."""
+    last, now = -1, cgroupfs.usage(HIERARCHY, held.node)
+    while last != now:
+        time.sleep(0.3)
+        last, now = now, cgroupfs.usage(HIERARCHY, held.node)
+    return now
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, load: str) -> None:
+    innocent = cgroupfs.make(held.node / "innocent")
+    with live.Puppet(innocent) as other, held.puppet() as puppet:
+        other.do("anon(24)")
+        puppet.do(f"exec({LOADS[load]!r})")
+        brake = held.brake(AUTO)
+        puppet.tell("load()")
+        cap = braked_at_the_line(held, brake)
+        assert settled(held) < NODE * MIB
+        assert (brake.usage() or 0) <= cap
+        assert live.alive(other.pid)
+        assert cgroupfs.oom_kills(HIERARCHY, innocent) == 0
+        assert held.oom_kills() == 0
+        assert live.alive(puppet.pid)
+        everybody = pids_below(held.pod)  # children that were forked would go on taking memory
+        for pid in everybody:
+            os.kill(pid, signal.SIGKILL)
+        brake.thaw()
+        for pid in everybody:
+            live.ends(pid)
+        brake.close()
+        other.do("anon(1)")
+
+
+@pytest.mark.parametrize("load", sorted(LOADS.keys() - AT_ONCE.keys()))
+def test_the_freeze_alone_stops_whoever_returns_to_user_space(held: Stand, load: str) -> None:
+    with held.puppet() as puppet:
+        puppet.do(f"exec({LOADS[load]!r})")
+        brake = held.brake(FREEZE)
+        puppet.tell("load()")
+        assert braked_at_the_line(held, brake) == 0
+        assert settled(held) < NODE * MIB
+        assert held.oom_kills() == 0
+        puppet.process.kill()
+        brake.thaw()
+        live.ends(puppet.pid)
+        brake.close()
+
+
+def test_a_child_forked_during_a_hold_is_held_too(held: Stand) -> None:
+    """It is in its parent's cgroup before it runs."""
+    with held.puppet() as puppet:
+        puppet.do(f"exec({FORKS!r})")
+        brake = held.brake(AUTO)
+        puppet.tell("load()")
+        braked_at_the_line(held, brake)
+        usage = settled(held)
+        time.sleep(0.5)
+        assert cgroupfs.usage(HIERARCHY, held.node) <= usage + MIB
+        assert held.oom_kills() == 0
+        puppet.process.kill()
+        brake.thaw()
+        live.ends(puppet.pid)
+        brake.close()
