@@ -1,0 +1,93 @@
+"""Held pods that are to answer SIGTERM: braked so that they may run, by a thread, because that may take seconds."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from monitor.actions.changes import ChangeJournal
+from monitor.actions.soft_brake import SoftBrake, harden, slow_down, soften, speed_up
+from monitor.errors import MonitorError
+from monitor.link.hold_messages import Harden, HoldEnded, Soften, Softened
+from monitor.side.view import View, label
+from monitor.side.worker import Worker
+
+
+class SoftBrakes:
+    """What was braked softly is taken back when its hold ends, and all of it when the daemon does."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._journal = ChangeJournal(Path(view.config.state_dir))
+        self._worker: Worker | None = None  # a thread that most daemons never need
+        self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
+        self._slowed: dict[str, tuple[Path, Soften]] = {}  # likewise
+
+    def soften(self, message: Soften) -> None:
+        """Brake it, and answer where it is to run."""
+        if self._worker is None:
+            self._worker = Worker("soft brakes")
+        self._worker.submit(lambda: self._soften(message))
+
+    def ended(self, message: HoldEnded | Harden) -> None:
+        """A pod is not held any more, or is to grow."""
+        if self._worker is not None:
+            self._worker.submit(lambda: self._harden(message.pod))
+
+    def close(self, timeout_s: float) -> None:
+        """Take back what is in force; what there is no time for the next start takes back."""
+        if self._worker is not None:
+            self._worker.submit(self._harden_all)
+            self._worker.close(timeout_s)
+
+    def _harden_all(self) -> None:
+        for uid in {*self._brakes, *self._slowed}:
+            self._harden(uid)
+
+    def _soften(self, message: Soften) -> None:
+        high, problem = 0, ""
+        if message.grace_ns:
+            text = "a held pod stays frozen through its grace"
+        else:
+            text = "a system call of a held pod may go on to its cap"
+        try:
+            high = self._brake(message)
+        except MonitorError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        if problem:
+            self._view.log.warning(text, uid=message.pod, problem=problem)
+        if message.grace_ns:
+            self._view.send(Softened(message.id, message.pod, high, problem))
+
+    def _brake(self, message: Soften) -> int:
+        """Its memory.high, bytes. Raises MonitorError or OSError."""
+        if self._view.hierarchy.version == 1:
+            raise MonitorError("cgroup v1 has no memory.high", "")
+        found = self._view.pods.get(message.pod)
+        if found is None:
+            raise MonitorError("the pod is not known any more", "")
+        began = time.monotonic_ns()
+        if message.grace_ns:
+            brake = soften(self._journal, found.cgroup, message.pod, message.cap, message.grace_ns / 1e9, message.high)
+        else:
+            self._slowed[message.pod] = (found.cgroup, message)
+            brake = SoftBrake(slow_down(found.cgroup, message.low), ())
+        # Asked twice (a decision, and the kubelet's eviction) the second finds the memory.high that the first wrote.
+        before = self._brakes.get(message.pod)
+        changes = {change.name: change for change in (*(before.changes if before else ()), *brake.changes)}
+        self._brakes[message.pod] = SoftBrake(brake.high, tuple(changes.values()))
+        took_us = (time.monotonic_ns() - began) // 1000
+        text = "a held pod may run, and hardly grow" if message.grace_ns else "a held pod sleeps for what it takes"
+        self._view.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
+        return brake.high
+
+    def _harden(self, uid: str) -> None:
+        if (slowed := self._slowed.pop(uid, None)) is not None:
+            with suppress(OSError):  # the cgroup is gone; else the hot process takes it back, which has it written down
+                speed_up(slowed[0], slowed[1].low, slowed[1].high)
+        brake = self._brakes.pop(uid, None)
+        for change, fate in harden(self._journal, brake.changes) if brake is not None else ():
+            self._view.log.info("a soft brake is taken back", uid=uid, file=change.file, value=change.old, outcome=fate)

@@ -1,0 +1,318 @@
+"""cgroup v2: a pod that runs under memory.high answers SIGTERM and hardly grows, and what it had comes back exactly."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.brake_file import may_set_low
+from monitor.actions.changes import RESTORED, ChangeJournal, undo_left, undone
+from monitor.actions.pod_brake import AUTO, LIMIT
+from monitor.actions.soft_brake import HIGH, TASKS, harden, slow_down, soften, speed_up
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from tests import live
+from tests.actions.braked import COMPANION, HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(not V2, reason="cgroup v1 has no memory.high: the guests of make test-vm have v2"),
+]
+
+#: Takes memory until it gets SIGTERM, which it answers.
+_ANSWERS = """
+stop = False
+def asked(*_):
+    global stop
+    stop = True
+signal.signal(signal.SIGTERM, asked)
+def grow():
+    block = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, 400 * MIB, 4096):
+        block[at] = 1
+        if stop:
+            print("answered", flush=True)
+            return
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Stand]:
+    with stand(tmp_path / "state") as found:
+        yield found
+
+
+@pytest.fixture
+def journal(held: Stand) -> ChangeJournal:
+    return ChangeJournal(held.state)
+
+
+def number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, journal: ChangeJournal) -> None:
+    """As --hard-grace has it: cap and freeze, SIGTERM, the soft brake, thaw."""
+    with held.puppet() as puppet:
+        puppet.do(f"exec({_ANSWERS!r})")
+        brake, before = held.brake(), held.files()
+        puppet.tell("grow()")
+        live.until(lambda: (brake.usage() or 0) > 48 * MIB, "the pod to grow")
+        braked = brake.apply((brake.usage() or 0) + 24 * MIB)
+        assert braked is not None
+        soft = soften(journal, held.pod, "uid", braked.cap, 5.0)
+        assert number(held.pod / HIGH) == soft.high
+        assert number(held.pod / TASKS) == 1
+        brake.thaw()
+        grows_from = brake.usage() or 0
+        time.sleep(2)
+        assert held.oom_kills() == 0
+        assert (brake.usage() or 0) < grows_from + 6 * MIB
+        puppet.process.send_signal(signal.SIGTERM)
+        assert puppet.answer() == "answered"
+        assert puppet.answer() == "done"
+        assert {fate for _, fate in harden(journal, soft.changes)} == {RESTORED}
+        brake.close()
+        assert held.files() == before
+        assert journal.load() == []
+
+
+def test_the_default_action_of_sigterm_needs_no_thaw_where_the_pod_is_frozen(held: Stand) -> None:
+    """One that is sent before, to a process that is about to freeze, waits until it is thawed."""
+    with held.puppet() as puppet:
+        brake = held.brake()
+        assert brake.apply(64 * MIB) is not None
+        live.until(lambda: "frozen 1" in (held.pod / "cgroup.events").read_text(), "the pod to be frozen")
+        puppet.process.send_signal(signal.SIGTERM)
+        assert puppet.wait() == -signal.SIGTERM
+        brake.close()
+
+
+def test_a_memory_high_that_was_set_before_comes_back_exactly(held: Stand, journal: ChangeJournal) -> None:
+    """By MemoryQoS or systemd: of the pod, where the brake writes one of its own, and of its containers."""
+    with held.puppet("container") as puppet:
+        puppet.do("anon(32)")
+        (held.pod / HIGH).write_text(str(112 * MIB))
+        (held.pod / TASKS).write_text("77")
+        (held.pod / "container" / HIGH).write_text(str(100 * MIB))
+        before, brake = held.files(), held.brake()
+        assert brake.apply(64 * MIB) is not None
+        assert number(held.pod / HIGH) < 64 * MIB
+        own_high = brake.leave_high()
+        assert own_high == str(112 * MIB)
+        soft = soften(journal, held.pod, "uid", 0, 5.0, own_high)
+        assert number(held.pod / HIGH) == soft.high < 32 * MIB
+        assert brake.in_force(), "memory.high is the side's"
+        assert brake.loosen(72 * MIB) is not None
+        assert number(held.pod / HIGH) == soft.high
+        brake.release()
+        undo_left(held.state, lambda *_, **__: None)  # as the start after a SIGKILL does
+        assert held.files() == before
+        assert number(held.pod / "container" / HIGH) == 100 * MIB
+        puppet.do("anon(1)")
+        brake.close()
+
+
+@pytest.mark.parametrize("side_first", [True, False])
+def test_a_memory_high_that_hold_and_soft_brake_set_comes_back_exactly(
+    held: Stand, journal: ChangeJournal, side_first: bool
+) -> None:
+    """Each wrote one of its own: the hold at first, the soft brake a lower one, as beside a kernel before 6.16."""
+    with held.puppet() as puppet:
+        puppet.do("anon(32)")
+        (held.pod / HIGH).write_text(str(112 * MIB))
+        before, brake = held.files(), held.brake()
+        assert brake.apply(64 * MIB) is not None
+        own_high = brake.leave_high()
+        made = journal.change(held.pod, HIGH, str(MIB), "uid", "soft brake", old=own_high)
+        if side_first:
+            assert journal.undo(made) == RESTORED
+        brake.close()
+        if not side_first:
+            assert number(held.pod / HIGH) == MIB
+            undo_left(held.state, lambda *_, **__: None)
+        assert held.files() == before
+
+
+def test_a_lower_memory_high_stays_while_a_pod_is_held(held: Stand) -> None:
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        (held.pod / HIGH).write_text(str(MIB))
+        before, brake = held.files(), held.brake()
+        braked = brake.apply(64 * MIB)
+        assert braked is not None
+        assert braked.brake == "limit+high+freeze"
+        assert number(held.pod / HIGH) == MIB
+        brake.close()
+        assert held.files() == before
+
+
+def test_the_side_slows_a_held_pod_down_where_the_hot_process_cannot(held: Stand, journal: ChangeJournal) -> None:
+    """Before Linux 6.16. What comes back is what was there before the hold, and a soft brake after it changes less."""
+    with held.puppet() as puppet:
+        puppet.do("anon(32)")
+        before, brake = held.files(), held.brake()
+        assert brake.apply(96 * MIB) is not None
+        assert brake.slows_late == (not may_set_low())
+        low, own = brake.low or 16 * MIB, brake.leave_high()
+        assert slow_down(held.pod, low) == low == number(held.pod / HIGH)
+        assert low < 24 * MIB
+        assert brake.in_force(), "that is the side's"
+        soft = soften(journal, held.pod, "uid", 0, 5.0, "max")
+        assert [change.file for change in soft.changes] == [TASKS]
+        brake.close()
+        assert speed_up(held.pod, low, own) == may_set_low(), "before, it was written down at the hold, and put back"
+        assert {fate for _, fate in harden(journal, soft.changes)} == {RESTORED}
+        assert held.files() == before
+
+
+def test_the_side_leaves_a_memory_high_that_is_as_low_already(held: Stand) -> None:
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        (held.pod / HIGH).write_text(str(MIB))
+        assert slow_down(held.pod, 12 * MIB) == MIB == number(held.pod / HIGH)
+        assert not speed_up(held.pod, 12 * MIB, "max")
+        assert number(held.pod / HIGH) == MIB
+
+
+def test_what_a_side_set_that_was_killed_since_stays_in_force_until_the_release(held: Stand) -> None:
+    """The next side knows nothing of it, and the hot process took it for somebody else's, and itself for braking."""
+    if may_set_low():
+        pytest.skip("from Linux 6.16 on the hot process sets it itself")
+    with held.puppet() as puppet:
+        puppet.do("anon(32)")
+        before, brake = held.files(), held.brake()
+        assert brake.apply(96 * MIB) is not None
+        brake.leave_high()
+        slow_down(held.pod, brake.low)
+        brake.high_is_left = False  # as where another side has begun
+        assert brake.in_force()
+        assert brake.apply(96 * MIB) is not None
+        assert number(held.pod / HIGH) == brake.low
+        assert brake.slows_late, "the new side is asked as well"
+        brake.close()
+        assert held.files() == before
+
+
+def test_what_the_side_is_about_to_write_is_undone_after_a_sigkill_of_both(held: Stand) -> None:
+    """The hot process writes it down before it asks."""
+    if may_set_low():
+        pytest.skip("from Linux 6.16 on the hot process sets it itself")
+    with held.puppet() as puppet:
+        puppet.do("anon(32)")
+        before, brake = held.files(), held.brake()
+        assert brake.apply(96 * MIB) is not None
+        slow_down(held.pod, brake.low)
+        [change] = [one for one in held.noted_changes() if one.file == HIGH]
+        assert str(brake.low) in change.written
+        assert undone(change) == RESTORED
+        brake.close()
+        assert held.files() == before
+
+
+@pytest.mark.parametrize("mib", [1, 120])
+def test_a_memory_high_that_somebody_sets_while_a_pod_is_held_is_there_after_it(held: Stand, mib: int) -> None:
+    """A resize in place: a lower one stays, above a higher one the pod is slowed down again."""
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        brake = held.brake()
+        assert brake.apply(64 * MIB) is not None
+        (held.pod / HIGH).write_text(str(mib * MIB))
+        assert not brake.in_force()
+        assert brake.apply(64 * MIB) is not None, "as the next look does"
+        assert brake.in_force()
+        assert number(held.pod / HIGH) < 64 * MIB
+        brake.close()
+        assert number(held.pod / HIGH) == mib * MIB
+        assert not held.noted()
+
+
+def test_a_pod_that_is_let_grow_to_its_cap_does_not_sleep_above_memory_high(held: Stand) -> None:
+    """Across the kubelet's line it is to grow."""
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        brake = held.brake()
+        assert brake.apply(64 * MIB) is not None
+        assert brake.loosen(64 * MIB) is not None
+        assert (held.pod / HIGH).read_text().strip() == "max"
+        assert brake.in_force()
+        brake.close()
+
+
+@pytest.mark.parametrize(("own", "runs"), [("1", "1"), ("5", "1"), ("max", "1")])
+def test_pids_max_is_never_above_what_it_was(held: Stand, journal: ChangeJournal, own: str, runs: str) -> None:
+    """Also where a pod that runs 3 processes may have 1: it was lowered meanwhile."""
+    with held.puppet() as puppet:
+        children = 2 if own == "1" else 0
+        puppet.do(f"children = [os.fork() or time.sleep(1000) for _ in range({children})]")
+        (held.pod / TASKS).write_text(own)
+        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        assert (held.pod / TASKS).read_text().strip() == runs
+        harden(journal, soft.changes)
+        assert (held.pod / TASKS).read_text().strip() == own
+
+
+def test_a_lower_memory_high_of_its_own_stays(held: Stand, journal: ChangeJournal) -> None:
+    with held.puppet() as puppet:
+        puppet.do("anon(24)")
+        (held.pod / HIGH).write_text(str(MIB))
+        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        assert soft.high == MIB == number(held.pod / HIGH)
+        assert [change.file for change in soft.changes] == [TASKS]
+        harden(journal, soft.changes)
+
+
+def test_a_pod_under_a_soft_brake_cannot_fork(held: Stand, journal: ChangeJournal) -> None:
+    with held.puppet() as puppet:
+        soft = soften(journal, held.pod, "uid", 0, 5.0)
+        puppet.do(
+            """
+try: os._exit(0) if os.fork() == 0 else os._exit(1)
+except BlockingIOError: pass
+""".strip()
+            .replace("\n", "\\n")
+            .join(("exec('", "')"))
+        )
+        harden(journal, soft.changes)
+        puppet.do("os.waitpid(os.fork() or os._exit(0), 0)")
+
+
+def test_where_what_is_left_does_not_last_there_is_no_soft_brake(held: Stand, journal: ChangeJournal) -> None:
+    with held.puppet() as puppet:
+        puppet.do("[threading.Thread(target=time.sleep, args=(1000,), daemon=True).start() for _ in range(20)]")
+        before, usage = held.files(), cgroupfs.usage(HIERARCHY, held.pod)
+        with pytest.raises(MonitorError, match="21 threads would take"):
+            soften(journal, held.pod, "uid", usage + 16 * MIB, 30.0)
+        assert held.files() == before
+        assert journal.load() == []
+        harden(journal, soften(journal, held.pod, "uid", usage + 1024 * MIB, 30.0).changes)
+
+
+def test_the_cap_of_v2_alone_kills_in_the_pod(held: Stand) -> None:
+    """All of it at once (memory.oom.group), and nobody else: `--hold-brake limit` on cgroup v2."""
+    innocent = cgroupfs.make(held.node / "innocent")
+    with held.puppet("c1") as first, held.puppet("c2") as second, live.Puppet(innocent) as other:
+        brake = held.brake(LIMIT)
+        braked = brake.apply(40 * MIB)
+        assert braked is not None
+        assert braked.brake == LIMIT
+        assert (held.pod / COMPANION).read_text().strip() == "1"
+        first.tell("anon(100)")
+        assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert live.alive(other.pid)
+        brake.close()
+
+
+def test_memory_oom_group_that_was_set_before_stays(held: Stand) -> None:
+    (held.pod / COMPANION).write_text("1")
+    before, brake = held.files(), held.brake(AUTO)
+    assert brake.apply(64 * MIB) is not None
+    assert COMPANION not in dict(brake.release())
+    assert held.files() == before
+    assert (held.pod / LIMIT_FILE).read_text().strip() == "max"
+    brake.close()
