@@ -1,0 +1,201 @@
+"""What a hold changed in a pod's cgroups, kept in the kernel itself: it comes back exactly also after a SIGKILL.
+
+An extended attribute of the pod's cgroup: written in 1.4 us (1.6 at the 99th percentile, measured) and never waiting
+for a disk, which a store into a mapped file does (3.8 ms on ext4 with a busy disk, without end on a frozen one: the
+first store after each writeback is a transaction). It goes with its cgroup, and so says which one it was; it survives
+every process, and ends with the machine as cgroups do. ``trusted.``: only CAP_SYS_ADMIN writes it, so that nobody in a
+container can have his own limits "undone".
+
+It names the daemon that wrote it, and each state dir has one of its own: a daemon that starts undoes what the last one
+on its state dir left, and what any other left that is dead (`monitor.actions.daemons`).
+
+What was changed is described and judged as in `monitor.actions.changes`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN, VANISHED, Change, boot_id, identity_of, parsed, undone
+from monitor.actions.daemons import is_dead, this_daemon
+from monitor.actions.inherited import enable_below
+from monitor.actions.oomadj import Logger
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs, instances
+
+#: Bytes that are read of one: three changes have less than 2,000, with paths of 4,095 bytes less than 14,000.
+_MOST = 1 << 16
+_PREFIX = "trusted.outrace."
+
+
+class Noted(NamedTuple):
+    """What is written down at a cgroup, and by whom (`monitor.actions.daemons`)."""
+
+    path: Path
+    attribute: str
+    owner: str
+    changes: list[Change]
+
+
+class HoldJournal:
+    """Writes down what the daemon on ``state_dir`` is about to change; each state dir has an attribute of its own."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.attribute = attribute_of(state_dir)
+        self.boot = boot_id()
+        self._owner = this_daemon()
+
+    def obstacle(self, directory: int) -> str:
+        """Why nothing can be written down at a cgroup; "" if it can."""
+        try:
+            if self.attribute in _names(directory):
+                return "what an earlier daemon held is not undone"
+            self.note(directory, [])
+            os.removexattr(directory, self.attribute)
+        except OSError as error:
+            remedy = "; give outrace CAP_SYS_ADMIN" if error.errno == errno.EPERM else ""
+            return f"nothing can be written down at it: {error.strerror}{remedy}"
+        return ""
+
+    def note(self, directory: int, changes: Sequence[Change], since_ns: int = 0) -> None:
+        """``directory``: descriptor of the pod's cgroup. ``changes``: in the order in which they are to be undone.
+        ``since_ns``: when it was held first (CLOCK_MONOTONIC). Raises OSError (EPERM: no CAP_SYS_ADMIN; EROFS; ENODEV:
+        the cgroup is gone).
+        """
+        made = {"owner": self._owner, "since_ns": since_ns, "changes": [asdict(change) for change in changes]}
+        os.setxattr(directory, self.attribute, json.dumps(made).encode())
+
+    def since_ns(self, directory: int) -> int:
+        """When the pod was held first; 0: not known, by a release before this was written down. Raises OSError."""
+        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return int(json.loads(os.getxattr(directory, self.attribute)[:_MOST])["since_ns"])
+        return 0
+
+    def changes(self, directory: int) -> list[Change]:
+        """What is written down at a cgroup. Raises OSError, and ValueError for what is not readable."""
+        try:
+            return _read(os.getxattr(directory, self.attribute))[1]
+        except OSError as error:
+            if error.errno != errno.ENODATA:
+                raise
+            return []
+        except (TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    def with_own_value(self, directory: int, change: Change | None) -> Change | None:
+        """The change with the pod's own value as the old one, where that is what another daemon wrote: it would come
+        back when that one holds the pod no more. Raises OSError.
+        """
+        if change is not None:
+            for name in _names(directory):
+                with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                    for other in _read(os.getxattr(directory, name))[1] if name != self.attribute else ():
+                        is_same = (other.file, other.identity, other.boot) == (
+                            change.file,
+                            change.identity,
+                            change.boot,
+                        )
+                        if is_same and change.old in other.written:
+                            change = replace(change, old=other.old)
+        return change
+
+    def forget(self, directory: int) -> None:
+        """All of it is undone."""
+        with suppress(OSError):  # none there, or the cgroup is gone
+            os.removexattr(directory, self.attribute)
+
+
+def attribute_of(state_dir: Path) -> str:
+    return _PREFIX + instances.instance_directory(state_dir).name
+
+
+def _names(cgroup: Path | int) -> list[str]:
+    """The attributes of daemons at a cgroup. Raises OSError."""
+    return [name for name in os.listxattr(cgroup) if name.startswith(_PREFIX)]
+
+
+def _read(text: bytes) -> tuple[str, list[Change]]:
+    """Who wrote it, and what. Raises ValueError, TypeError, LookupError, AttributeError or RecursionError."""
+    made: dict[str, Any] = json.loads(text[:_MOST])
+    return str(made["owner"]), [parsed(one) for one in made["changes"]]
+
+
+def noted(root: Path, on_problem: Callable[[str], object] = lambda _: None) -> Iterator[Noted]:
+    """All that is written down in cgroups below ``root``. (15 us for each cgroup.)"""
+    for path in cgroupfs.descendants(root):
+        attribute = _PREFIX
+        try:
+            for attribute in _names(path):
+                yield Noted(path, attribute, *_read(os.getxattr(path, attribute)))
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
+                on_problem(f"{path}: {attribute}: {error.strerror}")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            remedy = f"remove it: setfattr -x {attribute} {path}"
+            on_problem(
+                f"{path}: {attribute}: {type(error).__name__}: {error}; what it changed cannot be undone; {remedy}"
+            )
+
+
+def undo_all(
+    state_dir: Path | None,
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: Callable[[str], object] = lambda _: None,
+    keep: Container[Path] = (),
+) -> list[tuple[Change, str]]:
+    """Undo what hot processes that have ended hold, the one on ``state_dir`` and all that are known to be dead: every
+    change, and what became of it. Not while one runs on it, except for the cgroups that it has taken over (``keep``).
+    """
+    mine, found = attribute_of(state_dir) if state_dir is not None else "", list[tuple[Change, str]]()
+    for path, attribute, owner, changes in noted(hierarchy.root, on_problem):
+        if path in keep or not (attribute == mine or is_dead(owner)):
+            continue
+        fates = [_undo(change, path, on_problem) for change in changes]
+        found += [(change, fate) for change, fate in fates if fate]
+        if all(fate not in ("", UNSEEN) for _, fate in fates):
+            with suppress(OSError):
+                os.removexattr(path, attribute)
+    return found
+
+
+def _undo(change: Change, path: Path, on_problem: Callable[[str], object]) -> tuple[Change, str]:
+    """What became of a change that is written down at the cgroup ``path``; "" where the kernel refuses."""
+    try:
+        # Where it is mounted elsewhere than the daemon had it, the pod's cgroup is the one that says so.
+        # (v1's freezer is another hierarchy, with inode numbers of its own, which may be the same.)
+        if change.file != "freezer.state" and change.identity == identity_of(path):
+            change = replace(change, path=str(path))
+        fate = VANISHED if change.boot != boot_id() else undone(change)
+        if fate in (RESTORED, UNCHANGED):
+            enable_below(change)
+    except OSError as error:
+        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}")
+        return change, ""
+    return change, fate
+
+
+def undo_holds(
+    state_dir: Path, log: Logger, hierarchy: cgroupfs.Hierarchy | None = None, keep: Container[Path] = ()
+) -> int:
+    """The same, said in the log; how many pods are no longer held because of it."""
+    try:
+        found = undo_all(
+            state_dir,
+            hierarchy or cgroupfs.detect(),
+            lambda problem: log("error", "a hold of an earlier daemon is not undone", problem=problem),
+            keep,
+        )
+    except (MonitorError, OSError) as error:
+        log("error", "holds of an earlier daemon cannot be looked for", problem=str(error))
+        return 0
+    for change, fate in found:
+        fields = {"cgroup": change.path, "file": change.file, "value": change.old, "uid": change.uid}
+        log("info", "a hold of an earlier daemon is undone", **fields, outcome=fate)
+    return len({change.uid for change, _ in found})

@@ -1,0 +1,172 @@
+"""What a hold leaves to cgroups and changes that are not its own: those that are made meanwhile, values that the kernel
+refused, and cgroups that nobody can name.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.actions import hold_journal
+from monitor.actions.brake_file import BrakeFile
+from monitor.actions.changes import RESTORED
+from monitor.actions.hold_journal import undo_all
+from monitor.actions.pending_kills import CGROUPS, PendingKills
+from monitor.actions.pod_brake import FREEZE, LIMIT
+from monitor.cli.run import lock
+from monitor.hot.hold_succession import LeftHolds
+from monitor.kernel import cgroup_procs, cgroupfs
+from tests import live
+from tests.actions.braked import HIERARCHY, LIMIT_FILE, MIB, V2, Stand, stand
+
+pytestmark = pytest.mark.kernel
+v1 = pytest.mark.skipif(V2, reason="only cgroup v1 has memory.oom_control, and a freezer that SIGKILL waits for")
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Stand]:
+    with stand(tmp_path / "state") as found:
+        yield found
+
+
+def oom_killer(path: Path) -> str:
+    return (path / "memory.oom_control").read_text().split("\n", 1)[0]
+
+
+@v1
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_container_made_during_a_hold_has_its_oom_killer_after_it(held: Stand, killed: bool) -> None:
+    """It inherits memory.oom_control 1, and would hang at its own limit for ever."""
+    brake = held.brake(LIMIT)
+    assert brake.apply(64 * MIB) is not None
+    container = cgroupfs.make(held.pod / "c" / "below")
+    assert oom_killer(container) == "oom_kill_disable 1"
+    if killed:
+        undo_all(held.state, HIERARCHY)
+    else:
+        brake.release()
+    assert [oom_killer(path) for path in (held.pod, container.parent, container)] == ["oom_kill_disable 0"] * 3
+
+
+@v1
+def test_a_pod_whose_container_has_no_oom_killer_is_frozen_alone(held: Stand) -> None:
+    """Its own choice could not be told from what it inherits."""
+    container = cgroupfs.make(held.pod / "c")
+    (container / "memory.oom_control").write_text("1")
+    brake = held.any_brake()
+    assert brake.kind == ("" if held.freezer is None else FREEZE)
+    assert "OOM killer" in held.any_brake(LIMIT).problem
+    brake.apply(64 * MIB)
+    brake.close()
+    assert oom_killer(container) == "oom_kill_disable 1"
+
+
+def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> None:
+    """v1 refuses a limit with EBUSY, and it is tried again: what is there then is still ours, and comes back."""
+    file = BrakeFile(held.pod, LIMIT_FILE)
+    before = file.read()
+    first = file.change(str(64 * MIB), None, "uid", held.journal.boot)
+    assert first is not None
+    file.write(str(64 * MIB))
+    refused = file.change(str(32 * MIB), first, "uid", held.journal.boot)
+    last = file.change(str(48 * MIB), refused, "uid", held.journal.boot)
+    assert last is not None
+    assert file.has(last, held.journal.boot)
+    assert file.put_back(last) == RESTORED
+    assert file.read() == before
+    file.close()
+
+
+def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
+    """4,095 bytes are the longest path: who may nest cgroups could keep every other pod from being released."""
+    brake = held.brake()
+    assert brake.apply(64 * MIB) is not None
+    other = cgroupfs.make(held.node / "other")
+    names = ["d" * 255] * 18
+    at = [os.open(other, os.O_RDONLY | os.O_DIRECTORY)]
+    try:
+        for name in names:
+            os.mkdir(name, dir_fd=at[-1])
+            at.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at[-1]))
+        problems = list[str]()
+        assert {fate for _, fate in undo_all(held.state, HIERARCHY, problems.append)} == {RESTORED}
+        assert problems == []
+        assert not held.noted()
+    finally:
+        for number in range(len(at) - 1, 0, -1):
+            os.close(at[number])
+            os.rmdir(names[number - 1], dir_fd=at[number - 1])
+        os.close(at[0])
+
+
+def test_looks_at_a_held_pod_read_few_cgroups_at_a_time(held: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hot thread looks ten times a second; a pod may have thousands of cgroups, 15 us each."""
+    for number in range(3 * CGROUPS):
+        cgroupfs.make(held.pod / f"c{number}")
+    read, real = list[str](), cgroup_procs._pids_in
+    monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
+    kills = PendingKills(held.pod)
+    for _ in range(4):
+        read.clear()
+        assert not kills.look()
+        assert 0 < len(read) <= CGROUPS
+    read.clear()
+    cgroup_procs.empty(held.pod, CGROUPS)
+    assert len(read) <= CGROUPS + 1
+
+
+@v1
+def test_a_freezer_with_the_inode_number_of_the_pods_memory_cgroup(
+    held: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hierarchy of cgroup v1 counts for itself."""
+    if held.freezer is None:
+        pytest.skip("v1's freezer is not mounted, and cannot be")
+    assert held.brake(FREEZE).apply(0) is not None
+    real, freezer = hold_journal.identity_of, held.freezer
+    monkeypatch.setattr(hold_journal, "identity_of", lambda path: real(freezer if path == held.pod else path))
+    assert {fate for _, fate in undo_all(held.state, HIERARCHY)} == {RESTORED}
+    assert (freezer / "freezer.self_freezing").read_text().strip() == "0"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_who_is_held_is_released_where_no_pod_becomes_known(held: Stand, known: bool) -> None:
+    """The next daemon takes them over when it knows its pods, which nobody may send it."""
+    assert held.brake().apply(64 * MIB) is not None
+    parts: Any = SimpleNamespace(
+        config=SimpleNamespace(hold_limit_ns=0, state_dir=str(held.state)),
+        decider=SimpleNamespace(may_act=known),
+        outbox=SimpleNamespace(log=lambda *_, **__: None),
+        gauge=SimpleNamespace(hierarchy=HIERARCHY),
+    )
+    left = LeftHolds(parts)
+    due_ns = left.due_ns()
+    if due_ns is not None:
+        left.release(due_ns)
+        assert left.due_ns() is None
+    assert held.noted() == known
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("wrong", [("--node-cgroup", "no-such-cgroup"), ("--listen", "192.0.2.1:1")])
+def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str, str], running: bool) -> None:
+    """Before it has the lock, and after; not what a daemon holds that runs."""
+    held.state.mkdir()
+    assert held.brake().apply(64 * MIB) is not None
+    lock_fd = lock(held.state) if running else -1
+    command = (sys.executable, "-P", "-m", "monitor.cli.main", "run", "--mode", "hold", *wrong)
+    pods = ("--pods", "cgroups", "--enforce-unknown-specs")
+    options = ("--state-dir", str(held.state), "--eviction-hard", "memory.available<1Mi", *pods)
+    ended = subprocess.run((*command, *options), env=live.environment(), capture_output=True, text=True, timeout=60)
+    if running:
+        os.close(lock_fd)
+    assert ended.returncode, ended.stderr
+    assert wrong[1].partition(":")[0] in ended.stderr or "another outrace" in ended.stderr
+    assert held.noted() == running, ended.stderr
