@@ -1,0 +1,333 @@
+"""Pods are held at a crossing: who grows is braked, and released when there is room again (mode hold, `--hard-grace`).
+
+What is decided is decided in `monitor.policy.hold`, with the figures of `monitor.hot.hold_figures`. This file puts
+brakes in force, reports it and looks again. Nothing of it is there in other modes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor.actions.hold_journal import HoldJournal
+from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.hold_apply import HoldApplier
+from monitor.hot.hold_brakes import ENDED, GONE, LOST, HoldBrakes
+from monitor.hot.hold_figures import HoldFigures
+from monitor.hot.hold_report import Hold
+from monitor.hot.kubelet_answers import KubeletAnswers
+from monitor.hot.registry import PodEntry
+from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
+from monitor.policy import hold
+from monitor.policy.eviction_pass import is_of_memory, is_urgent
+from monitor.policy.hold import FREE, Look, Pod, State
+from monitor.policy.synchronize import Outcome
+from monitor.sources.watch import Watch
+
+if TYPE_CHECKING:
+    from monitor.hot.act import Acted
+    from monitor.hot.parts import Core
+
+#: Looks: so far apart, while the last pod was held less than so long ago. (One costs 60 us with 110 pods.)
+PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
+_REST = 4  # times what a look cost is rested, at least
+#: Whether anybody lives on in a pod, and whether its brake is still in force, is looked at so often; whether a process
+#: has ended for which v1's freezer was thawed, so often: the pod runs meanwhile.
+ASK_NS, THAWED_NS = 100_000_000, 5_000_000
+
+
+class HoldControl:
+    """Made where `RunConfig.holds`. ``state`` is the policy's."""
+
+    def __init__(self, core: Core, figures: BrakeFigures) -> None:
+        config = core.config
+        #: SIGTERM goes out at once, and the victim is killed when its grace is over (`--hard-grace`).
+        self.graceful = config.hard_grace_ns > 0
+        core.evictor.asks_exits = self.graceful
+        self.rules = hold.Rules(config.hold_limit_ns, config.kills, config.two_steps)
+        self.state: State = FREE
+        self._gauge = core.gauge
+        self._registry = core.registry
+        self._recorder = core.recorder
+        self._stats = core.stats
+        self._send, self._log = core.outbox.send, core.outbox.log
+        self._version = core.gauge.hierarchy.version
+        kind = "limit" if self.graceful and self._version == 1 else config.hold_brake
+        self._brakes = HoldBrakes(core.gauge.hierarchy, HoldJournal(Path(config.state_dir)), kind)
+        self._figures = HoldFigures(core, self.rules, figures, self._brakes)
+        self._applier = HoldApplier(self._brakes, self._send, self._version)
+        self._holds: dict[str, Hold] = {}
+        self._last_id = 0
+        self._next_ns = self._asked_ns = self._changed_ns = 0
+        self._moved: dict[str, PodEntry] = {}  # who moved last
+        self._evicted: set[str] = set()  # uids of pods that somebody evicts
+        self._answers = KubeletAnswers()
+        self._gone: list[str] = []  # of those that are held: nobody is left of them
+
+    # before a crossing
+
+    def moved(self, indexes: Iterable[int]) -> None:
+        """Pods moved by a step: who grows may have to be held next."""
+        for index in indexes:
+            entry = self._registry.by_index.get(index)
+            if entry is not None and not entry.critical:
+                self._moved[entry.uid] = entry
+
+    def prepare(self) -> None:
+        """Have the brakes of the first of the order and of those that moved ready."""
+        entries = list(self._moved.values())[-4:]
+        first = self._registry.first()
+        left = self._brakes.prepare(entries if first is None else [first, *entries])
+        self._moved = {entry.uid: entry for entry in left}
+
+    # at a crossing, and in the pass after it
+
+    def crossed(self, crossed_ns: int, watch: Watch) -> None:
+        """A ceiling of ``watch`` was crossed: hold who grows."""
+        if not watch.hard_line or not self._gauge.known(watch):
+            return
+        if self._holds:
+            self.follow(time.monotonic_ns(), crossed_ns)
+            return
+        figures = self._figures
+        domains = figures.domains()
+        if any(map(figures.is_short, domains.values())):
+            self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
+
+    def look_uncrossed(self, now_ns: int) -> None:
+        """Pods moved while nobody is held. Where memory was short before this process looked, no crossing is left that
+        would say who grows.
+        """
+        if self.state != FREE or now_ns < self._next_ns:
+            return
+        began_ns = time.thread_time_ns()
+        figures, domains = self._figures, self._figures.domains()
+        watch = next((w for w in self._gauge.watches if (d := domains.get(w.signal)) and figures.is_short(d)), None)
+        if watch is not None:
+            self._advance(figures.look(domains, FREE, figures.who_grew(watch)), 0)
+        self._next_ns = time.monotonic_ns() + max(PACES[0][1], _REST * (time.thread_time_ns() - began_ns))
+
+    def keeps(self, entry: PodEntry, outcome: Outcome, crossed_ns: int) -> bool:
+        """Whether the victim of a pass is not evicted now, because pods are held for it; it is one of them where nobody
+        else is. With a grace it is braked, and goes.
+        """
+        if not (is_of_memory(outcome) and is_urgent(outcome)):
+            return False
+        figures = self._figures
+        if self.graceful and entry.uid not in self._holds:
+            self._advance(figures.look(figures.domains(), self.state, [entry.uid]), crossed_ns)
+        elif not self._holds:
+            self._advance(figures.look(figures.domains(), self.state, victim=entry), crossed_ns)
+        return not self.graceful and self.rules.kills and hold.is_in_the_way(self.state)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether a pod in its grace may be hurried: not before the second line, where it has it under the brake."""
+        return not self.graceful or not hold.is_in_the_way(self.state)
+
+    def acted(self, uid: str, acted: Acted | None) -> None:
+        """What was done about a pod: where it was sent SIGKILL it is not held any more, after SIGTERM it may answer."""
+        held, decision = self._holds.get(uid), None if acted is None else acted.decision
+        if held is None or decision is None or decision["observed"]:
+            return
+        grace_s = decision["given_s"]
+        if not grace_s:
+            self._remove(uid, self.state.opened or hold.SECOND_LINE)
+            return
+        held.decision = decision["id"]
+        self._report(held, resent=False)
+        self._soften(held, grace_s * 1_000_000_000)
+
+    def went(self, uid: str, *, killed: bool) -> None:
+        """The eviction of a pod is over; ``killed``: it did not end within its grace."""
+        if uid in self._holds:
+            self._remove(uid, (self.state.opened or "grace") if killed else hold.GONE)
+
+    def dropped(self, uid: str) -> None:
+        """A pod is forgotten."""
+        self._answers.gone(uid, time.monotonic_ns(), held=uid in self._holds)
+        if uid in self._holds:
+            self._remove(uid, hold.EVICTED if uid in self._evicted else hold.GONE)
+        self._moved.pop(uid, None)
+        self._evicted.discard(uid)
+        self._figures.forget(uid)
+        self._brakes.drop(uid)
+
+    def go_on(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
+        """Pods that an earlier hot process holds: those of them that are held on, because memory is short."""
+        adopted = [entry for entry in entries if self._brakes.of(entry).adopt()]
+        domains, uids = self._figures.domains(), [entry.uid for entry in adopted]
+        since = {e.uid: ns for e in adopted if (ns := self._brakes.of(e).since_ns)}  # its time limit goes on
+        if adopted:
+            self._advance(self._figures.look(domains, self.state, uids)._replace(since=since), 0)
+        for uid in uids:
+            held = self._holds.get(uid)
+            if held is None:
+                self._brakes.drop(uid)
+            elif held.entry.evicted:  # in the grace that the earlier one gave it: frozen it could not use it
+                self._soften(held, held.grace_ns)
+        return [entry for entry in adopted if entry.uid in self._holds]
+
+    # while pods are held
+
+    def due_ns(self) -> int | None:
+        """When to look again: while somebody is held, and until the shortage is over for which the policy decides."""
+        return self._next_ns if self._holds or self.state != FREE else None
+
+    def follow(self, now_ns: int, crossed_ns: int = 0) -> bool:
+        """Look; whether the policy is to decide anew."""
+        began_ns = time.thread_time_ns()
+        figures, before = self._figures, self.state
+        if now_ns - self._asked_ns >= (THAWED_NS if self._brakes.thawed else ASK_NS):
+            self._asked_ns = now_ns
+            self._look_after()
+        caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before)
+        evicted = [uid for uid in before.uids if uid in self._evicted]
+        growers = figures.who_grows_on(domains, before)
+        answers = self._answers
+        look = figures.look(domains, before, growers, None, self._gone, evicted, answers.other, answers.answered)
+        self._gone = []
+        answers.forget()
+        self._advance(look, crossed_ns)
+        age = now_ns - self._changed_ns
+        is_crossing = self.state.step == hold.ACROSS and self.state.met_ns  # to be stopped after a few MiB
+        pace = PACES[0][1] if is_crossing else next(pace for until, pace in PACES if age < until)
+        self._next_ns = time.monotonic_ns() + max(pace, _REST * (time.thread_time_ns() - began_ns))
+        return bool(self.state.opened and not before.opened) or bool(before.pods and not self.state.pods)
+
+    def take_figures(self, message: KubeletFigures) -> None:
+        """What the kubelet itself has of those that are held."""
+        found = {uid: (int(size), int(ns)) for uid, (size, ns) in message.pods.items() if uid in self._holds}
+        self._figures.shown |= found
+
+    def take_eviction(self, message: KubeletEviction) -> None:
+        """Somebody evicts a pod."""
+        if message.pod in self._registry.by_uid:
+            self._evicted.add(message.pod)
+        if message.for_memory and self._holds:
+            self._answers.take(message.pod, time.monotonic_ns())
+        held = self._holds.get(message.pod)
+        if held is not None:
+            self._soften(held, held.grace_ns)
+        self._next_ns = 0
+
+    def take_softened(self, message: Softened) -> None:
+        """The side has braked a pod so that it may run, or cannot."""
+        held = self._holds.get(message.pod)
+        if held is not None and held.id == message.id and message.high:
+            self._run_below(held, "limit+high" if held.cap else "high")
+
+    def report_all(self) -> None:
+        """Another side has begun: who is held."""
+        for held in self._holds.values():
+            self._report(held, resent=True)
+            if not held.soft:  # what the other side set it has taken back: the next look sets it again
+                self._brakes.of(held.entry).high_is_left = False
+
+    def release_all(self) -> None:
+        """This process ends: nobody stays held."""
+        for uid in list(self._holds):
+            self._remove(uid, "stopped")
+
+    def _look_after(self) -> None:
+        """Whether anybody is left in those that are held, and whether they are held still."""
+        for uid, held in self._holds.items():
+            self._answers.hold(self._figures.up_to(uid), self._asked_ns)
+            found = self._brakes.look_after(held.entry)
+            if found == GONE:
+                self._gone.append(uid)
+            elif found == ENDED or (found == LOST and uid not in self._evicted):
+                self._put_in_force(held, held.pod)
+
+    # doing
+
+    def _advance(self, look: Look, crossed_ns: int) -> None:
+        """Ask the policy, and do what it says."""
+        before = self.state
+        if self._version == 1 and any(held.soft for held in self._holds.values()):
+            look = look._replace(freezes=False)  # those run
+        for uid, usage in look.usages.items():
+            self._holds[uid].most = max(self._holds[uid].most, usage)
+        self.state, steps = hold.advance(self.rules, before, look)
+        if self.state == before and steps == hold.Steps():
+            return
+        if self._recorder is not None:
+            self._recorder.held(self.rules, before, look, self.state, steps)
+        for pod in steps.hold:
+            self._hold(pod, look, crossed_ns)
+        for pod in steps.recap:
+            self._put_in_force(self._holds[pod.uid], pod)
+        for uid, why in steps.end:
+            self._end(uid, why)
+        for pod in (*steps.hold, *steps.recap):
+            if pod.uid in self._holds:
+                self._report(self._holds[pod.uid], resent=False)
+
+    def _hold(self, pod: Pod, look: Look, crossed_ns: int) -> None:
+        """Brake a pod. Where that fails it is not held, and the policy decides as if nobody could be."""
+        entry = self._registry.by_uid[pod.uid]
+        self._last_id += 1
+        lowest = min(look.domains, key=lambda signal: look.domains[signal].available - look.domains[signal].line)
+        watch = next(w for w in self._gauge.watches if w.signal == lowest)
+        held = Hold(self._last_id, entry, pod, crossed_ns, watch)
+        if not self._put_in_force(held, pod):
+            self.state = self.state._replace(pods=tuple(p for p in self.state.pods if p.uid != pod.uid))
+            new = pod.uid not in self._figures.refused  # it is tried again at every look: 200 times a second
+            self._figures.refused.add(pod.uid)
+            if new:
+                self._log("error", "a pod could not be held", pod=entry.title, problem=self._brakes.of(entry).problem)
+            return
+        self._holds[pod.uid] = held
+        self._answers.hold(self._figures.up_to(pod.uid), self._changed_ns)
+        self._stats.add("holds")
+        if crossed_ns:
+            self._stats.observe_us("hold_us", (self._changed_ns - crossed_ns) // 1000)
+
+    def _put_in_force(self, held: Hold, pod: Pod) -> bool:
+        state, evicted = self.state, pod.uid in self._evicted
+        runs = pod.crosses or (held.soft and not state.tight)
+        parts, above = len(state.pods), bool(state.step)
+        is_held = self._applier.apply(held, pod, runs=runs, parts=parts, evicted=evicted, above=above)
+        self._changed_ns, self._next_ns = held.braked_ns, 0
+        self._figures.braked()
+        if is_held and evicted and not (runs or state.tight or held.asked):  # it was asked to end before it was stopped
+            self._soften(held, held.grace_ns)
+        return is_held
+
+    def _soften(self, held: Hold, grace_ns: int) -> None:
+        """The pod is asked to end."""
+        if self._applier.soften(held, grace_ns, len(self.state.pods)):
+            self._run_below(held, "limit")
+
+    def _run_below(self, held: Hold, brake: str) -> None:
+        """Thaw it, below the ``brake`` that is left."""
+        held.soft, held.brake = True, brake
+        self._brakes.of(held.entry).thaw()
+        self._report(held, resent=False)
+
+    def _remove(self, uid: str, why: str) -> None:
+        """End a hold that the policy does not end."""
+        left = tuple(p for p in self.state.pods if p.uid != uid)
+        self.state = self.state._replace(pods=left, step=self.state.step if left else "")
+        if not left and not self.state.met_ns:
+            self.state = FREE
+        self._end(uid, why)
+
+    def _end(self, uid: str, why: str) -> None:
+        held, brake = self._holds.pop(uid), self._brakes.get(uid)
+        self._brakes.thawed.discard(uid)
+        usage = self._figures.usage(uid) or 0
+        if brake is not None:
+            brake.release()
+        self._figures.braked()
+        self._send(held.ended(why, usage, self._available(held.watch), self._answers.last))
+
+    def _report(self, held: Hold, *, resent: bool) -> None:
+        order = self._registry.leaders()
+        self._send(held.held(self.rules, self.state, self._available(held.watch), order, resent=resent))
+
+    def _available(self, watch: Watch) -> int:
+        return watch.capacity - self._gauge.reading(watch).used

@@ -1,0 +1,61 @@
+"""What is applied to a held pod: stopped, on its way across a kubelet's line, or running through its grace. On
+cgroup v2 the side has a part in it: memory.high, where setting it takes too long for this process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hot.hold_report import Hold
+from monitor.link.hold_messages import Harden, Soften
+from monitor.link.messages import Send
+from monitor.policy.hold import Pod
+
+
+class HoldApplier:
+    """``version``: of cgroups."""
+
+    def __init__(self, brakes: HoldBrakes, send: Send, version: int) -> None:
+        self._brakes, self._send, self._version = brakes, send, version
+
+    def apply(self, held: Hold, pod: Pod, *, runs: bool, parts: int, evicted: bool, above: bool) -> bool:
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. ``parts``: of so many.
+        ``evicted``: it was asked to end. ``above``: a kubelet's line is to be crossed first, so it is not slowed down.
+        """
+        brake, cap = self._brakes.of(held.entry), pod.cap
+        if pod.crosses and brake.high_is_left and not (held.soft or evicted):  # below it 10 MiB take a thread 77 s
+            brake.high_is_left = False
+            self._send(Harden(held.id, pod.uid))  # it may be about to set it
+        elif held.soft and runs and self._version == 1:
+            cap = self._part(held, cap, parts)
+        in_force = brake.loosen(cap) if runs else brake.apply(cap)
+        held.pod, held.braked_ns = pod, time.monotonic_ns()
+        if in_force is None:
+            return False
+        held.brake, held.cap = in_force.brake, in_force.cap
+        if brake.slows_late and not above:
+            self._send(Soften(held.id, pod.uid, held.cap, 0, brake.leave_high(), brake.low))
+        return True
+
+    def soften(self, held: Hold, grace_ns: int, parts: int) -> bool:
+        """The pod is asked to end: frozen it cannot, so the side is asked for a brake below which it can. On v1 there
+        is none: it runs below a part of its cap, if it has one, and may find a system call fail there. Whether it does.
+        """
+        if "freeze" not in held.brake:
+            return False
+        held.asked = True
+        if self._version == 2:
+            high = self._brakes.of(held.entry).leave_high()
+            self._send(Soften(held.id, held.entry.uid, held.cap, grace_ns, high))
+            return False
+        if not held.cap:
+            return False
+        in_force = self._brakes.of(held.entry).loosen(self._part(held, held.cap, parts))
+        held.cap = in_force.cap if in_force is not None else held.cap
+        return True
+
+    def _part(self, held: Hold, cap: int, parts: int) -> int:
+        """The cap of one of so many that run; frozen each might have all that they may take together."""
+        usage = self._brakes.of(held.entry).usage() or 0
+        return usage + max(0, cap - usage) // max(1, parts)

@@ -1,0 +1,179 @@
+"""What decisions on holds are made with: how much there is, how fast it grows under the brakes, and who grows."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from monitor.hot.brake_figures import BrakeFigures
+from monitor.hot.hold_brakes import HoldBrakes
+from monitor.hot.registry import PodEntry
+from monitor.policy import hold, hold_growers
+from monitor.policy.hold import Domain, Look, Rules, State
+from monitor.sources.watch import Watch
+
+if TYPE_CHECKING:
+    from monitor.hot.parts import Core
+
+#: The growth under a hold is measured over the last so long, and over at least that.
+WINDOW_NS, LEAST_NS = 50_000_000, 4_000_000
+#: A figure of the kubelet's shows what a pod holds if it has this part of it.
+_SHOWS = 0.9
+
+
+class HoldFigures:
+    """Asked at crossings and at every look."""
+
+    def __init__(self, core: Core, rules: Rules, figures: BrakeFigures, brakes: HoldBrakes) -> None:
+        self._gauge = core.gauge
+        self._registry = core.registry
+        self._log = core.outbox.log
+        self._rules = rules
+        self._figures = figures
+        self._brakes = brakes
+        self._before: dict[str, Mapping[str, int]] = {}  # signal -> working sets, from which who grows on is measured
+        #: Signal -> when, bytes, and bytes with what those have who are held with a cap; since a brake changed.
+        self._available: dict[str, deque[tuple[int, int, int]]] = {}
+        self._counted: set[str] = set()  # uids of those with a cap whose usage is known
+        self.refused: set[str] = set()  # uids of pods that cannot be held, reported
+        self.shown: dict[str, tuple[int, int]] = {}  # uid -> the kubelet's own figure, and of when
+
+    def domains(self) -> dict[str, Domain]:
+        """How much there is, of each domain with a hard threshold."""
+        found = {}
+        for watch in self._gauge.watches:
+            if watch.hard_line and self._gauge.known(watch):
+                available = watch.capacity - self._gauge.reading(watch).used
+                above = [t.min_reclaim.amount(watch.capacity) for t in watch.thresholds if t.hard and t.min_reclaim]
+                found[watch.signal] = Domain(available, watch.hard_line, watch.hard_line + max(above, default=0))
+        return found
+
+    def is_short(self, domain: Domain) -> bool:
+        return domain.available < hold.hold_line(self._rules, domain)
+
+    def braked(self) -> None:
+        """A brake was put in force or released: growth is that of the time since."""
+        self._available.clear()
+
+    def with_rates(
+        self, domains: Mapping[str, Domain], now_ns: int, caps: Mapping[str, int], state: State
+    ) -> dict[str, Domain]:
+        """With how much each has grown lately, under the brakes that are in force. ``caps``: uid -> bytes, of those who
+        are held with one. What they take ends there; it is growth only where all of it would reach the second line.
+        """
+        found = {}
+        usages = {uid: has for uid in caps if (has := self.usage(uid)) is not None}
+        if self._counted != usages.keys():  # what one had who cannot be read any more was taken for growth
+            self._counted = set(usages)
+            self._available.clear()
+        room = sum(max(0, caps[uid] - has) for uid, has in usages.items())
+        for signal, domain in domains.items():
+            taken = self._available.setdefault(signal, deque())
+            while taken and now_ns - taken[0][0] > WINDOW_NS:
+                taken.popleft()
+            now = (now_ns, domain.available, domain.available + sum(usages.values()))
+            rate = 0
+            if taken and now_ns - taken[0][0] >= LEAST_NS:
+                is_bounded = domain.available - room > hold.second_line(state.left.get(signal, domain.available))
+                which = 2 if is_bounded else 1
+                rate = max(0, (taken[0][which] - now[which]) * 1_000_000_000 // (now_ns - taken[0][0]))
+            taken.append(now)
+            found[signal] = domain._replace(rate=rate)
+        return found
+
+    def who_grew(self, watch: Watch) -> list[str]:
+        """Who grows at a crossing, in the policy's order."""
+        grew, everywhere, has = self._figures.grown_pods(watch, self._gauge.reading(watch))
+        self._before = {watch.signal: has}
+        return hold_growers.who_grew(grew, everywhere, self._order(grew))
+
+    def who_grows_on(self, domains: Mapping[str, Domain], state: State) -> list[str]:
+        """Who grows although others are held, in the policy's order."""
+        short = [signal for signal, domain in domains.items() if self.is_short(domain)]
+        found: list[str] = []
+        if not short:
+            return found
+        self._gauge.reread()
+        usages, _ = self._registry.usages()
+        for signal in short:
+            before = self._before.setdefault(signal, usages)
+            by_uid = self._registry.by_uid  # who became known since may have had it all along
+            grew = {
+                uid: has - before.get(uid, by_uid[uid].began) for uid, has in usages.items() if uid not in state.uids
+            }
+            left = state.left.get(signal, domains[signal].available)
+            found += [uid for uid in hold_growers.who_grows_on(grew, left, self._order(grew)) if uid not in found]
+        return found
+
+    def look(
+        self,
+        domains: Mapping[str, Domain],
+        state: State,
+        growers: Sequence[str] = (),
+        victim: PodEntry | None = None,
+        gone: Sequence[str] = (),
+        evicted: Sequence[str] = (),
+        other: str = "",
+        answered: bool = False,
+    ) -> Look:
+        """What the policy is asked with. ``gone``, ``evicted``, ``other``, ``answered``: as in `Look`."""
+        usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
+        shown = [
+            pod.uid
+            for pod in state.pods
+            if pod.uid in self.shown
+            and self.shown[pod.uid][1] > pod.since_ns
+            and self.shown[pod.uid][0] >= _SHOWS * usages.get(pod.uid, 0)
+        ]
+        first = self._registry.first()
+        held = None if victim is None else self._may_hold(victim.uid)
+        wanted = [(uid, has) for uid in growers if (has := self._may_hold(uid)) is not None]
+        whose = (*state.uids, *(uid for uid, _ in wanted), *(() if victim is None or held is None else (victim.uid,)))
+        return Look(
+            now_ns=time.monotonic_ns(),
+            domains=domains,
+            growers=wanted,
+            victim=("", 0) if victim is None or held is None else (victim.uid, held),
+            first="" if first is None else first.uid,
+            usages=usages,
+            gone=list(gone),
+            evicted=list(evicted),
+            other=other,
+            answered=answered,
+            shown=shown,
+            freezes=all("freeze" in brake.kind for uid in whose if (brake := self._brakes.get(uid)) is not None),
+            slow=[uid for uid in usages if (brake := self._brakes.get(uid)) is not None and "high" in brake.kind],
+        )
+
+    def usage(self, uid: str) -> int | None:
+        """Bytes charged to a pod whose brake is ready."""
+        brake = self._brakes.get(uid)
+        return None if brake is None else brake.usage()
+
+    def forget(self, uid: str) -> None:
+        self.refused.discard(uid)
+        self.shown.pop(uid, None)
+
+    def up_to(self, uid: str) -> list[str]:
+        """A pod, and who comes before it in the policy's order."""
+        order = [c.uid for c in self._registry.order() if not c.critical]
+        return order[: order.index(uid) + 1] if uid in order else [uid]
+
+    def _order(self, among: Container[str]) -> list[str]:
+        """Who may be held, in the policy's order."""
+        return [c.uid for c in self._registry.order() if c.uid in among and not c.critical]
+
+    def _may_hold(self, uid: str) -> int | None:
+        """Bytes charged to a pod that can be held; None where it cannot, which is reported once."""
+        entry = self._registry.by_uid.get(uid)
+        if entry is None or entry.critical:
+            return None
+        brake = self._brakes.of(entry)
+        if brake.problem:
+            if uid not in self.refused:
+                self.refused.add(uid)
+                self._log("warning", "a pod cannot be held", pod=entry.title, problem=brake.problem)
+            return None
+        return brake.usage()

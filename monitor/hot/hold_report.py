@@ -1,0 +1,81 @@
+"""A pod that is held, and what the side is sent of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.hot.registry import PodEntry
+from monitor.link.hold_messages import Held, HoldEnded
+from monitor.policy import hold
+from monitor.policy.hold import Pod, Rules, State
+from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
+from monitor.sources.watch import Watch
+
+
+@dataclass(slots=True)
+class Hold:
+    """One hold, from its first brake to its end. ``watch``: the domain that it is for."""
+
+    id: int
+    entry: PodEntry
+    pod: Pod
+    crossed_ns: int
+    watch: Watch
+    braked_ns: int = 0  # when what is in force was put in force
+    brake: str = ""
+    cap: int = 0
+    decision: int = 0
+    soft: bool = False  # it may run, below a memory.high of the side's
+    most: int = 0  # bytes charged to it at the most
+    asked: bool = False  # the side was asked to let it run through its grace
+
+    @property
+    def grace_ns(self) -> int:
+        """For how long it may run when somebody else evicts it."""
+        grace_s = self.entry.grace_s
+        return (DEFAULT_POD_GRACE_S if grace_s is None else grace_s) * 1_000_000_000
+
+    def held(self, rules: Rules, state: State, available: int, order: Sequence[Sequence[Any]], *, resent: bool) -> Held:
+        """That it is, and how. ``available``: bytes of its domain; ``order``: the first candidates."""
+        watch, pod = self.watch, self.pod
+        left = state.left.get(watch.signal, watch.hard_line)
+        return Held(
+            id=self.id,
+            decision=self.decision,
+            pod=pod.uid,
+            name=self.entry.title,
+            ts_ns=self.braked_ns,
+            crossed_ns=self.crossed_ns or None,
+            brake=self.brake,
+            cap=self.cap,
+            usage=pod.usage,
+            signal=watch.signal,
+            domain=watch.name,
+            quantity=watch.hard_line,
+            available=available,
+            second_line=hold.second_line(left) if rules.kills else 0,
+            reason=pod.reason,
+            until_ns=pod.since_ns + rules.limit_ns,
+            step=state.step,
+            resent=resent,
+            order=order,
+        )
+
+    def ended(self, why: str, usage: int, available: int, other: str) -> HoldEnded:
+        """That it is not any more. ``usage``: bytes charged to it now; ``other``: the pod that the kubelet took."""
+        now = time.monotonic_ns()
+        return HoldEnded(
+            id=self.id,
+            pod=self.pod.uid,
+            name=self.entry.title,
+            ts_ns=now,
+            held_ns=now - self.pod.since_ns,
+            why=why,
+            grew=max(self.most, usage) - self.pod.usage,
+            usage=usage,
+            available=available,
+            other=other if why == hold.OTHER_POD else "",
+        )
