@@ -1,0 +1,125 @@
+"""Who is asked to end while he is held, and memory.high of the side's: the hot process without a kernel."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.hot.kubelet_answers import KubeletAnswers
+from monitor.link.hold_messages import Harden, Held, KubeletEviction, KubeletFigures, Soften, Softened
+from monitor.policy.hold import MARGIN
+from monitor.settings.config import RunConfig
+from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World, clocked
+
+HOG, DB = PODS[0], PODS[1]
+ABOVE = 100 + MARGIN // MIB - 2
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Beside a kubelet; with a hog that is the first of the order, and a database."""
+    rules: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
+    made = World(RunConfig(**rules, hold=True, two_steps=True), tmp_path)
+    with clocked(made):
+        made.put(0, 0, 0, "BestEffort", False, 100)
+        made.put(1, 1000, 300, "Burstable", False, 200)
+        made.run(300, False)
+        yield made
+
+
+def both_grow(world: World, available: int) -> None:
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, 200)
+    world.put(1, 1000, 300, "Burstable", False, 301)
+    world.run(available, True)
+
+
+def look_later(world: World, ns: int = SECOND) -> None:
+    world.wait(ns)
+    world.look()
+
+
+def reported(world: World, kind: type) -> list[Any]:
+    return [message for message in world.told if isinstance(message, kind)]
+
+
+def test_the_side_takes_memory_high_back_before_the_line_is_crossed_again(world: World) -> None:
+    """Before Linux 6.16; below it a thread takes 0.13 MiB a second, and the kubelet would see nothing. If it has to be
+    stopped before the side has done so, the side is asked once more: it takes messages in their order.
+    """
+    world.brakes_are_late = True
+    both_grow(world, 99)
+    assert [(one.pod, one.grace_ns, one.high) for one in reported(world, Soften)] == [(HOG, 0, "max"), (DB, 0, "max")]
+    world.working_set = CAPACITY - 110 * MIB
+    look_later(world, 16 * SECOND)
+    assert reported(world, Harden) == [Harden(1, HOG), Harden(2, DB)]
+    for uid in (HOG, DB):
+        assert world.brakes[uid].log[-1][0] == "loosen"
+        assert not world.brakes[uid].high_is_left
+    world.told.clear()
+    world.working_set = CAPACITY - 90 * MIB
+    look_later(world, SECOND // 100)
+    assert [(one.pod, one.grace_ns, one.high) for one in reported(world, Soften)] == [(HOG, 0, "max"), (DB, 0, "max")]
+    assert all(world.brakes[uid].high_is_left for uid in (HOG, DB))
+
+
+def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
+    """The side's answer may come after the pod was let across: it would run to its cap with nothing in its way."""
+    both_grow(world, ABOVE)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    look_later(world, 16 * SECOND)
+    assert world.brakes[HOG].log[-1][0] == "loosen"
+    assert reported(world, Harden) == []
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert reported(world, Held)[-1].brake == "limit+high"
+
+
+def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: World) -> None:
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    world.tell(Softened(1, HOG, 0, "too many threads"))
+    for _ in range(5):
+        world.brakes[HOG].is_in_force = False
+        look_later(world)
+        held = world.decider.holds
+        assert held is not None
+        held._put_in_force(held._holds[HOG], held._holds[HOG].pod)
+    assert len(reported(world, Soften)) == 1
+
+
+def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
+    """Frozen each might have half of it, for one system call; four that were drained together had 190 of 95 MiB."""
+    holds = world.decider.holds
+    assert holds is not None
+    holds._version = holds._applier._version = 1
+    for uid in (HOG, DB):
+        world.tell(KubeletEviction(uid, for_memory=False))
+    both_grow(world, 95)
+    assert [one.pod for one in reported(world, Held) if one.step == ""][:2] == [HOG, DB]
+    for _ in range(2):
+        rooms = [world.brakes[uid].log[-2 if world.brakes[uid].log[-1][0] == "thaw" else -1] for uid in (HOG, DB)]
+        assert [how for how, _ in rooms] == ["loosen", "loosen"]
+        assert sum(cap for _, cap in rooms) - (200 + 301) * MIB <= 95 * MIB // 2
+        for held in list(holds._holds.values()):
+            holds._put_in_force(held, held.pod)
+
+
+def test_the_end_of_one_that_comes_before_counts_once() -> None:
+    """A job's pods come and go; a kubelet that does not answer is answered for all the same."""
+    answers = KubeletAnswers()
+    answers.hold(["held", "job1", "job2"], SECOND)
+    found = []
+    for uid, held in (("job1", False), ("job2", False), ("other", False), ("held", True)):
+        answers.gone(uid, 2 * SECOND, held=held)
+        found.append(answers.answered)
+        answers.forget()
+    assert found == [True, False, False, True]
+
+
+def test_figures_of_the_kubelet_are_those_of_who_is_held(world: World) -> None:
+    both_grow(world, ABOVE)
+    world.tell(KubeletFigures({HOG: (200 * MIB, world.now_ns + 1), "another": (1, 1)}))
+    holds = world.decider.holds
+    assert holds is not None
+    assert list(holds._figures.shown) == [HOG]

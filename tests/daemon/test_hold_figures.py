@@ -1,0 +1,72 @@
+"""Growth under brakes: what who is held with a cap may still take ends there, and is no growth that has to be stopped.
+
+Stand-ins for brakes: what they hold is said here. On the kernel: `outrace bench race --mode hold --load populate`.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.hot.hold_figures import LEAST_NS, HoldFigures
+from monitor.policy.hold import FREE, Domain, Pod, Rules, State
+
+MIB = 1 << 20
+RULES = Rules(120_000_000_000, True)
+HELD: State = FREE._replace(left={"memory.available": 8 * MIB}, met_ns=1)
+
+
+def figures(usages: dict[str, int]) -> HoldFigures:
+    brakes = SimpleNamespace(get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None)
+    core: Any = SimpleNamespace(gauge=None, registry=None, outbox=SimpleNamespace(log=None))
+    return HoldFigures(core, RULES, None, brakes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cap", "counted"),
+    [
+        (104 * MIB, 0),  # 4 MiB are left then, and the second line is at 2
+        (107 * MIB, 3),  # 1 MiB would be left
+        (0, 3),  # frozen only
+    ],
+)
+def test_growth_up_to_a_cap_is_none_unless_it_reaches_the_second_line(cap: int, counted: int) -> None:
+    usages = {"a": 100 * MIB}
+    held = figures(usages)
+    caps = {"a": cap} if cap else {}
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
+    usages["a"] += 3 * MIB
+    now = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
+    assert now["memory.available"].rate == counted * MIB * 1_000_000_000 // LEAST_NS
+
+
+def test_growth_of_others_counts_beside_a_capped_pod() -> None:
+    held = figures({"a": 100 * MIB})
+    caps = {"a": 101 * MIB}
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
+    now = held.with_rates({"memory.available": Domain(6 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
+    assert now["memory.available"].rate == 2 * MIB * 1_000_000_000 // LEAST_NS
+
+
+def test_a_brake_that_is_released_is_no_growth() -> None:
+    usages = {"a": 100 * MIB}
+    held = figures(usages)
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, {"a": 104 * MIB}, HELD)
+    held.braked()
+    now = held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, {}, HELD)
+    assert now["memory.available"].rate == 0
+
+
+def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> None:
+    """Its manifest came late, or nobody had counted it: 60 MiB that stand still are no growth."""
+    usages = {"a": 100 * MIB}
+    entries = {"late": SimpleNamespace(began=60 * MIB), "new": SimpleNamespace(began=0)}
+    order = [SimpleNamespace(uid=uid, critical=False) for uid in ("late", "new")]
+    registry = SimpleNamespace(usages=lambda: (dict(usages), 0), by_uid=entries, order=lambda: order)
+    held = figures(usages)
+    held._registry, held._gauge = registry, SimpleNamespace(reread=lambda: None)  # type: ignore[assignment]
+    short = {"memory.available": Domain(4 * MIB, 8 * MIB, 8 * MIB)}
+    state = HELD._replace(pods=(Pod("a", "grows", 0, 100 * MIB, 104 * MIB),))
+    assert held.who_grows_on(short, state) == []
+    usages |= {"late": 60 * MIB, "new": 8 * MIB}
+    assert held.who_grows_on(short, state) == ["new"]

@@ -1,0 +1,327 @@
+"""Holds beside a kubelet, and what the side answers: the hot process without a kernel, with a clock that can be moved.
+
+The brake is a stand-in here; the real one is in tests/actions/test_pod_brake.py, and real holds in test_hold_live.py.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.link.hold_messages import Held, HoldEnded, KubeletEviction, KubeletFigures, Soften, Softened
+from monitor.policy.hold import BEYOND, MARGIN
+from monitor.settings.config import RunConfig
+from tests.replay.stand_ins import StandInBrake
+from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World, clocked
+
+HOG, DB = PODS[0], PODS[1]
+RULES: dict[str, Any] = {"enforce": True, "eviction_hard": {"memory.available": "100Mi"}, "eviction_soft": {}}
+ABOVE = 100 + MARGIN // MIB - 2
+
+
+def grown(world: World, usage: int, available: int) -> None:
+    """The hog has so much now, and so much is left; a ceiling was crossed."""
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, usage)
+    world.run(available, True)
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """With a hog that is the first of the order, and a database."""
+    made = World(RunConfig(**RULES, **getattr(request, "param", {"hold": True, "two_steps": True})), tmp_path)
+    with clocked(made):
+        made.put(0, 0, 0, "BestEffort", False, 100)
+        made.put(1, 1000, 300, "Burstable", False, 200)
+        made.run(300, False)
+        yield made
+
+
+def reported(world: World, kind: type) -> list[Any]:
+    return [message for message in world.told if isinstance(message, kind)]
+
+
+def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_show_it(world: World) -> None:
+    grown(world, 286, ABOVE)
+    [held] = reported(world, Held)
+    assert (held.pod, held.step, held.reason, held.decision) == (HOG, "above", "victim", 0)
+    assert held.cap == 286 * MIB + (ABOVE - 100) * MIB // 2
+    assert world.sent == []
+    world.tell(KubeletFigures({HOG: (100 * MIB, world.now_ns + 1)}))
+    world.wait(SECOND)
+    world.look()
+    assert len(reported(world, Held)) == 1, "they are of before it grew"
+    world.tell(KubeletFigures({HOG: (285 * MIB, world.now_ns)}))
+    world.wait(SECOND)
+    world.look()
+    held = reported(world, Held)[-1]
+    assert (held.id, held.step) == (1, "across")
+    assert world.brakes[HOG].log[-1] == ("loosen", 286 * MIB + (ABOVE - 100) * MIB + BEYOND)
+    grown(world, 304, 96)
+    assert reported(world, Held)[-1].step == ""
+    assert world.brakes[HOG].log[-1][0] == "apply", "stopped again beyond the line"
+    assert world.sent == [], "the kubelet has its turn"
+
+
+def test_who_grows_where_memory_was_short_before_is_held_without_a_crossing(world: World) -> None:
+    """As a daemon starts on a node that is short: its ceilings were crossed before."""
+    world.run(ABOVE + 1, False)
+    holds = world.decider.holds
+    assert holds is not None
+    world.decider._brake.note(world.now_ns)
+    world.wait(SECOND // 10)
+    for usage, available, held in ((100, ABOVE + 1, []), (130, ABOVE - 29, [HOG])):
+        world.put(0, 0, 0, "BestEffort", False, usage)
+        world.working_set = CAPACITY - available * MIB
+        world.decider.step(world.registry.by_uid[HOG].index, usage * MIB)
+        world.decider.rank_moved()
+        holds.look_uncrossed(world.now_ns)
+        assert [message.pod for message in reported(world, Held)] == held
+        world.wait(SECOND // 10)
+    assert world.sent == []
+
+
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+def test_the_side_is_asked_to_slow_a_pod_down_where_hot_may_not_set_memory_high_so_low(world: World) -> None:
+    """Before Linux 6.16: once, and again when there is another side, which has taken back what the last one did."""
+    world.brakes_are_late = True
+    grown(world, 301, 99)
+    assert [(one.pod, one.grace_ns, one.high) for one in reported(world, Soften)] == [(HOG, 0, "max")]
+    world.wait(SECOND)
+    world.look()
+    assert len(reported(world, Soften)) == 1
+    holds = world.decider.holds
+    assert holds is not None
+    holds.report_all()
+    world.brakes[HOG].is_in_force = False  # memory.high is back
+    world.wait(SECOND)
+    world.look()
+    assert len(reported(world, Soften)) == 2
+
+
+def test_a_kubelet_that_does_not_answer_is_answered_for(world: World) -> None:
+    grown(world, 301, 99)
+    world.wait(19 * SECOND)
+    world.look()
+    assert world.sent == []
+    world.wait(SECOND)
+    world.look()
+    assert [message.pod for message in world.sent] == [HOG]
+    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "unanswered")]
+    assert world.brakes[HOG].log[-1][0] == "release"
+
+
+@pytest.mark.parametrize(("available", "decided"), [(99, [HOG]), (250, [])])
+def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided: list[str]) -> None:
+    """The policy decides itself: whether anybody has to go still."""
+    grown(world, 301, 99)
+    world.tell(KubeletEviction(DB, for_memory=False))
+    world.wait(SECOND)
+    world.look()
+    assert not reported(world, HoldEnded), "it was not for memory"
+    world.tell(KubeletEviction(DB, for_memory=True))
+    world.run(available, False)
+    world.wait(SECOND)
+    world.look()
+    assert [message.pod for message in world.sent] == decided
+    assert [(one.pod, one.why, one.other) for one in reported(world, HoldEnded)] == [(HOG, "other_pod", DB)]
+
+
+def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world: World) -> None:
+    """A pod of lower priority goes first, and the one that grows at the next of its loops. It reports that after its
+    pod is gone, and perhaps when another hold has begun.
+    """
+    world.put(0, -10, 0, "BestEffort", False, 100)
+    world.wait(SECOND // 10)
+    world.put(1, 0, 0, "BestEffort", False, 401)
+    world.run(99, True)
+    assert [(one.pod, one.reason) for one in reported(world, Held)] == [(DB, "grows")]
+    world.drop(0)
+    world.wait(9 * SECOND)
+    world.tell(KubeletEviction(HOG, for_memory=True))
+    world.look()
+    world.wait(19 * SECOND)
+    world.look()
+    assert (world.sent, reported(world, HoldEnded)) == ([], [])
+    world.wait(SECOND)
+    world.look()
+    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(DB, "unanswered")]
+
+
+def test_a_pod_that_the_kubelet_evicts_may_answer_and_is_not_held_any_more_when_it_is_gone(world: World) -> None:
+    grown(world, 301, 99)
+    world.tell(KubeletEviction(HOG, for_memory=True))
+    [soften] = reported(world, Soften)
+    assert (soften.id, soften.pod) == (1, HOG)
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert world.brakes[HOG].log[-1] == ("thaw", 0)
+    assert reported(world, Held)[-1].brake == "limit+high"
+    world.drop(0)
+    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "evicted")]
+    assert world.sent == []
+
+
+@pytest.mark.parametrize("world", [{"hard_grace_ns": 5 * SECOND}], indirect=True)
+def test_a_grace_under_the_brake(world: World) -> None:
+    grown(world, 301, 99)
+    [decision] = world.sent
+    assert (decision.pod, decision.given_s) == (HOG, 5)
+    assert [(one.pod, one.decision) for one in reported(world, Held)] == [(HOG, 0), (HOG, decision.id)]
+    assert [one.grace_ns for one in reported(world, Soften)] == [5 * SECOND]
+    world.tell(Softened(1, HOG, 0, "no room"))
+    assert not any(how == "thaw" for how, _ in world.brakes[HOG].log), "it stays frozen"
+    hurried: list[int] = []
+    world.evictor.hurry = lambda: hurried.append(world.now_ns)
+    world.wait(SECOND)
+    world.run(60, True)
+    assert hurried == [], "it has its grace"
+    world.wait(SECOND)
+    world.run(20, True)
+    assert len(hurried) == 1, "below the second line it has not"
+
+
+@pytest.mark.parametrize("world", [{"hold": True, "never_kill": True}], indirect=True)
+def test_who_grows_on_is_held_too(world: World) -> None:
+    grown(world, 301, 99)
+    world.wait(SECOND // 10)
+    world.put(1, 1000, 300, "Burstable", False, 230)
+    world.working_set += 30 * MIB
+    world.look()
+    assert [(one.pod, one.reason) for one in reported(world, Held)] == [(HOG, "victim"), (DB, "grows")]
+    assert [message.observed for message in world.sent] == [True]
+    world.decider.holds.release_all()
+    assert [one.why for one in reported(world, HoldEnded)] == ["stopped", "stopped"]
+    assert all(brake.log[-1][0] == "release" for brake in world.brakes.values())
+
+
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+def test_a_brake_that_fails_again_and_again_is_logged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried at every look, 200 times a second."""
+    monkeypatch.setattr(StandInBrake, "apply", lambda *_: None)
+    for available in range(99, 90, -1):
+        grown(world, 400 - available, available)
+        world.look()
+    assert world.logged.count("a pod could not be held") == 1
+
+
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brake is of the old one, and stops nobody: it may not keep the policy from deciding."""
+    grown(world, 301, 99)
+    assert [one.pod for one in reported(world, Held)] == [HOG]
+    monkeypatch.setattr(StandInBrake, "usage", lambda _: None)
+    world.wait(SECOND)
+    world.look()
+    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "gone")]
+
+
+@pytest.mark.parametrize("world", [{"hard_grace_ns": 5 * SECOND}], indirect=True)
+def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -> None:
+    world.run(99, False)
+    holds, entry = world.decider.holds, world.registry.by_uid[HOG]
+    assert holds is not None
+    world.told.clear()
+    for uid in list(holds.state.uids):
+        holds.dropped(uid)
+    entry.evicted = True
+    holds._brakes.of(entry).since_ns = world.now_ns - 7 * SECOND
+    assert holds.go_on([entry]) == [entry]
+    [soften] = reported(world, Soften)
+    assert soften.pod == HOG
+    assert holds.state.pods[0].since_ns == world.now_ns - 7 * SECOND, "restarts do not prolong the hold"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World, late: bool) -> None:
+    """Whether it is reported while the pod is there still or after it is gone."""
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, 200)
+    world.put(1, 1000, 300, "Burstable", False, 301)
+    world.run(99, True)
+    assert [one.pod for one in reported(world, Held)] == [HOG, DB]
+    world.wait(12 * SECOND)
+    world.look()
+    if not late:
+        world.tell(KubeletEviction(DB, for_memory=True))
+    world.wait(SECOND)
+    world.drop(1)
+    world.run(99, False)
+    world.look()
+    if late:
+        world.tell(KubeletEviction(DB, for_memory=True))
+    world.wait(19 * SECOND)
+    world.look()
+    assert world.sent == [], "its next loop comes"
+    assert [one.pod for one in reported(world, HoldEnded)] == [DB]
+
+
+def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(world: World) -> None:
+    """The hold began more than 60 s before the report."""
+    world.put(0, -10, 0, "BestEffort", False, 100)
+    world.wait(SECOND // 10)
+    world.put(1, 0, 0, "BestEffort", False, 386)
+    world.run(ABOVE, True)
+    assert [one.pod for one in reported(world, Held)] == [DB]
+    for _ in range(64):
+        world.wait(SECOND)
+        world.look()
+    world.put(1, 0, 0, "BestEffort", False, 405)
+    world.run(95, True)
+    world.wait(4 * SECOND)
+    world.drop(0)
+    world.run(95, False)
+    world.tell(KubeletEviction(HOG, for_memory=True))
+    world.wait(SECOND)
+    world.look()
+    assert (world.sent, reported(world, HoldEnded)) == ([], [])
+
+
+def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
+    """Below a cap 1 MiB above its usage it would be killed by v2, running."""
+    grown(world, 286, ABOVE)
+    world.tell(KubeletFigures({HOG: (286 * MIB, world.now_ns + 1)}))
+    world.wait(SECOND)
+    world.look()
+    world.put(1, 1000, 300, "Burstable", False, 212)
+    world.working_set = CAPACITY - 101 * MIB
+    world.wait(SECOND // 100)
+    world.look()
+    assert [how for how, _ in world.brakes[DB].log] == ["apply"]
+    assert world.brakes[HOG].log[-1][0] == "loosen"
+
+
+@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
+def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> None:
+    """It was for one process of many: a probe whose time was over."""
+    grown(world, 301, 99)
+    brake = world.brakes[HOG]
+    brake.kill_pends = True
+    world.wait(SECOND)
+    world.look()
+    assert brake.log[-1][0] == "thaw"
+    brake.kill_pends = False
+    world.wait(SECOND // 100)
+    world.look()
+    assert brake.log[-1][0] == "apply"
+    assert len(brake.log) == 3
+    world.wait(SECOND)
+    world.look()
+    assert len(brake.log) == 3
+
+
+@pytest.mark.parametrize("asked", ["before", "across"])
+def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, asked: str) -> None:
+    if asked == "across":
+        grown(world, 286, ABOVE)
+        world.tell(KubeletFigures({HOG: (286 * MIB, world.now_ns + 1)}))
+        world.wait(SECOND)
+        world.look()
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    assert reported(world, Soften) == []
+    world.wait(SECOND // 10)
+    world.put(0, 0, 0, "BestEffort", False, 304)
+    world.registry.by_uid[HOG].grace_s = None
+    world.run(96, True)
+    assert world.brakes[HOG].log[-1][0] == "apply"
+    assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 30 * SECOND)]

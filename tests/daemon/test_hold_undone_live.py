@@ -1,0 +1,142 @@
+"""Both processes killed in the middle of a hold: what they changed is undone by the next start, in any mode, and by
+`outrace unload`; and the soft brake of a grace, from the hot process to the kernel and back.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode, LabPod
+from tests import live
+from tests.daemon.hold_node import V2, daemon, holding, is_as_before, is_held, released
+from tests.daemon.hot_node import hard, hot_node, up_to
+
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]  # some minutes in an emulated guest
+
+node = live.fixture(hot_node)
+
+#: Takes memory until SIGTERM, says so, and ends.
+_ANSWERS = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+block = mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+block.madvise(mmap.MADV_NOHUGEPAGE)
+for at in range(0, len(block), 4096):
+    block[at] = 1
+    if asked: break
+print("answered", flush=True)
+os._exit(7)
+"""
+
+
+def killed(running: LabDaemon) -> None:
+    """The side first: it would release what the hot process held."""
+    assert running.process is not None
+    sides = live.children(running.pid)
+    os.kill(running.pid, signal.SIGSTOP)  # so that it starts no other
+    for side in sides:
+        os.kill(side, signal.SIGKILL)
+        live.until(lambda pid=side: not live.alive(pid), "the side to end")
+    running.process.kill()
+    running.process.wait()
+
+
+def grown_and_left(node: LabNode, pod: LabPod, hog: live.Puppet, *options: str) -> None:
+    """A pod is held, and nobody is there any more to release it."""
+    with daemon(node, 16, *options) as running:
+        hog.tell(f"anon({up_to(node, 118)})")
+        holding(running, pod)
+        killed(running)
+        assert is_held(pod)
+        assert not is_as_before(pod)
+
+
+def test_the_next_start_releases_also_in_mode_observe(node: LabNode) -> None:
+    pod = node.add_pod("hog")
+    with live.Puppet(pod.containers["c0"]) as hog:
+        grown_and_left(node, pod, hog)
+        with live.daemon(node, *hard(16)) as running:
+            released(pod)
+            assert hog.answer() == "done"
+            assert live.message(running, "a hold of an earlier daemon is undone")["outcome"] == "restored"
+    assert node.oom_kills() == 0
+
+
+@pytest.mark.parametrize("whose", ["its own", "another"])
+def test_unload_releases_on_whatever_state_dir(node: LabNode, tmp_path: Path, whose: str) -> None:
+    pod = node.add_pod("hog")
+    with live.Puppet(pod.containers["c0"]) as hog:
+        grown_and_left(node, pod, hog)
+        state_dir = live.state_dir() if whose == "its own" else tmp_path
+        done = live.outrace("unload", "--holds", "--state-dir", str(state_dir))
+        assert done.returncode == 0, done.stderr
+        assert is_as_before(pod)
+        assert hog.answer() == "done"
+    assert node.oom_kills() == 0
+
+
+def test_who_waits_for_a_lock_of_a_held_pod_is_in_the_log(node: LabNode, tmp_path: Path) -> None:
+    """Once, and he gets it when the hold is over."""
+    take = f"import fcntl; fd = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR | os.O_CREAT); fcntl.flock(fd, 2)"
+    pod, other = node.add_pod("hog"), node.add_pod("other", "Guaranteed", request=64 * MIB)
+    with (
+        live.Puppet(pod.containers["c0"]) as hog,
+        live.Puppet(other.containers["c0"]) as waiter,
+        daemon(node, 16) as running,
+    ):
+        hog.do(take)
+        hog.tell(f"anon({up_to(node, 118)})")
+        holding(running, pod)
+        waiter.tell(take)
+        line = live.message(running, "a process waits for a file lock of a held pod")
+        assert (line["pod"], line["waiter_pid"], line["holder_pid"]) == ("lab/hog", waiter.pid, hog.pid)
+        live.ended(running)
+        assert hog.answer() == "done"
+        hog.do("fcntl.flock(fd, fcntl.LOCK_UN)")
+        assert waiter.answer() == "done"
+        assert len(live.messages(running, "a process waits for a file lock of a held pod")) == 1
+
+
+def pod_of_v2(node: LabNode) -> LabPod:
+    if not V2:
+        pytest.skip("cgroup v1 has no memory.high: the guests of make test-vm have v2")
+    return node.add_pod("hog")
+
+
+def braked_softly(pod: LabPod) -> bool:
+    return (pod.cgroup / "pids.max").read_text().strip() != "max"
+
+
+def test_a_pod_answers_sigterm_in_its_grace(node: LabNode) -> None:
+    pod = pod_of_v2(node)
+    with (
+        daemon(node, 48, "--hard-grace", "20s", mode=("--mode", "enforce")) as running,
+        live.Puppet(pod.containers["c0"]) as hog,
+    ):
+        hog.tell(f"exec({_ANSWERS!r})")
+        assert live.message(running, "a held pod may run, and hardly grow")["high"] < 80 * MIB
+        assert hog.answer() == "answered"
+        assert hog.wait() == 7
+        assert live.message(running, "evicted")["pod"] == "lab/hog"
+        released(pod)
+        live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")
+    assert node.oom_kills() == 0
+
+
+def test_a_soft_brake_of_killed_processes_is_taken_back_by_the_next_start(node: LabNode) -> None:
+    pod = pod_of_v2(node)
+    with live.Puppet(pod.containers["c0"]) as hog:
+        with daemon(node, 48, "--hard-grace", "20s", mode=("--mode", "enforce")) as running:
+            hog.do("signal.signal(signal.SIGTERM, lambda *_: None)")
+            hog.tell("anon(256)")
+            live.until(lambda: braked_softly(pod), lambda: f"a soft brake: {running.poll()}")
+            killed(running)
+            assert braked_softly(pod)
+        hog.process.kill()
+        live.ends(hog.pid)
+        with live.daemon(node, *hard(16)):
+            released(pod)
+            live.until(lambda: (pod.cgroup / "pids.max").read_text() == "max\n", "pids.max to be as before")
