@@ -1,0 +1,198 @@
+"""Pods that were held in an episode: how long, by which brake, what grew meanwhile, how it ended, and what would have
+been without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monitor.race.codec import Record
+from monitor.race.event_base import KUBELET
+from monitor.race.events import Event, Hold, HoldEnd, KubeletEvicted, Sample
+from monitor.race.facts import Facts, growth
+from monitor.race.units import size, span
+
+#: Why a hold ended that the kubelet did not answer, or answered with another pod.
+UNANSWERED = frozenset({"unanswered", "other_pod"})
+#: Of those that grew meanwhile so many are named, if by so much.
+_GROWERS, _NOTABLE = 3, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grown(Record):
+    """Another pod that grew during a hold, by so many bytes."""
+
+    pod: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPod(Record):
+    """One hold. `ms`: how long it lasted, or has so far; `why` it ended, "" while it goes on. `available_bytes` of the
+    signal as it began, and `cap_bytes` that the pod could have at most (0: no limit). `grew_bytes`: the pod's growth
+    meanwhile, `grown` that of others. `lasts_ms`: how long what was left would have lasted without the hold, at the
+    growth before it (None: not known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
+    What it cost meanwhile, at the most (None: not known): `connections` that nobody accepted, `unread_bytes` that
+    waited in its TCP sockets, containers that became `unready` and their `restarts`.
+    """
+
+    pod: str
+    reason: str
+    brake: str
+    cap_bytes: int
+    available_bytes: int
+    ms: float
+    why: str
+    grew_bytes: int | None
+    grown: tuple[Grown, ...]
+    lasts_ms: float | None
+    by_kubelet: bool
+    instead: str | None
+    connections: int | None = None
+    unread_bytes: int | None = None
+    unready: int | None = None
+    restarts: int | None = None
+
+
+def began_ns(events: Sequence[Event]) -> int | None:
+    """When the first pod was held; None where none was."""
+    return min((e.ts_ns for e in events if isinstance(e, Hold)), default=None)
+
+
+def held_pods(f: Facts) -> tuple[HeldPod, ...]:
+    """Every hold of an episode, in order."""
+    events = f.episode.events
+    first: dict[tuple[str, int], Hold] = {}
+    last: dict[tuple[str, int], Hold] = {}
+    for event in events:
+        if isinstance(event, Hold):
+            first.setdefault((event.pod, event.hold), event)
+            last[event.pod, event.hold] = event
+    ends = {(e.pod, e.hold): e for e in events if isinstance(e, HoldEnd)}
+    start_ns = began_ns(events)
+    lasts_ms = _lasts_ms(f, start_ns) if start_ns is not None else None
+    evicted = _evicted_by_kubelet(f)
+    found = []
+    for key, hold in first.items():
+        end = ends.get(key)
+        until_ns = end.ts_ns if end is not None else f.episode.end_ns
+        found.append(
+            HeldPod(
+                pod=hold.pod_name,
+                reason=hold.reason,
+                brake=last[key].brake,
+                cap_bytes=last[key].cap,
+                available_bytes=hold.available,
+                ms=round((end.held_ns if end is not None else max(0, until_ns - hold.ts_ns)) / 1e6, 3),
+                why=end.why if end is not None else "",
+                grew_bytes=end.grew if end is not None else None,
+                grown=_grown(f, hold, until_ns),
+                lasts_ms=lasts_ms if hold.ts_ns == start_ns else None,
+                by_kubelet=evicted.get(hold.pod, -1) >= hold.ts_ns,
+                instead=end.instead if end is not None else None,
+                connections=end.connections if end is not None else None,
+                unread_bytes=end.unread if end is not None else None,
+                unready=end.unready if end is not None else None,
+                restarts=end.restarts if end is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def _lasts_ms(f: Facts, at_ns: int) -> float | None:
+    """How long the domain's memory would have lasted at its growth before the hold."""
+    rate = growth(f.usage, at_ns)
+    before = [used for ts, used in f.usage if ts <= at_ns]
+    if rate is None or f.limit is None or not before:
+        return None
+    return round(max(0, f.limit - before[-1]) / rate * 1e3, 3)
+
+
+def _grown(f: Facts, hold: Hold, until_ns: int) -> tuple[Grown, ...]:
+    """Who grew most from the hold to its end, besides the pod."""
+    names = {c.uid: f"{c.namespace}/{c.name}" for c in f.order}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for event in f.episode.events:
+        if isinstance(event, Sample) and event.pod is not None and event.container is None and event.pod != hold.pod:
+            if event.ts_ns <= hold.ts_ns:
+                first[event.pod] = event.working_set
+            elif event.ts_ns <= until_ns:
+                first.setdefault(event.pod, event.working_set)
+                last[event.pod] = event.working_set
+    grown = sorted(((last[uid] - first[uid], names.get(uid, uid)) for uid in last), key=lambda row: (-row[0], row[1]))
+    return tuple(Grown(name, n) for n, name in grown[:_GROWERS] if n >= _NOTABLE)
+
+
+def _evicted_by_kubelet(f: Facts) -> dict[str, int]:
+    """Uid -> when it was known, of the pods that a kubelet evicted."""
+    found = {e.pod: e.ts_ns for e in f.episode.events if isinstance(e, KubeletEvicted)}
+    mine = [e for e in f.evictions if e.decision.by == KUBELET and not e.decision.observed]
+    return found | {e.decision.pod: e.gone_ns or e.decision.ts_ns for e in mine if e.decision.pod not in found}
+
+
+_ENDS = {
+    "": "and is",
+    "clear": "until there was room again",
+    "evicted": "until it was evicted",
+    "gone": "until nobody was left of it",
+    "time_limit": "until its time limit",
+    "second_line": "down to the second line, and then evicted",
+    "other_pod": "until the kubelet evicted another pod",
+    "unanswered": "and the kubelet did not answer",
+    "grace": "for its grace",
+    "stopped": "until outrace ended",
+}
+
+
+def cost(held: HeldPod) -> str:
+    """What it cost, in a few words; "" where nothing is known to have waited or failed."""
+    unready, restarts = held.unready or 0, held.restarts or 0
+    parts = (
+        (held.connections, f"{_counted(held.connections or 0, 'connection')} waited to be accepted"),
+        (held.unread_bytes, f"{size(held.unread_bytes or 0)} waited unread"),
+        (unready, f"{_counted(unready, 'container')} failed {'its' if unready == 1 else 'their'} probes"),
+        (restarts, f"{_counted(restarts, 'restart')} of containers"),
+    )
+    return ", ".join(text for number, text in parts if number)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def remark(holds: Sequence[HeldPod]) -> str:
+    """What happened, as part of a sentence: to the pod that was held first, and how many others were. (One that the
+    kubelet does not take at once is released when there is room, and held again.)
+    """
+    mine = [one for one in holds if one.pod == holds[0].pod]
+    grown = [one.grew_bytes for one in mine if one.grew_bytes is not None]
+    whole = replace(
+        mine[-1],
+        ms=sum(one.ms for one in mine),
+        grew_bytes=sum(grown) if grown else None,
+        lasts_ms=mine[0].lasts_ms,
+    )
+    others = len({one.pod for one in holds}) - 1
+    more = f", and {others} more pod{'s' * (others > 1)} with it" if others else ""
+    return sentence(whole, len(mine)) + more
+
+
+def sentence(held: HeldPod, times: int = 1) -> str:
+    """What happened, as part of a sentence. ``times``: as the last of so many holds of the pod, its figures those of
+    all of them.
+    """
+    end = _ENDS.get(held.why, held.why)
+    if held.by_kubelet:
+        end = "until the kubelet evicted it"
+    elif held.instead is not None:
+        end = f"until the kubelet evicted {held.instead} instead"
+    grew = "" if held.grew_bytes is None or held.instead is not None else f", and grew {size(max(0, held.grew_bytes))}"
+    span_of = f"for {span(held.ms * 1e6)}" if times == 1 else f"{times} times, for {span(held.ms * 1e6)} in all,"
+    text = f"{held.pod} was held {span_of} {end}{grew}"
+    if what := cost(held):
+        text += f"; {what}"
+    if held.lasts_ms is not None and held.instead is None:
+        text += f" (else memory would have lasted {span(held.lasts_ms * 1e6)})"
+    return text

@@ -1,0 +1,129 @@
+"""Pods that were held: what an incident has of them, and what a kubelet alone would have done."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.race.events import End, Event, event_from_json
+from monitor.race.facts import facts
+from monitor.race.holds import cost as cost_of
+from monitor.race.world import world
+from tests.race.builders import (
+    MI,
+    MS,
+    START,
+    clear,
+    crossing,
+    growing,
+    hold,
+    hold_end,
+    judged,
+    ms,
+    one,
+    reported,
+    sample,
+)
+from tests.race.scenarios import of_scenario
+
+GROWTH = tuple(growing(-1000, -100, 800, 100))
+HELD = (*START, *GROWTH, crossing(), hold(0.5))
+
+
+def test_what_is_known_of_a_hold() -> None:
+    grown = (sample(-50, 100, pod="uid-db", domain="db"), sample(600, 140, pod="uid-db", domain="db"))
+    (held,) = judged(*HELD, *grown, clear(890), hold_end(900, "clear"), End(ms(9000))).holds
+    assert (held.pod, held.reason, held.brake, held.why) == ("shop/hog", "grows", "limit", "clear")
+    assert (held.ms, held.grew_bytes, held.cap_bytes) == (899.5, 3 * MI, 560 * MI)
+    assert [(other.pod, other.bytes) for other in held.grown] == [("shop/db", 40 * MI)]
+    assert held.lasts_ms == pytest.approx(1000, rel=0.05)  # 100 MiB were left, at 100 MiB/s
+    assert not held.by_kubelet
+    assert held.instead is None
+
+
+def test_what_a_hold_cost() -> None:
+    cost = {"connections": 1, "unread": 3 * MI, "unready": 2, "restarts": 1}
+    found = judged(*HELD, clear(890), hold_end(900, "clear", **cost), End(ms(9000)))
+    (held,) = found.holds
+    assert (held.connections, held.unread_bytes, held.unready, held.restarts) == (1, 3 * MI, 2, 1)
+    waited = "1 connection waited to be accepted, 3.0 MiB waited unread"
+    assert f"; {waited}, 2 containers failed their probes, 1 restart of containers (" in found.summary
+    (step,) = [step for step in found.steps if step["what"] == "pod_released"]
+    assert {key: step[key] for key in cost} == cost
+    nothing = judged(*HELD, clear(890), hold_end(900, "clear", connections=0, unread=0), End(ms(9000))).holds[0]
+    assert (nothing.connections, nothing.unready) == (0, None), "none waited; of probes nothing is known"
+    assert cost_of(nothing) == ""
+
+
+def test_a_changed_brake_is_the_same_hold() -> None:
+    changed = hold(300, brake="limit+high", cap=600 * MI)
+    (held,) = judged(*HELD, changed, clear(890), hold_end(900, "clear"), End(ms(9000))).holds
+    assert (held.brake, held.cap_bytes, held.ms) == ("limit+high", 600 * MI, 899.5)
+
+
+def test_the_episode_lasts_as_long_as_the_hold() -> None:
+    """The threshold is clear a long time before there is the room that releases the pod."""
+    found = judged(*HELD, clear(100), hold_end(8000, "clear"), End(ms(20_000)))
+    assert found.holds[0].ms == 7999.5
+    assert [step["what"] for step in found.steps if step["what"].startswith("pod_")] == ["pod_held", "pod_released"]
+
+
+def test_one_that_goes_on_when_the_record_stops() -> None:
+    (held,) = judged(*HELD, End(ms(1000))).holds
+    assert (held.why, held.grew_bytes, held.ms) == ("", None, 999.5)
+
+
+def test_what_would_have_been_without() -> None:
+    """Held, it grows no more: what a kubelet alone would have met is the growth before, up to the limit."""
+    still = tuple(sample(t, 901) for t in range(100, 5000, 100))
+    found = world(facts(one(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000)))))
+    assert found is not None
+    assert found.assumed
+    assert found.oom_ns == pytest.approx(ms(1000), abs=50_000_000)
+    (held,) = judged(*HELD, *still, clear(5000), hold_end(5001, "clear"), End(ms(20_000))).holds
+    assert held.lasts_ms == pytest.approx(1000, rel=0.05)
+
+
+def test_the_kubelet_answered() -> None:
+    found = of_scenario("held, then the kubelet evicted it")
+    assert (found.by, [one.by_kubelet for one in found.holds]) == ("kubelet", [True])
+    assert "shop/hog was held for" in found.summary
+    assert "until the kubelet evicted it" in found.summary
+
+
+def test_the_kubelet_took_another_pod() -> None:
+    found = of_scenario("held, and the kubelet took another pod")
+    assert [one.instead for one in found.holds] == ["shop/db"]
+    assert "until the kubelet evicted shop/db instead" in found.summary
+
+
+def test_one_that_is_held_again_and_another_with_it() -> None:
+    again = (hold(1000, hold=2), hold(1000, "db", hold=3))
+    ends = (hold_end(900, "clear"), hold_end(2000, "gone", hold=2, held_ns=MS), hold_end(2001, "clear", "db", hold=3))
+    found = judged(*HELD, clear(890), *again, *ends, End(ms(9000)))
+    assert (
+        "shop/hog was held 2 times, for 900 ms in all, until nobody was left of it, and grew 6.0 MiB" in found.summary
+    )
+    assert ", and 1 more pod with it" in found.summary
+
+
+def test_what_was_held_before_the_threshold_was_met() -> None:
+    """Above a kubelet's line."""
+    found = judged(*START, *GROWTH, hold(0.5, step="above"), hold_end(900, "clear"), End(ms(9000)))
+    assert found.summary.startswith("Relieved: growth was held before the threshold was met; shop/hog was held for")
+
+
+def test_one_that_was_evicted_before_it_was_held_is_no_answer() -> None:
+    early = (crossing(-20), reported(-10))
+    found = judged(*START, *GROWTH, *early, hold(0.5), clear(890), hold_end(900, "clear"), End(ms(9000)))
+    assert [one.by_kubelet for one in found.holds] == [False]
+
+
+def test_killed_at_the_cap_of_its_hold() -> None:
+    assert (
+        "at the cap of 64.0 MiB that outrace held the pod with" in of_scenario("killed at the cap of its hold").summary
+    )
+
+
+@pytest.mark.parametrize("event", [hold(1), hold_end(2, "other_pod", instead="shop/db")])
+def test_events_come_back_from_a_recording(event: Event) -> None:
+    assert event_from_json(event.to_json()) == event
