@@ -1,0 +1,86 @@
+"""What a hold costs those who depend on the pod: connections and bytes that wait in its sockets, and its containers
+that fail their probes meanwhile.
+
+Looked at while it is held, once a second, by the thread of `monitor.side.held_pods`; what was the most is the cost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from monitor.errors import MonitorError
+from monitor.kernel.cgroup_procs import processes
+from monitor.kernel.sockets import waiting
+from monitor.link.hold_messages import Held
+
+if TYPE_CHECKING:
+    from monitor.side.view import View
+
+#: Holds whose cost is kept until their end is an event.
+_MOST = 256
+
+
+class Cost(NamedTuple):
+    """At the most. None: not known. ``unready``: containers that were ready before, ``restarts`` of any."""
+
+    connections: int | None = None
+    unread: int | None = None
+    unready: int | None = None
+    restarts: int | None = None
+
+
+class HoldCosts:
+    """By uid and id of the hold. From any thread."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, int], Cost] = {}
+        self._health: dict[tuple[str, int], Mapping[str, tuple[bool, int]] | None] = {}  # as it began
+
+    def held(self, message: Held) -> None:
+        """A hold began, or its brake changed."""
+        key = (message.pod, message.id)
+        with self._lock:
+            if key not in self._found:
+                self._found[key], self._health[key] = Cost(), self._health_of(message.pod)
+                for old in list(self._found)[:-_MOST]:
+                    del self._found[old], self._health[old]
+
+    def look(self, uid: str, number: int) -> None:
+        """How much waits now."""
+        found = self._view.pods.get(uid)
+        try:
+            now = waiting(processes(found.cgroup)) if found is not None else None
+        except (MonitorError, OSError):
+            return  # nothing can be said of it
+        self._add(uid, number, Cost() if now is None else Cost(now.connections, now.unread))
+
+    def of(self, uid: str, number: int) -> Cost:
+        """What a hold has cost."""
+        self._add(uid, number, Cost())
+        with self._lock:
+            return self._found.get((uid, number), Cost())
+
+    def _add(self, uid: str, number: int, cost: Cost) -> None:
+        """With what became of its containers since."""
+        now, key = self._health_of(uid), (uid, number)
+        with self._lock:
+            before = self._health.get(key)
+            if key not in self._found:
+                return
+            if before is not None and now is not None:
+                unready = sum(was and name in now and not now[name][0] for name, (was, _) in before.items())
+                restarts = sum(max(0, now[name][1] - count) for name, (_, count) in before.items() if name in now)
+                cost = cost._replace(unready=unready, restarts=restarts)
+            self._found[key] = Cost(*(_most(a, b) for a, b in zip(self._found[key], cost, strict=True)))
+
+    def _health_of(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:
+        source = self._view.pod_source
+        return None if source is None else source.health(uid)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((n for n in (one, other) if n is not None), default=None)

@@ -1,0 +1,78 @@
+"""Of pods that are held, and of evictions that are held because they would not help: the events of a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from monitor.link.hold_messages import Held, HoldEnded
+from monitor.link.messages import Braked, Released
+from monitor.race import events as ev
+from monitor.side.hold_costs import Cost
+from monitor.side.oom_events import ranked
+
+
+def braked(message: Braked) -> Iterator[ev.Event]:
+    """Evictions are held."""
+    yield ranked(message.ts_ns, message.order)
+    yield ev.Held(
+        message.ts_ns,
+        message.domain,
+        message.signal,
+        message.kind == "hard",
+        message.reason,
+        available=message.available,
+        quantity=message.quantity,
+        pods=message.pods_bytes,
+        outside=message.outside_bytes,
+        pod=message.victim,
+        pod_name=message.name,
+    )
+
+
+def released(message: Released) -> Iterator[ev.Event]:
+    yield ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", "")
+
+
+def held(message: Held) -> Iterator[ev.Event]:
+    """A pod is held. Only hard thresholds hold."""
+    if message.order:  # who a kubelet would take: nobody decides, so no decision has it
+        yield ranked(message.ts_ns, message.order)
+    yield ev.Hold(
+        message.ts_ns,
+        message.domain,
+        message.signal,
+        True,
+        pod=message.pod,
+        pod_name=message.name,
+        hold=message.id,
+        brake=message.brake,
+        cap=message.cap,
+        usage=message.usage,
+        quantity=message.quantity,
+        available=message.available,
+        second_line=message.second_line,
+        reason=message.reason,
+        until_ns=message.until_ns,
+        step=message.step,
+        crossed_ns=message.crossed_ns,
+    )
+
+
+def hold_ended(message: HoldEnded, name_of: Callable[[str], str], cost: Cost) -> Iterator[ev.Event]:
+    """``name_of(uid)`` is namespace/name."""
+    yield ev.HoldEnd(
+        message.ts_ns,
+        message.pod,
+        message.name,
+        message.id,
+        message.held_ns,
+        message.why,
+        message.grew,
+        message.usage,
+        message.available,
+        instead=name_of(message.other) if message.other else None,
+        connections=cost.connections,
+        unread=cost.unread,
+        unready=cost.unready,
+        restarts=cost.restarts,
+    )

@@ -1,0 +1,108 @@
+"""Which pods are held: in the log and the metrics, and for who shows, reports and judges it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from monitor.link.hold_messages import Held, HoldEnded
+
+if TYPE_CHECKING:
+    from monitor.side.view import View
+
+#: A hold that is over is resent only while its end is not stored: of far fewer.
+_MOST_OVER = 4096
+
+
+class Holds:
+    """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.now: Mapping[str, Held] = {}
+        self.since_ns: Mapping[str, int] = {}
+        self.begun: Counter[str] = Counter()  # by reason
+        self.ended: Counter[str] = Counter()  # by why
+        self.seconds = 0.0  # of holds that are over
+        self.grown_bytes = 0  # by held pods, of holds that are over
+        self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
+
+    def held(self, message: Held) -> None:
+        before = self.now.get(message.pod)
+        if message.id in self._over or (message.resent and before is not None and before.id == message.id):
+            return  # sent to a side before, or again although this one has it
+        new = before is None or before.id != message.id
+        self.now = {**self.now, message.pod: message}
+        if new:
+            self.since_ns = {**self.since_ns, message.pod: message.ts_ns}
+            self.begun[message.reason] += 1
+        fields = {
+            key: value
+            for key, value in message._asdict().items()
+            if key not in ("pod", "name", "ts_ns", "quantity", "order")
+        }
+        fields |= {"uid": message.pod, "pod": message.name, "held_ns": message.ts_ns, "threshold": message.quantity}
+        cluster = self._view.cluster
+        if new and cluster is not None:
+            why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
+            left = f"{message.available >> 20}Mi of {message.signal} left"
+            said = f"Held ({message.brake}) because {why}, with {left}."
+            cluster.pod_event(message.pod, message.name, "OutraceHeld", said, warns=True)
+        text = "pod held" if new else "the brake of a held pod changed"
+        self._view.log.warning(text, **fields)
+
+    def over(self, message: HoldEnded) -> None:
+        if message.id in self._over:
+            return
+        self._over[message.id] = None
+        if len(self._over) > _MOST_OVER:
+            del self._over[next(iter(self._over))]
+        self.now = {uid: held for uid, held in self.now.items() if uid != message.pod}
+        self.since_ns = {uid: ns for uid, ns in self.since_ns.items() if uid != message.pod}
+        self.ended[message.why] += 1
+        self.seconds += message.held_ns / 1e9
+        self.grown_bytes += max(0, message.grew)
+        if self._view.cluster is not None:
+            grew = f"it grew {max(0, message.grew) >> 20}Mi"
+            said = f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}."
+            self._view.cluster.pod_event(message.pod, message.name, "OutraceReleased", said, warns=False)
+        fields = {key: value for key, value in message._asdict().items() if key not in ("pod", "name", "ts_ns")}
+        fields |= {"uid": message.pod, "pod": message.name, "ended_ns": message.ts_ns}
+        self._view.log.warning("hold ended", **fields)
+
+    def is_at_cap(self, uid: str, limit: int | None) -> bool:
+        """Whether this limit (bytes) is the cap that a pod is held with."""
+        held = self.now.get(uid)
+        return held is not None and bool(held.cap) and limit == held.cap
+
+    def names(self) -> str:
+        """Who is held, "" for nobody."""
+        return ", ".join(sorted(held.name for held in self.now.values()))
+
+    def longest_s(self) -> float:
+        """For how long the pod that is held longest has been; 0 while none is."""
+        since = min(self.since_ns.values(), default=None)
+        return 0.0 if since is None else max(0.0, (time.monotonic_ns() - since) / 1e9)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """What is shown of each: bytes, and seconds since it began and until its time limit."""
+        now_ns, since = time.monotonic_ns(), self.since_ns
+        return [
+            {
+                "pod": held.name,
+                "uid": uid,
+                "reason": held.reason,
+                "brake": held.brake,
+                "cap": held.cap or None,
+                "usage": held.usage,
+                "signal": held.signal,
+                "available": held.available,
+                "second_line": held.second_line or None,
+                "step": held.step,
+                "held_s": max(0.0, (now_ns - since.get(uid, held.ts_ns)) / 1e9),
+                "left_s": max(0.0, (held.until_ns - now_ns) / 1e9),
+            }
+            for uid, held in self.now.items()
+        ]

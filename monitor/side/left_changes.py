@@ -1,0 +1,84 @@
+"""What processes that were killed changed in the kernel: undone as the side starts, and as the hot process dies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from monitor.actions.changes import undo_left
+from monitor.actions.oom_marks import restore_left
+from monitor.actions.oomadj import Logger
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import born_ns
+from monitor.kernel.readable import readable
+from monitor.settings.config import RunConfig
+
+#: A hot process that has closed the channel is gone within 1 ms; its memory may take longer.
+_HOT_ENDS_S = 1.0
+#: So long a service manager has for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On
+#: a machine that is slow (emulated, starved) so many times what this side needed to get here, at most half a minute.
+_NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
+
+
+def wait_for_next_s() -> float:
+    """How many seconds the next daemon has, by what this process needed until now."""
+    now_ns = time.monotonic_ns()
+    took_s = (now_ns - (born_ns(os.getpid()) or now_ns)) / 1e9
+    return min(max(_NEXT_S, _STARTS * took_s), _MOST_S)
+
+
+class LeftChanges:
+    """Of this side's hot process, and of daemons before it. ``next_s``: seconds that the next daemon has to start."""
+
+    def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = _NEXT_S) -> None:
+        self._config, self._hierarchy, self._log = config, hierarchy, log
+        self._hot = os.pidfd_open(os.getppid())
+        self._next_s = next_s
+
+    def at_start(self) -> None:
+        """Limits of a side before; nothing is reclaimed, because they are raised. And the marks that it made."""
+        undo_left(Path(self._config.state_dir), self._log)
+        restore_left(Path(self._config.state_dir), self._log)
+
+    def at_end(self, listener: socket.socket) -> None:
+        """Pods that the hot process held, if it has ended and no next one goes on with them. One that has become
+        another (`hot.ladder.step_down`) is the same process, and has released them; one that runs goes on holding them,
+        and both go on listening: only where it has ended is ``listener`` let go of for the next daemon.
+        """
+        if not self._config.holds or not readable(self._hot, _HOT_ENDS_S):
+            return
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        if not self._next_one():
+            from monitor.actions.hold_journal import undo_holds  # nobody else pays for it
+
+            undo_holds(Path(self._config.state_dir), self._log, self._hierarchy)
+
+    def _next_one(self) -> bool:
+        """Whether a daemon is started on the same state dir: it holds on whom memory is short for, and releases the
+        others. It has the state dir's lock, which is looked for and not taken: that might keep it from starting.
+        """
+        deadline = time.monotonic() + self._next_s
+        while True:
+            with suppress(OSError):
+                lock = os.stat(f"{self._config.state_dir}/lock")
+                for line in Path("/proc/locks").read_text().splitlines():
+                    fields = line.split()
+                    if fields[1] == "FLOCK" and f":{lock.st_ino} " in line and _has_open(fields[4], lock):
+                        return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
+def _has_open(pid: str, file: os.stat_result) -> bool:
+    """Whether this process has this very file: a pod's tmpfs has files of the same inode number, and may lock them."""
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for descriptor in descriptors:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(descriptor.path), file):
+                    return True
+    return False

@@ -1,0 +1,144 @@
+"""The side releases what the hot process held when that dies and no other daemon comes, and only then."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monitor.actions import hold_journal
+from monitor.cli.run import lock
+from monitor.settings.config import RunConfig
+from monitor.side import left_changes
+from monitor.side.left_changes import LeftChanges
+from tests import live
+from tests.actions.braked import HIERARCHY, Stand, stand
+
+pytestmark = pytest.mark.kernel
+
+#: Stands for the hot process: holds a pod, starts its side, and waits; the side looks when its stdin is closed.
+_HOT = """
+import os, subprocess, sys
+from pathlib import Path
+from monitor.actions import hold_journal, pod_brake
+from monitor.kernel import cgroupfs
+state, pod, side = sys.argv[1:]
+journal = hold_journal.HoldJournal(Path(state))
+brake = pod_brake.PodBrake("uid", Path(pod), cgroupfs.detect(), journal)
+assert brake.apply(64 << 20) is not None
+subprocess.Popen([sys.executable, "-c", side, state])
+os.execvp("sleep", ["sleep", "1000"])
+"""
+_SIDE = """
+import socket, sys
+from dataclasses import replace
+from pathlib import Path
+from monitor.kernel import cgroupfs
+from monitor.settings.config import RunConfig
+from monitor.side.left_changes import LeftChanges
+config = replace(RunConfig(), enforce=True, hold=True, state_dir=sys.argv[1])
+left = LeftChanges(config, cgroupfs.detect(), lambda level, message, **fields: print(level, message, flush=True))
+listener = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+for line in sys.stdin:
+    left.at_end(listener)
+    socket.create_connection(listener.getsockname()).close()
+    print("looked", flush=True)
+left.at_end(listener)
+try:
+    socket.create_connection(listener.getsockname())
+except ConnectionRefusedError:
+    print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Stand]:
+    with stand(tmp_path / "state") as found:
+        yield found
+
+
+@pytest.mark.parametrize("next_one", [False, True])
+def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_comes(
+    held: Stand, next_one: bool
+) -> None:
+    before = held.files()
+    command = [sys.executable, "-c", _HOT, str(held.state), str(held.pod), _SIDE]
+    hot = subprocess.Popen(
+        command, env=live.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert hot.stdin is not None
+    assert hot.stdout is not None
+    try:
+        assert hot.stdout.readline() == "ready\n"
+        # It has become another process by execv meanwhile, as the ladder has it: the same one to its side, and where
+        # it listens, that listens still.
+        hot.stdin.write("look\n")
+        assert hot.stdout.readline() == "looked\n"
+        assert held.noted()
+        assert held.files() != before
+        hot.send_signal(signal.SIGKILL)
+        hot.wait(live.TIMEOUT_S)
+        held.state.mkdir(exist_ok=True)
+        lock_fd = lock(held.state) if next_one else -1
+        hot.stdin.close()
+        *lines, last = hot.stdout.read().splitlines()
+    finally:
+        hot.kill()
+        hot.wait()
+        hot.stdout.close()
+    assert last == "ended"
+    if next_one:
+        os.close(lock_fd)
+        assert lines == []
+        assert held.noted()
+        assert held.files() != before
+        assert hold_journal.undo_holds(held.state, lambda *_, **__: None) == 1
+        return
+    assert set(lines) == {"info a hold of an earlier daemon is undone"}
+    assert held.files() == before
+    assert not held.noted()
+
+
+@pytest.mark.parametrize(("took_s", "waits_s"), [(0.2, 3.0), (2.0, 16.0), (60.0, 30.0)])
+def test_where_a_start_is_slow_the_next_daemon_has_more_time(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, waits_s: float
+) -> None:
+    """On an emulated CPU it came 5 s after a SIGKILL: its pods were released just before, and took all memory."""
+    monkeypatch.setattr(left_changes, "born_ns", lambda _: time.monotonic_ns() - int(took_s * 1e9))
+    assert left_changes.wait_for_next_s() == pytest.approx(waits_s, abs=1)
+
+
+def test_a_lock_of_another_file_is_no_next_daemon(held: Stand, tmp_path: Path) -> None:
+    """Inode numbers of a tmpfs count from 1: a pod's may have that of the state dir's lock, and lock it."""
+    held.state.mkdir(exist_ok=True)
+    with tmpfs(held.state), tmpfs(tmp_path / "pod"):
+        for directory in (held.state, tmp_path / "pod"):
+            (directory / "lock").touch()
+        other = os.open(tmp_path / "pod" / "lock", os.O_RDWR)
+        assert os.fstat(other).st_ino == (held.state / "lock").stat().st_ino
+        fcntl.flock(other, fcntl.LOCK_EX)
+        config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
+        left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
+        assert not left._next_one()
+        os.close(other)
+        lock_fd = lock(held.state)
+        assert left._next_one()
+        os.close(lock_fd)
+
+
+@contextmanager
+def tmpfs(path: Path) -> Iterator[None]:
+    path.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
