@@ -1,0 +1,154 @@
+"""`outrace bench race --mode hold`: load by load, held at the crossing, and let go on with its data checked."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from monitor.cli.finite import Finite
+from monitor.cli.output import format_bytes
+from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
+from monitor.kernel import loader
+from monitor.lab.bench import Found, Row, print_rows, progress, state_dir
+from monitor.lab.checked import KINDS
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.hold_race import HoldResult, HoldStage, Sizes, run_hold
+from monitor.lab.node import MIB, LabNode
+from monitor.policy.errors import PolicyError
+from monitor.policy.quantity import Quantity
+from monitor.settings.config import ENFORCE, HOLD
+from monitor.settings.options import HOLD_BRAKES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NODE_BYTES = 512 * MIB
+MARGINS = (8 * MIB, 32 * MIB, 100 * MIB)
+HOGS = (1, 2, 4)
+MOST_HOGS = 16
+WATCH_S = 1.0
+COLUMNS = "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
+_PROBLEMS_SHOWN = 20
+
+
+def row(name: str, results: Sequence[HoldResult]) -> Row:
+    """One line of the table: counts of runs, bytes, and microseconds from the crossing to the brake in force."""
+    grew = sorted(r.grew_bytes for r in results if r.grew_bytes is not None)
+    brake = sorted(r.brake_us for r in results if r.brake_us is not None)
+    return {
+        "name": name,
+        "unit": "us",
+        "runs": len(results),
+        "held": sum(r.outcome == "held" for r in results),
+        "oom": sum(r.oom_kills for r in results),
+        "killed": sum(r.outcome == "killed" for r in results),
+        "right": sum(r.right for r in results),
+        "grew_p50_bytes": statistics.median(grew) if grew else None,
+        "grew_max_bytes": grew[-1] if grew else None,
+        "brake_p50": statistics.median(brake) if brake else None,
+        "brake_max": brake[-1] if brake else None,
+        "least_left_bytes": min((r.left_bytes for r in results if r.left_bytes is not None), default=None),
+        "failed": sum(r.failed_calls > 0 for r in results),
+        "brakes": dict(Counter(r.brake for r in results if r.brake)),
+        "ended": dict(Counter(r.ended for r in results if r.ended)),
+        "changed": sorted({line for r in results for line in r.changed}),
+    }
+
+
+def options(command: F) -> F:
+    """The options of `bench race` that are of mode hold."""
+    for option in (
+        click.option(
+            "--mode",
+            default=ENFORCE,
+            show_default=True,
+            type=click.Choice((ENFORCE, HOLD)),
+            help="Whether the pod is killed or held at the crossing.",
+        ),
+        click.option("--load", metavar="NAME,...", help=f"In mode hold: only these of {', '.join(KINDS)}."),
+        click.option("--hogs", metavar="N,...", help="In mode hold: how many processes. [1,2,4]"),
+        click.option(
+            "--margin", metavar="QUANTITY,...", help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]"
+        ),
+        click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]"),
+        click.option("--hold-brake", type=click.Choice(HOLD_BRAKES), help="In mode hold: as of `outrace run`. [auto]"),
+    ):
+        command = option(command)
+    return command
+
+
+def refuse(hold: Mapping[str, object]) -> None:
+    """Raises ConfigError for an option of mode hold in another mode."""
+    for name, value in hold.items():
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is of races in mode hold", f"give --mode {HOLD} too")
+
+
+def hold_races(
+    runs: int,
+    quick: bool,
+    load: str | None,
+    hogs: str | None,
+    margin: str | None,
+    watch: float | None,
+    hold_brake: str | None,
+) -> Found:
+    """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
+    loads = _loads(load)
+    counts = HOGS if hogs is None else tuple(_count(word) for word in _words(hogs))
+    margins = MARGINS[1:2] if quick else MARGINS if margin is None else tuple(_margin(word) for word in _words(margin))
+    brake = ("--hold-brake", hold_brake or HOLD_BRAKES[0])
+    rows = []
+    with LabNode("race", NODE_BYTES, with_freezer=True) as node, state_dir(node) as directory:
+        instance = loader.instance_directory(directory)
+        for line in margins:
+            stage = HoldStage(node, line)
+            given = ("--mode", HOLD, *brake, "--eviction-hard", f"memory.available<{line}")
+            with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
+                for kind in loads:
+                    for count in counts:
+                        results = [run_hold(stage, daemon, kind, count, watch or WATCH_S) for _ in range(runs)]
+                        rows.append(row(f"{kind} hogs={count} margin={format_bytes(line)}", results))
+                        progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
+            stage.leave()
+        loader.unload(instance)
+    problems = [f"{r['name']}: {line}" for r in rows for line in r["changed"]]
+    clean = not problems and all(r["held"] == r["right"] == r["runs"] and not r["oom"] for r in rows)
+
+    def show() -> None:
+        print_rows(COLUMNS, rows)
+        for line in problems[:_PROBLEMS_SHOWN]:
+            progress(line)
+
+    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, show)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _loads(text: str | None) -> tuple[str, ...]:
+    names = tuple(KINDS) if text is None else _words(text)
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(f"--load {name}: no load of that name", f"they are {', '.join(KINDS)}")
+    return names
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= MOST_HOGS:
+        raise ConfigError(f"--hogs {word!r} is not a number from 1 to {MOST_HOGS}", "write for example 1,2,4")
+    return int(word)
+
+
+def _margin(word: str) -> int:
+    try:
+        margin = Quantity.parse(word).value
+    except PolicyError as error:
+        raise ConfigError(f"--margin {word!r}: {error}", "write for example 8Mi,32Mi") from error
+    if margin <= 0 or not Sizes.of(NODE_BYTES, margin).fits():
+        raise ConfigError(f"--margin {word} is not between 0 and what leaves room on a node of 512Mi", "give it less")
+    return margin

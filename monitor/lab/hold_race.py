@@ -1,0 +1,255 @@
+"""One race in mode hold, on the real kernel: processes of a pod at full speed, braked at the crossing, and let go on.
+
+The node is full of another pod's memory. The pod that grows is held; then that other pod gives its memory back, so
+that the threshold is clear again, with room for everything the held pod still wants. A held pod is undamaged if all
+its processes then take the rest and every byte is what was written (monitor/lab/checked.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.lab.child import PATIENCE_S, Child
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import MIB, LabNode
+from monitor.lab.race import populate
+
+#: What the pods of `populate` hold, with their interpreters.
+_RESIDENT = 50 * MIB
+#: What a load is charged for each byte that it was told to take, where that is more: the buffers of 4 processes with
+#: sockets had 381 MiB for 330, which crossed the threshold once more.
+_COSTS = {"sockets": 1.25}
+#: Between two looks at what nobody announces.
+_LOOK_S = 0.002
+_HELD, _ENDED = "pod held", "hold ended"
+#: What a brake may write, in the cgroups of a pod.
+_FILES = (
+    *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
+    *("memory.max", "memory.high", "memory.oom.group", "cgroup.freeze", "pids.max"),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the ballast gives back and what the held pod takes, so that it runs out of memory beside the ballast and
+    has room without it, in bytes.
+    """
+
+    ballast: int
+    load: int
+
+    @classmethod
+    def of(cls, node: int, margin: int) -> Sizes:
+        """For a threshold ``margin`` from the limit. Too large a margin leaves a load below 64 MiB: `fits`."""
+        load = node - _RESIDENT - margin - node // 16
+        # A sixteenth more than that, because sockets are charged less than `_COSTS` where their buffers are large.
+        return cls(ballast=node + 3 * node // 16 - _RESIDENT - load, load=load)
+
+    def fits(self) -> bool:
+        return self.load >= 64 * MIB
+
+
+@dataclass
+class HoldResult:
+    """What came of one race. Bytes and microseconds; None where nobody knows."""
+
+    outcome: str = "nothing"  # `held`, `killed` (by outrace) or `oom`: what came first
+    brake: str | None = None
+    brake_us: float | None = None  # crossing to brake in force
+    grew_bytes: int | None = None  # of the pod, after it was held and while it was watched
+    left_bytes: int | None = None  # of the node, at the least
+    held_s: float | None = None
+    ended: str | None = None
+    oom_kills: int = 0
+    killed: int = 0  # processes of the pod that did not live to the end
+    right: bool = False  # all of them went on, and what they had is what they had written
+    failed_calls: int = 0  # system calls that failed or came back short for want of memory
+    changed: list[str] = field(default_factory=list)  # files of the pod that are not as before
+
+
+class HoldStage:
+    """A lab node with pods of every QoS class, one of them the ballast, and a pod that is held."""
+
+    def __init__(self, node: LabNode, margin: int) -> None:
+        self.node, self.margin = node, margin
+        self.sizes = Sizes.of(node.memory_bytes, margin)
+        self.victim = populate(node)
+        # What it uses is what it requests: the policy takes it last.
+        self.archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
+        self._ballast = node.start_hog(self.archive, mib=self.sizes.ballast // MIB)
+        self.before = self.snapshot()
+        self._renewed = 0
+
+    def renew(self, daemon: LabDaemon) -> None:
+        """Another pod in the place of one that was evicted, as a controller makes it: the old one is not held again."""
+        self._renewed += 1
+        self.node.remove_pod(self.victim)
+        self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
+        self.before = self.snapshot()
+        series = f'outrace_pod_memory_usage_bytes{{namespace="demo",pod="{self.victim.name}"}}'
+        until(lambda: series in daemon.metrics(), f"the daemon to count {self.victim.name}")
+
+    def load(self) -> None:
+        """Fill the node up again."""
+        self._ballast.go()
+        self._ballast.expect("grown")
+
+    def unload(self) -> None:
+        """The ballast gives its memory back: the threshold is clear."""
+        self._ballast.free()
+
+    def start(self, kind: str, count: int) -> list[Child]:
+        """The processes of the victim that take memory, ready to."""
+        mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
+        return [self.node.start(self.victim, "checked", kind=kind, mib=mib, seed=n) for n in range(count)]
+
+    def leave(self) -> None:
+        """Take the pods away, for a stage with another margin."""
+        for child in list(self.node.children):
+            self.node.end(child)
+        for pod in list(self.node.pods.values()):
+            self.node.remove_pod(pod)
+
+    def snapshot(self) -> dict[Path, str]:
+        """What the files say that a brake may write, of the pod that is held and its containers."""
+        directories = [self.victim.cgroup, *self.victim.containers.values()]
+        directories += [path for path in map(self.node.in_freezer, directories) if path is not None]
+        found = {}
+        for path in (directory / name for directory in directories for name in _FILES):
+            with suppress(OSError):  # this kernel has no such file
+                found[path] = path.read_text().partition("under_oom")[0].strip()
+        return found
+
+    def usage(self) -> int:
+        """Bytes charged to the pod that is held."""
+        return cgroupfs.read_cgroup(self.node.hierarchy, self.victim.cgroup).usage
+
+
+class Holds:
+    """The records of holds in a daemon's log, from now on."""
+
+    def __init__(self, daemon: LabDaemon) -> None:
+        self._daemon = daemon
+        daemon.poll()
+        self._since = len(daemon.log)
+
+    def records(self, *messages: str) -> list[Record]:
+        self._daemon.poll()
+        return [r for r in self._daemon.log[self._since :] if r.get("msg") in messages and not r.get("resent")]
+
+    @property
+    def held(self) -> list[Record]:
+        return self.records(_HELD)
+
+    @property
+    def ended(self) -> list[Record]:
+        return self.records(_ENDED)
+
+    @property
+    def evictions(self) -> list[Record]:
+        return self.records("evicting")
+
+
+def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
+    """``count`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
+
+    Raises MonitorError where nobody is held and nothing ends either.
+    """
+    node, out = stage.node, HoldResult()
+    stage.load()
+    children = stage.start(kind, count)
+    try:
+        holds = Holds(daemon)
+        before = node.oom_kills()
+        for child in children:
+            child.send("go")
+
+        def over() -> bool:
+            return bool(holds.held) or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
+
+        until(over, f"a hold: {daemon.complaint()}")
+        if holds.held:
+            _watch(stage, out, holds, watch_s)
+        stage.unload()
+        _go_on(children, out)
+        _wait_for_end(daemon, holds)
+        out.oom_kills = node.oom_kills() - before
+        out.killed = sum(child.process.poll() is not None for child in children)
+        _read(holds, out)
+    finally:
+        node.thaw()
+        for child in children:
+            node.end(child)
+    out.changed = differences(stage.before, stage.snapshot())
+    if holds.evictions:
+        stage.renew(daemon)
+    return out
+
+
+def _watch(stage: HoldStage, out: HoldResult, holds: Holds, watch_s: float) -> None:
+    """How much the pod grows while it is held."""
+    usage, left = 0, stage.node.memory_bytes
+    deadline = time.monotonic() + watch_s
+    while not usage or time.monotonic() < deadline:
+        usage = max(usage, stage.usage())
+        left = min(left, stage.node.memory_bytes - stage.node.usage())
+        time.sleep(_LOOK_S)
+    out.grew_bytes, out.left_bytes = usage - int(holds.held[0]["usage"]), left
+
+
+def _go_on(children: Sequence[Child], out: HoldResult) -> None:
+    """All take the rest, and what they have is right. Who is dead answers nothing."""
+    for child in children:
+        answer = child.answer()
+        if answer.startswith("grown"):
+            out.failed_calls += int(answer.split()[2])
+            child.send("check")
+    answers = [child.answer() for child in children]
+    out.right = all(answer == "right" for answer in answers)
+
+
+def _wait_for_end(daemon: LabDaemon, holds: Holds) -> None:
+    """Every hold has an end, which is logged."""
+    deadline = time.monotonic() + PATIENCE_S
+    while {r["id"] for r in holds.held} - {r["id"] for r in holds.ended}:
+        if time.monotonic() > deadline:
+            raise MonitorError(f"a hold without an end: {daemon.complaint()}")
+        time.sleep(_LOOK_S)
+
+
+def _read(holds: Holds, out: HoldResult) -> None:
+    if held := holds.held:
+        first = held[0]
+        out.outcome, out.brake = "held", first["brake"]
+        if first["crossed_ns"]:
+            out.brake_us = (first["held_ns"] - first["crossed_ns"]) / 1000
+    elif holds.evictions:
+        out.outcome = "killed"
+    elif out.oom_kills:
+        out.outcome = "oom"
+    if ended := holds.ended:
+        out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what nobody announces. Raises MonitorError."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise MonitorError(f"waited {PATIENCE_S:g} s for {what}")
+        time.sleep(_LOOK_S)
+
+
+def differences(before: dict[Path, str], after: dict[Path, str]) -> list[str]:
+    """A line for each file that is not as it was."""
+    return [
+        f"{path} is {after.get(path, 'gone')!r} and was {text!r}"
+        for path, text in before.items()
+        if after.get(path) != text
+    ]

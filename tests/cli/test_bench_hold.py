@@ -1,0 +1,102 @@
+"""`outrace demo`, `bench race`, `bench kills` and `bench neighbour` with pods that are held, for seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.bench_hold import row
+from monitor.lab.bench_neighbour import Touched, ratios
+from monitor.lab.hold_race import HoldResult
+from tests import live
+from tests.cli.test_bench_smoke import run_bench
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_race_holds_and_lets_go_on(tmp_path: Path) -> None:
+    code, rows = run_bench(
+        *(tmp_path, "race", "--mode", "hold", "--runs", "1", "--load", "4k,tmpfs"),
+        *("--hogs", "2", "--margin", "100Mi", "--watch", "0.2"),
+    )
+    assert set(rows) == {"4k hogs=2 margin=100.0Mi", "tmpfs hogs=2 margin=100.0Mi"}
+    for found in rows.values():
+        assert (found["held"], found["right"], found["oom"], found["killed"], found["changed"]) == (1, 1, 0, 0, [])
+        assert found["brakes"] == {"limit+freeze" if cgroupfs.detect().version == 1 else "limit+high+freeze": 1}
+        assert found["ended"] == {"clear": 1}
+        assert 0 <= found["grew_p50_bytes"] <= found["grew_max_bytes"] < 100 << 20
+        assert 0 < found["least_left_bytes"] < 100 << 20
+    assert code == 0
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_kills_in_holds_leaves_nobody_held(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "kills", "--mode", "hold", "--runs", "4", "--seed", "1")
+    for what in ("hot", "side"):
+        assert (rows[what]["runs"], rows[what]["right"], rows[what]["oom"]) == (2, 2, 0)
+        assert rows[what]["problems"] == []
+    assert code == 0
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_bench_neighbour_compares_turns_with_those_around_them(tmp_path: Path) -> None:
+    code, rows = run_bench(tmp_path, "neighbour", "--turns", "1", "--seconds", "0.2", "--hogs", "1")
+    assert code == 0
+    for name in ("latency", "throughput"):
+        assert rows[f"{name}_alone"]["p50"] > 0
+        assert rows[f"{name}_held"]["p50"] > 0
+        assert rows[f"{name}_held_to_alone"]["unit"] == "ratio"
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+def test_demo_holds() -> None:
+    done = live.outrace("demo", "--mode", "hold", "--runs", "1", "--margin", "100Mi", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["held"], answer["right"], answer["oom_kills"]) == (1, 1, 0)
+    (race,) = answer["runs"]
+    assert (race["outcome"], race["ended"], race["killed"], race["changed"]) == ("held", "clear", 0, [])
+    assert not [path for path in cgroupfs.detect().root.iterdir() if path.name.startswith("outrace-demo")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("demo", "--mode", "hold", "--no-monitor"), "--no-monitor has no meaning in mode hold"),
+        (("demo", "--mode", "hold", "--trigger", "kernel"), "--trigger kernel has no meaning in mode hold"),
+        (("demo", "--mode", "hold", "--node-memory", "128Mi"), "leaves no room for a pod to hold"),
+        (("bench", "race", "--load", "4k"), "--load is of races in mode hold; give --mode hold too"),
+        (("bench", "race", "--mode", "hold", "--load", "4k,x"), "--load x: no load of that name; they are 4k, thp"),
+        (("bench", "race", "--mode", "hold", "--hogs", "0"), "--hogs '0' is not a number from 1 to 16"),
+        (("bench", "race", "--mode", "hold", "--margin", "2Mx"), "--margin '2Mx'"),
+        (("bench", "race", "--mode", "hold", "--margin", "400Mi"), "--margin 400Mi is not between 0 and"),
+        (("bench", "race", "--mode", "hold", "--hooks", "poll"), "--hooks and --no-baselines are of races in mode"),
+        (("bench", "kills", "--mode", "hold", "--trigger", "kernel"), "kills at the crossing, where mode hold brakes"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments: tuple[str, ...], says: str) -> None:
+    done = live.outrace(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert says in line
+
+
+def test_a_row_counts_runs_and_takes_figures_only_from_those_that_have_them() -> None:
+    held = HoldResult("held", "limit", 100.0, 5, 50, 1.0, "clear", right=True)
+    more = HoldResult("held", "limit", 300.0, 7, 30, 1.0, "clear", right=True, failed_calls=3)
+    lost = HoldResult("oom", oom_kills=2, killed=2, changed=["memory.max is '1' and was 'max'"])
+    found = row("x", [held, more, lost])
+    assert (found["runs"], found["held"], found["right"], found["oom"], found["failed"]) == (3, 2, 2, 2, 1)
+    assert (found["grew_p50_bytes"], found["grew_max_bytes"], found["least_left_bytes"]) == (6, 7, 30)
+    assert (found["brake_p50"], found["brake_max"]) == (200.0, 300.0)
+    assert found["changed"] == ["memory.max is '1' and was 'max'"]
+    assert row("y", [lost])["grew_p50_bytes"] is None
+
+
+def test_a_turn_is_compared_with_the_mean_of_the_two_around_it() -> None:
+    alone = [Touched([100.0], [1000.0]), Touched([300.0], [3000.0])]
+    assert ratios(alone, [Touched([50.0, 400.0, 500.0], [1000.0])]) == ([2.0], [0.5])

@@ -1,0 +1,114 @@
+"""The loads of mode hold: they take what they were told, notice damage, and count what failed for want of memory."""
+
+import ctypes
+import errno
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from monitor.kernel import cgroup_procs
+from monitor.lab import checked
+from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
+from monitor.lab.hold_race import Sizes, differences
+from monitor.lab.node import MIB, LabNode
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-checked", 128 * MIB) as made:
+        yield made
+    assert not made.cgroup.exists()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind: str) -> None:
+    child = node.start(node.add_pod("load"), "checked", kind=kind, mib=32, seed=7)
+    before = node.usage()
+    child.send("go")
+    _, failed = child.expect("grown").split()
+    assert failed == "0"
+    assert 28 * MIB <= node.usage() - before < 48 * MIB
+    child.send("check")
+    assert child.answer() == "right"
+    child.close_stdin()
+    assert child.wait() == 0
+
+
+def test_one_byte_that_is_not_what_was_written_is_noticed() -> None:
+    load = Anonymous(2, seed=3)
+    load.grow()
+    assert load.wrong() == 0
+    ctypes.memset(load._address + MIB + 5, 0, 1)
+    assert load.wrong() == checked._SMALL
+    file = Tmpfs(1, seed=3)
+    file.grow()
+    assert file.wrong() == 0
+    os.pwrite(file._fd, b"\0", 70_000)
+    assert file.wrong() == checked._SMALL
+
+
+def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
+    file = Tmpfs(2, seed=3, at_once=True)
+    file.grow()
+    assert file.wrong() == 0
+    os.ftruncate(file._fd, MIB)
+    os.ftruncate(file._fd, 2 * MIB)
+    assert file.wrong() == MIB
+
+
+@pytest.mark.kernel
+def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
+    pod = node.add_pod("load")
+    child = node.start(pod, "checked", kind="fork", mib=16, seed=7)
+    child.send("go")
+    child.expect("grown")
+    [killed, *_] = [pid for pid in cgroup_procs.processes(pod.containers["c0"]) if pid != child.pid]
+    os.kill(killed, signal.SIGKILL)
+    child.send("check")
+    assert child.answer() == f"wrong {2 * MIB}"
+
+
+def test_calls_that_failed_for_want_of_memory_are_done_again_and_a_row_of_them_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checked, "_AGAIN_S", 0.0)
+    outcomes = iter([errno.ENOMEM, errno.ENOBUFS, 0, 0, errno.ENOMEM, 0])
+
+    def call() -> str:
+        if number := next(outcomes):
+            raise OSError(number, os.strerror(number))
+        return "done"
+
+    patience = Patience()
+    assert [patience(call) for _ in range(3)] == ["done"] * 3
+    assert patience.failed == 2
+
+    def refuse() -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    with pytest.raises(PermissionError):
+        patience(refuse)
+
+
+@pytest.mark.parametrize("margin", [1, 8, 32, 100])
+def test_beside_the_ballast_there_is_too_little_and_without_it_enough(margin: int) -> None:
+    node, resident = 512 * MIB, 50 * MIB
+    sizes = Sizes.of(node, margin * MIB)
+    assert sizes.fits()
+    assert resident + sizes.ballast < node - margin * MIB
+    assert resident + sizes.ballast + sizes.load > node + margin * MIB // 2
+    assert resident + sizes.load < node - margin * MIB
+    assert not Sizes.of(node, 400 * MIB).fits()
+
+
+def test_a_file_that_is_not_as_before_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    limit, high = tmp_path_factory.mktemp("pod") / "memory.max", tmp_path_factory.mktemp("pod") / "memory.high"
+    before = {limit: "max", high: "max"}
+    assert differences(before, dict(before)) == []
+    assert differences(before, {limit: "4096"}) == [
+        f"{limit} is '4096' and was 'max'",
+        f"{high} is 'gone' and was 'max'",
+    ]
