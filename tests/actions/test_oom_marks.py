@@ -1,0 +1,282 @@
+"""Processes of a pod raised for the OOM killer: every value comes back exactly, wherever outrace was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monitor.actions.oom_marks import Mark, MarkJournal, Restored, restore_left
+from monitor.kernel import cgroupfs
+from tests import live
+from tests.daemon.test_scores import capable
+from tests.puppet import Puppet
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    with live.cgroup("marks") as path:
+        yield cgroupfs.make(path / "pod")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> MarkJournal:
+    return MarkJournal(tmp_path)
+
+
+@pytest.fixture
+def processes(pod: Path) -> Iterator[list[Puppet]]:
+    """Two processes with values of their own, each in a container."""
+    with ExitStack() as stack:
+        found = []
+        for number, value in enumerate((100, 200)):
+            found.append(stack.enter_context(Puppet(cgroupfs.make(pod / f"c{number}"))))
+            write(found[-1].pid, value)
+        yield found
+
+
+def value(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def write(pid: int, adj: int) -> None:
+    Path(f"/proc/{pid}/oom_score_adj").write_text(str(adj))
+
+
+def values(processes: list[Puppet]) -> list[int]:
+    return [value(one.pid) for one in processes]
+
+
+def forked(parent: Puppet, path: Path) -> int:
+    """A process that `parent` forks, which inherits its value and outlives it."""
+    parent.do(f"child = os.fork(); open({str(path)!r}, 'w').write(str(child)) if child else time.sleep(600)")
+    return int(path.read_text())
+
+
+def left(journal: MarkJournal) -> list[str]:
+    return sorted(path.name for path in journal.path.iterdir()) if journal.path.exists() else []
+
+
+def test_every_process_is_raised_and_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
+    assert values(processes) == [1000, 1000]
+    assert mark.raised == 2
+    assert len(left(journal)) == 1
+    assert journal.restore(mark) == Restored(restored=2)
+    assert values(processes) == [100, 200]
+    assert left(journal) == []
+
+
+def test_its_own_1000_stays_and_nothing_is_kept(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    for one in processes:
+        write(one.pid, 1000)
+    mark = journal.mark(pod, "uid")
+    assert (mark.raised, left(journal)) == (0, [])
+    assert journal.restore(mark) == Restored()
+    assert values(processes) == [1000, 1000]
+
+
+def test_forked_processes_get_what_their_parent_had(
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
+) -> None:
+    mark = journal.mark(pod, "uid")
+    children = [forked(one, tmp_path / str(one.pid)) for one in processes]
+    assert [value(pid) for pid in children] == [1000, 1000]
+    assert journal.look_again(mark) == 0  # they are raised, and no values of their own are known
+    assert journal.restore(mark) == Restored(restored=4, inherited=2)
+    assert [value(pid) for pid in children] == [100, 200]
+
+
+def test_forked_by_who_is_gone(journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
+    """Its container's others say what it would have."""
+    mark = journal.mark(pod, "uid")
+    child = forked(processes[0], tmp_path / "child")
+    processes[0].process.kill()
+    processes[0].wait()
+    assert value(child) == 1000
+    assert journal.restore(mark) == Restored(restored=2, inherited=1)
+    assert value(child) == 100
+
+
+def test_a_process_that_appears_is_raised_too(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
+    with Puppet(pod / "c0") as late:
+        write(late.pid, 300)
+        assert journal.look_again(mark) == 1
+        assert value(late.pid) == 1000
+        assert journal.restore(mark).restored == 3
+        assert value(late.pid) == 300
+
+
+def test_what_a_process_set_itself_meanwhile_stays(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
+    write(processes[0].pid, 500)
+    assert journal.restore(mark) == Restored(restored=1, foreign=1)
+    assert values(processes) == [500, 200]
+
+
+def test_a_process_that_left_the_pod_is_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
+    other = cgroupfs.make(pod.parent / "other")  # v2 has no processes beside cgroups that controllers are on for
+    (other / "cgroup.procs").write_text(str(processes[0].pid))
+    assert journal.restore(mark).restored == 2
+    assert values(processes) == [100, 200]
+
+
+def test_the_largest_are_raised_of_more_than_the_budget(pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
+    processes[1].do("anon(8)")
+    journal = MarkJournal(tmp_path, most=1)
+    mark = journal.mark(pod, "uid")
+    assert values(processes) == [100, 1000]
+    processes[1].process.kill()
+    processes[1].wait()
+    assert journal.look_again(mark) == 1  # the room of one that ended is for another
+    assert values(processes[:1]) == [1000]
+    assert journal.restore(mark).restored == 1
+    assert values(processes[:1]) == [100]
+
+
+def test_what_a_daemon_that_was_killed_left_is_set_back(
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
+) -> None:
+    """By the next start, from the files alone; also a child that only the kernel knows of."""
+    script = (
+        "import os, signal, sys; from pathlib import Path; from monitor.actions.oom_marks import MarkJournal\n"
+        "MarkJournal(Path(sys.argv[1])).mark(Path(sys.argv[2]), 'uid'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), str(pod)], env=live.environment(), check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert values(processes) == [1000, 1000]
+    child = forked(processes[1], tmp_path / "child")
+    lines: list[tuple[str, dict[str, object]]] = []
+    restore_left(tmp_path, lambda level, message, /, **fields: lines.append((message, fields)))
+    assert [*values(processes), value(child)] == [100, 200, 200]
+    assert left(journal) == []
+    assert [(message, fields["restored"], fields["inherited"]) for message, fields in lines] == [
+        ("oom_score_adj that an earlier daemon raised is set back", 3, 1)
+    ]
+
+
+def test_marked_again_before_it_was_set_back(
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
+) -> None:
+    """What the processes had first is what comes back: 1000 is no value of theirs."""
+    journal.mark(pod, "uid")
+    child = forked(processes[0], tmp_path / "child")
+    again = MarkJournal(tmp_path).mark(pod, "uid")
+    assert journal.restore(again).restored == 3
+    assert [*values(processes), value(child)] == [100, 200, 100]
+
+
+def test_nothing_is_raised_that_is_not_on_disk(pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
+    (tmp_path / "marks").write_text("a file where the directory should be")
+    with pytest.raises(OSError, match=r"marks"):
+        MarkJournal(tmp_path).mark(pod, "uid")
+    assert values(processes) == [100, 200]
+
+
+def test_of_an_earlier_boot_nothing_is_written(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
+    assert journal.restore(replace(mark, boot="another")) == Restored()
+    assert values(processes) == [1000, 1000]
+    assert left(journal) == []
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"cgroup": 1}', '{"cgroup":"/x","identity":"","uid":"","boot":""}'])
+def test_a_file_that_cannot_be_read_is_reported_and_stays(journal: MarkJournal, broken: str) -> None:
+    journal.path.mkdir()
+    (journal.path / "0.json").write_text(broken)
+    problems: list[str] = []
+    assert journal.restore_all(problems.append) == []
+    assert len(problems) == 1
+    assert "remove it" in problems[0]
+    assert left(journal) == ["0.json"]
+
+
+def test_a_file_of_another_pod_is_refused(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark: Mark = journal.mark(pod, "uid")
+    made = json.loads((journal.path / mark.name).read_text()) | {"cgroup": "/sys/fs/cgroup/other"}
+    (journal.path / mark.name).write_text(json.dumps(made))
+    problems: list[str] = []
+    assert journal.load(problems.append) == []
+    assert len(problems) == 1
+
+
+@pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: nobody can set a floor here (a guest's root can)")
+def test_the_floor_is_where_it_was(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    """A process may go down to the least that somebody with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
+    back with it, the floor would be the value before.
+    """
+    write(processes[0].pid, -500)  # its floor
+    processes[0].do(_DROP)
+    processes[0].do("open('/proc/self/oom_score_adj', 'w').write('100')")
+    journal.restore(journal.mark(pod, "uid"))
+    assert value(processes[0].pid) == 100
+    processes[0].do("open('/proc/self/oom_score_adj', 'w').write('-500')")
+    assert value(processes[0].pid) == -500
+
+
+#: The process does without capabilities from then on: capset(2) of three words of zeros.
+_DROP = (
+    "head = (ctypes.c_uint32 * 2)(0x20080522, 0); zeros = (ctypes.c_uint32 * 6)(); "
+    "assert ctypes.CDLL(None).capset(head, zeros) == 0"
+)
+
+
+def test_this_thread_alone_does_without_a_capability() -> None:
+    from monitor.kernel.capabilities import without
+
+    def effective() -> int:
+        lines = Path("/proc/thread-self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+
+    kill = 5  # CAP_KILL: root has it everywhere
+    assert effective() >> kill & 1, "this test is run as root"
+    before = effective()
+    with without(kill):
+        assert effective() == before & ~(1 << kill)
+        with without(kill):
+            pass
+        assert effective() == before & ~(1 << kill)
+    assert effective() == before
+
+
+def test_a_container_that_ranks_its_processes_keeps_its_order(
+    journal: MarkJournal, pod: Path, processes: list[Puppet]
+) -> None:
+    """At its own limit the kernel goes by these values: raised alike its protected server might die for a worker."""
+    below = pod / "c0" / "worker"
+    below.mkdir()  # v2: no controllers below a cgroup that has processes
+    with Puppet(below) as worker:
+        write(worker.pid, 300)
+        mark = journal.mark(pod, "uid")
+        assert [*values(processes), value(worker.pid)] == [100, 1000, 300]
+        assert journal.look_again(mark) == 0
+        with Puppet(pod / "c1") as protected:
+            write(protected.pid, 0)
+            assert journal.look_again(mark) == 0, "it would die for those that it is protected from"
+        assert journal.restore(mark) == Restored(restored=1)
+        assert [*values(processes), value(worker.pid)] == [100, 200, 300]
+
+
+def test_who_has_1000_and_is_gone_is_forgotten(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    """A BestEffort pod is the usual victim: one that starts many short processes would fill the memory of the side."""
+    for one in processes:
+        write(one.pid, 1000)
+    mark = journal.mark(pod, "uid")
+    assert len(mark.processes) == 2
+    processes[0].process.kill()
+    processes[0].wait()
+    journal.look_again(mark)
+    assert list(mark.processes) == [processes[1].pid]

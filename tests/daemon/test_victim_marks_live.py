@@ -1,0 +1,114 @@
+"""The guided OOM killer under a real daemon: whom a lost race costs, and that nothing stays when it is killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.lab.child import Hog
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.guided_scenarios import guided, unguided
+from monitor.lab.node import MIB, LabNode
+from monitor.lab.scenario import SCENARIOS
+from monitor.lab.stage import play
+from tests import live
+from tests.daemon.hot_node import hard
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+#: By the kubelet's formula, for requests of a quarter and of an eighth of the node.
+FIRST, SECOND = 750, 875
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-marks", 256 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def hogs(node: LabNode) -> list[Hog]:
+    """Of two pods far below their requests: the one of the lower priority is the policy's next victim."""
+    first = node.add_pod("first", "Burstable", request=64 * MIB, priority=-10)
+    second = node.add_pod("second", "Burstable", request=32 * MIB, priority=10)
+    return [live.filled(node, pod, 8) for pod in (first, second)]
+
+
+def values(hogs: list[Hog]) -> list[int]:
+    return [int(Path(f"/proc/{hog.pid}/oom_score_adj").read_text()) for hog in hogs]
+
+
+def become(hogs: list[Hog], *wanted: int) -> None:
+    live.until(lambda: values(hogs) == list(wanted), f"oom_score_adj of {wanted}")
+
+
+@pytest.mark.parametrize("play_it", [guided, unguided])
+def test_a_lost_race_costs_whom_the_policy_would_have_taken(play_it: object, tmp_path: Path) -> None:
+    (scenario,) = [one for one in SCENARIOS if one.play is play_it]
+    (outcome,) = play(scenario)
+    assert outcome.right, outcome.wrong
+
+
+def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: LabNode, hogs: list[Hog]) -> None:
+    with live.daemon(node, "--enforce", *hard(8)) as daemon:
+        become(hogs, 1000, SECOND)
+        assert live.metric(daemon, "oom_guided_pods") == 1
+        assert live.metric(daemon, "oom_guided_processes") == 1
+        assert live.metric(daemon, "oom_guide_marks_total") >= 1
+        live.ended(daemon)
+        assert live.messages(daemon, "oom_score_adj of a pod's processes cannot be set") == []
+    become(hogs, FIRST, SECOND)
+
+
+def test_another_pod_takes_the_first_place(node: LabNode, hogs: list[Hog]) -> None:
+    with live.daemon(node, "--enforce", *hard(8)):
+        become(hogs, 1000, SECOND)
+        live.filled(node, node.pods["second"], 40)  # over its request, which goes before the priority
+        become(hogs, FIRST, 1000)
+
+
+@pytest.mark.parametrize("options", [("--mode", "observe"), ("--enforce", "--no-guide-oom-killer")])
+def test_nobody_is_marked(node: LabNode, hogs: list[Hog], options: tuple[str, ...]) -> None:
+    with live.daemon(node, *options, *hard(8)) as daemon:
+        live.until(lambda: live.metric(daemon, "armed") == 1, "the threshold to be near")
+        live.ended(daemon)
+        assert 1000 not in values(hogs)
+        assert live.messages(daemon, MARKED) == []
+
+
+MARKED = "a threshold is near: if the kernel must kill, it takes the pod that would be evicted next"
+
+
+def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog]) -> None:
+    """It is set back by the next start, or by `outrace unload`."""
+    with live.daemon(node, "--enforce", *hard(8)) as daemon:
+        become(hogs, 1000, SECOND)
+        _kill(daemon)
+        assert values(hogs) == [1000, SECOND]
+        daemon.start()
+        live.message(daemon, "oom_score_adj that an earlier daemon raised is set back")
+        become(hogs, 1000, SECOND)  # and it is the next victim again
+        _kill(daemon)
+        done = live.outrace("unload", "--holds", "--state-dir", str(daemon.state_dir))
+        assert values(hogs) == [FIRST, SECOND]
+        assert "oom_score_adj" in done.stderr
+
+
+def test_the_side_alone_is_killed(node: LabNode, hogs: list[Hog]) -> None:
+    with live.daemon(node, "--enforce", *hard(8)) as daemon:
+        become(hogs, 1000, SECOND)
+        os.kill(live.children(daemon.pid)[0], signal.SIGKILL)
+        live.message(daemon, "oom_score_adj that an earlier daemon raised is set back")
+        become(hogs, 1000, SECOND)
+        live.ended(daemon)
+    become(hogs, FIRST, SECOND)
+
+
+def _kill(daemon: LabDaemon) -> None:
+    side = live.children(daemon.pid)
+    for pid in (*side, daemon.pid):  # the side first: it would set everything back
+        os.kill(pid, signal.SIGKILL)
+    assert daemon.process is not None
+    daemon.process.wait()
+    live.until(lambda: not any(live.alive(pid) for pid in side), "the side to end")

@@ -1,0 +1,213 @@
+"""Whom the OOM killer is guided to, from the messages of the hot process: real processes, journal and cgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.actions.oom_marks import MarkJournal
+from monitor.actions.oomadj import OomScores
+from monitor.kernel import cgroupfs
+from monitor.link.messages import Braked, Decision, Evicted
+from monitor.pods.model import FoundPod
+from monitor.policy.pods import pod_from_object
+from monitor.side.victim_marks import LOOK_S, SOON_S, VictimMarks
+from tests import live
+from tests.daemon.harness import DECISION, STATE
+from tests.puppet import Puppet
+
+pytestmark = pytest.mark.kernel
+NAMES = ("a", "b", "critical")
+BRAKED = Braked(1, "outgrown", 1, "memory.available", "node", "hard", 1, 1, 1, 1, 1, 1, 1, "a", "ns/a", ())
+
+
+class Bench:
+    """Three pods with a process each; the thread's turns are made by the test, on a clock of its own."""
+
+    def __init__(self, root: Path, state_dir: Path, stack: ExitStack) -> None:
+        self.now, self.pass_s = 1000.0, 0.0  # a look at the clock takes so long
+        self.lines: list[tuple[str, dict[str, object]]] = []
+        self.pods: dict[str, FoundPod] = {}
+        self.processes: dict[str, Puppet] = {}
+        for number, name in enumerate(NAMES):
+            cgroup = cgroupfs.make(root / name)
+            self.pods[name] = found(name, cgroup)
+            self.processes[name] = stack.enter_context(Puppet(cgroup))
+            self.write(name, 100 * (number + 1))
+        log: Any = SimpleNamespace(info=self.say, error=self.say)
+        self.marks = VictimMarks(MarkJournal(state_dir), cgroupfs.detect(), self.pods.get, log, clock=self.clock)
+
+    def clock(self) -> float:
+        self.now += self.pass_s
+        return self.now
+
+    def say(self, message: str, /, **fields: object) -> None:
+        self.lines.append((message, fields))
+
+    def write(self, name: str, adj: int) -> None:
+        Path(f"/proc/{self.processes[name].pid}/oom_score_adj").write_text(str(adj))
+
+    @property
+    def values(self) -> list[int]:
+        return [int(Path(f"/proc/{one.pid}/oom_score_adj").read_text()) for one in self.processes.values()]
+
+    def state(self, victim: str | None, armed: bool = True) -> frozenset[str]:
+        asked = self.marks.take(STATE._replace(victim=victim, armed=armed, ready=True))
+        self.marks.turn()
+        return asked
+
+
+def found(name: str, cgroup: Path) -> FoundPod:
+    made = {"kind": "Pod", "metadata": {"name": name, "namespace": "ns", "uid": name}}
+    spec = {"containers": [{"name": "c"}], "priority": 2_000_001_000 if name == "critical" else 0}
+    return FoundPod(pod_from_object(made | {"spec": spec}), cgroup, {}, (cgroupfs.cgroup_id(cgroup),))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with live.cgroup("victims") as root, ExitStack() as stack:
+        yield Bench(root, tmp_path, stack)
+
+
+def test_the_next_victim_is_marked_and_the_one_passed_over_is_not_any_more(bench: Bench) -> None:
+    assert bench.state("a") == {"a"}
+    assert bench.values == [1000, 200, 300]
+    assert bench.marks.marked == {"a": 1}
+    assert bench.state("b") == {"a", "b"}
+    assert bench.values == [100, 1000, 300]
+    assert bench.marks.restored() == ["a"]
+    assert bench.state("b") == {"b"}
+
+
+@pytest.mark.parametrize("end", [{"armed": False}, {"victim": None}])
+def test_nobody_is_marked_far_from_a_threshold(bench: Bench, end: dict[str, Any]) -> None:
+    bench.state("a")
+    bench.state(**{"victim": "a", "armed": True} | end)
+    assert bench.values == [100, 200, 300]
+    assert bench.marks.restored() == ["a"]
+
+
+def test_nobody_is_marked_while_evictions_would_not_help(bench: Bench) -> None:
+    """Else the kernel would kill small pods, one after the other, for what something else takes."""
+    bench.state("a")
+    bench.marks.take(BRAKED)
+    bench.marks.turn()
+    assert bench.values == [100, 200, 300]
+    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True, braked={"reason": "outgrown"}))
+    bench.marks.turn()
+    assert bench.values == [100, 200, 300]
+    bench.state("a")
+    assert bench.values == [1000, 200, 300]
+
+
+def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_after_a_turn(bench: Bench) -> None:
+    """A turn of 10 s, as on a machine without a CPU to spare: it would rest for 200 s."""
+    bench.pass_s = 10.0
+    bench.marks.start()
+    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
+    live.until(lambda: bench.values[0] == 1000, "the mark")
+    bench.marks.take(BRAKED)
+    live.until(lambda: bench.values[0] == 100, "its own value")
+    bench.marks.close()
+
+
+def test_nobody_is_marked_before_all_pods_are_known(bench: Bench) -> None:
+    assert bench.marks.take(STATE._replace(victim="a", armed=True, ready=False)) == frozenset()
+
+
+def test_a_critical_pod_and_one_of_unknown_spec_are_never_marked(bench: Bench) -> None:
+    assert bench.state("critical") == frozenset()
+    bench.pods["a"] = replace(bench.pods["a"], pod=replace(bench.pods["a"].pod, spec_known=False))
+    assert bench.state("a") == frozenset()
+    assert bench.state("nobody knows it") == frozenset()
+    assert bench.values == [100, 200, 300]
+
+
+def test_the_monitors_own_pod_is_not_marked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.side.victim_marks.os.getpid", lambda: bench.processes["a"].pid)
+    bench.state("a")
+    assert bench.marks.marked == {}
+    assert bench.values == [100, 200, 300]
+
+
+def test_a_pod_that_is_evicted_keeps_its_mark_until_it_is_gone(bench: Bench) -> None:
+    bench.state("a")
+    bench.marks.take(DECISION._replace(pod="a", observed=False))
+    bench.state("b")
+    assert bench.values == [1000, 1000, 300]
+    bench.marks.take(Evicted(1, "a", 1, [], 0))
+    bench.state("b")
+    assert bench.values == [100, 1000, 300]
+
+
+def test_an_observed_decision_ends_nothing(bench: Bench) -> None:
+    bench.state("a")
+    decision: Decision = DECISION._replace(pod="a", observed=True)
+    bench.marks.take(decision)
+    bench.state("b")
+    assert bench.values == [100, 1000, 300]
+
+
+def test_new_processes_are_raised_soon(bench: Bench) -> None:
+    bench.state("a")
+    with Puppet(bench.pods["a"].cgroup) as late:
+        path = Path(f"/proc/{late.pid}/oom_score_adj")
+        path.write_text("150")
+        bench.marks.appeared("a")
+        assert bench.marks.turn() == pytest.approx(SOON_S)  # not at once: a fork bomb would have it look all the time
+        assert path.read_text() == "150\n"
+        bench.now += SOON_S
+        assert bench.marks.turn() == pytest.approx(LOOK_S)
+        assert path.read_text() == "1000\n"
+        bench.state("b")
+        assert path.read_text() == "150\n"
+
+
+def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench) -> None:
+    """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
+    lines: list[str] = []
+    scores = OomScores(cgroupfs.detect(), 1 << 30, True, lambda level, message, /, **fields: lines.append(message))
+    appeared: list[str] = []
+    scores.on_raised = appeared.append
+    spec = {"containers": [{"name": "c", "resources": {"requests": {"memory": "512Mi"}}}], "priority": 0}
+    metadata = {"name": "a", "namespace": "ns", "uid": "a"}
+    cgroup = bench.pods["a"].cgroup
+    pod = FoundPod(pod_from_object({"kind": "Pod", "metadata": metadata, "spec": spec}), cgroup, {"c": cgroup})
+    scores.set_pod(pod)
+    assert bench.values[0] == 500
+    scores.raised = bench.state("a")
+    scores.audit_all()
+    scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
+    assert (bench.values[0], appeared, len(lines)) == (1000, ["a", "a"], 1)
+    bench.write("a", 700)  # by somebody else, meanwhile
+    scores.raised = bench.state("b")
+    assert bench.values[0] == 700
+    for uid in bench.marks.restored():
+        scores.set_back(uid)
+    assert bench.values[0] == 500
+
+
+def test_what_cannot_be_kept_is_not_raised_and_tried_again(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "marks").write_text("")
+    bench.state("a")
+    assert bench.values == [100, 200, 300]
+    assert bench.marks.failures == 1
+    bench.marks.turn()
+    assert [message for message, _ in bench.lines] == ["oom_score_adj of a pod's processes cannot be set"]  # once
+    (tmp_path / "marks").unlink()
+    bench.marks.turn()
+    assert bench.values == [1000, 200, 300]
+
+
+def test_everything_is_set_back_at_the_end(bench: Bench) -> None:
+    bench.marks.start()
+    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
+    live.until(lambda: bench.values[0] == 1000, "the mark")
+    bench.marks.close()
+    assert bench.values == [100, 200, 300]
