@@ -1,0 +1,281 @@
+"""Pods of a machine without Kubernetes (``--pods services``): services, scopes, containers, plain cgroups.
+
+What is written about a unit is read where systemd and the runtimes put it: the memory files of its cgroup, its
+extended attributes, the oom_score_adj of its processes, a container's labels. What that means is decided in
+`monitor.policy.services`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.wire import printable
+from monitor.pods import protected
+from monitor.pods.cgroup_tree import children, is_kubepods
+from monitor.pods.inotify import CHILDREN, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
+from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan
+from monitor.pods.runtimes import Runtimes
+from monitor.pods.units import CONTAINER, DESCEND, PODMAN_POD, SKIP, Place, classify, podman_container, unescaped
+from monitor.policy.pods import stable_uid
+from monitor.policy.services import Facts, service_pod
+
+#: Files of a unit's cgroup that change what is known of it: a limit that is set anew, processes that come or go.
+#: (memory.events changes by the hundred where a unit is at its limit.)
+_FILES = {"cgroup.procs", "cgroup.events", "memory.min", "memory.low", "memory.max"}
+_FILES |= {"memory.limit_in_bytes", "memory.soft_limit_in_bytes"}
+_UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
+#: Slices within slices that are gone into.
+_MAX_DEPTH = 12
+#: Pods of one user's manager: users make as many scopes as they like, and may not fill the table of watched cgroups.
+_MOST_OF_USER = 200
+#: The least time between two scans: whoever makes cgroups in a loop costs a tenth of one CPU.
+_PAUSE_S = 0.1
+#: How long a unit may take to be started.
+_STARTING_S = 10.0
+#: The guide of the OOM killer gives a victim this value (`monitor.side.victim_marks`): its own is the one before.
+_MARKED_SCORE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the processes of a cgroup showed at ``looked_s`` (monotonic seconds)."""
+
+    looked_s: float
+    first_s: float
+    score: int | None = None
+    starting: bool = False
+    vital: str = ""
+
+
+class ServiceSource(PodSource):
+    """Services and containers of this machine. ``rules`` is the table `services:` of the configuration; ``runtimes``
+    knows the containers' names and labels.
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        mem_total: int,
+        node: Path | None = None,
+        spared: Iterable[int] = (),
+        rules: Mapping[str, Mapping[str, Any]] | None = None,
+        runtimes: Runtimes | None = None,
+    ) -> None:
+        super().__init__(hierarchy, node, tuple(spared) or (os.getpid(),))
+        self._mem_total = mem_total
+        self._rules = rules or {}
+        self._coming: Mapping[str, Mapping[str, Any]] | None = None  # rules that the next poll goes by
+        self._runtimes = runtimes or Runtimes()
+        self._looks: dict[int, _Look] = {}  # by cgroup id
+        self._scanned_s = 0.0
+
+    def poll(self) -> Change:
+        pause = self._scanned_s + _PAUSE_S - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        if (coming := self._coming) is not None:
+            self._rules, self._coming, self._next_scan = coming, None, 0.0
+        return super().poll()
+
+    def take_rules(self, rules: Mapping[str, Mapping[str, Any]]) -> None:
+        self._coming = rules
+
+    def _concerns(self, event: Event) -> bool:
+        return event.directory is None or not event.mask & IN_MODIFY or event.name in _FILES
+
+    def _scan(self, events: Iterable[Event]) -> Scan:
+        scan = Scan()
+        ours = {above: who for path, who in self._spared_cgroups().items() for above in (path, *path.parents)}
+        places = list(self._places(scan))
+        wanted = {place.ident: place.runtime for _, place in places if place.ident}
+        for path, place in places:
+            if place.kind == PODMAN_POD:
+                wanted |= dict.fromkeys(_containers_of(path), place.runtime)
+        self._runtimes.refresh(wanted)
+        scan.problems.extend(self._runtimes.problems)
+        scan.unsettled = self._runtimes.unsettled
+        looks: dict[int, _Look] = {}
+        names: set[tuple[str, str]] = set()
+        unaccounted: list[str] = []
+        for path, place in places:
+            try:
+                scan.watch[path] = _UNIT_FILES
+                key = cgroupfs.cgroup_id(path)
+                looks[key] = look = self._look(path, key)
+                if look.score is None:
+                    scan.unsettled |= look.looked_s - look.first_s < _STARTING_S
+                    continue  # nobody runs in it: there is nothing to evict
+                if not os.path.exists(path / self._usage_file):  # one that is being removed has no processes either
+                    unaccounted.append(f"{place.namespace}/{place.name}")
+                    continue
+                scan.unsettled |= look.starting
+                facts = self._facts(path, place, look, ours.get(path, ""))
+                facts = _with_a_name_of_its_own(facts, names)
+                scan.pods[facts.uid] = FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key))
+            except (cgroupfs.CgroupGone, FileNotFoundError):
+                scan.unsettled = True
+            except (MonitorError, OSError) as error:
+                scan.problems.append(str(error))
+        if unaccounted:
+            some = ", ".join(unaccounted[:3]) + (", ..." if len(unaccounted) > 3 else "")
+            scan.problems.append(
+                f"no memory accounting, so not watched: {len(unaccounted)} ({some}): set MemoryAccounting=yes, or "
+                "DefaultMemoryAccounting=yes in system.conf"
+            )
+        self._looks = looks
+        self._scanned_s = time.monotonic()
+        return scan
+
+    @property
+    def _usage_file(self) -> str:
+        return "memory.usage_in_bytes" if self.hierarchy.version == 1 else "memory.current"
+
+    # ---- where they are
+
+    def _places(self, scan: Scan) -> Iterator[tuple[Path, Place]]:
+        """Every cgroup that is a pod, in the order of their paths: the machine's units before a user's of that name."""
+        of_user: dict[int, int] = {}
+        pending: list[tuple[Path, tuple[str, ...]]] = [(self.node, ())]
+        while pending:
+            parent, parts = pending.pop(0)
+            scan.watch[parent] = CHILDREN
+            for path in children(parent):
+                below = (*parts, path.name)
+                found = classify(below)
+                if isinstance(found, Place):
+                    if found.user is not None:
+                        of_user[found.user] = of_user.get(found.user, 0) + 1
+                        if of_user[found.user] > _MOST_OF_USER:
+                            continue
+                    yield path, found
+                elif found == DESCEND and len(below) < _MAX_DEPTH:
+                    pending.append((path, below))
+                elif found == SKIP and is_kubepods(path.name):
+                    scan.problems.append(
+                        f"{path} holds the pods of a kubelet, which are not watched: start outrace again, --pods auto"
+                    )
+        for user, number in of_user.items():
+            if number > _MOST_OF_USER:
+                scan.problems.append(f"user {user} has {number} services and scopes: {_MOST_OF_USER} are watched")
+
+    # ---- what is known of one
+
+    def _look(self, path: Path, key: int) -> _Look:
+        """Its processes; again after a minute, and at once while it is being started."""
+        now = time.monotonic()
+        old = self._looks.get(key)
+        if old is not None and old.score is not None and not old.starting and now - old.looked_s < RESCAN_S:
+            return old
+        first = now if old is None else old.first_s
+        score, starting = protected.lowest_score(path)
+        if score == _MARKED_SCORE and old is not None and old.score is not None:
+            score = old.score
+        return _Look(now, first, score, starting and now - first < _STARTING_S, protected.by_processes(path))
+
+    def _facts(self, path: Path, place: Place, look: _Look, who: str) -> Facts:
+        name, aliases = printable(os.fsencode(place.name)), [unescaped(place.name)]
+        labels: Mapping[str, str] | None = {}
+        if place.kind in (CONTAINER, PODMAN_POD):
+            known = self._runtimes.known(place.ident)
+            labels = None if known is None else known.labels
+            if known is not None and known.name:
+                aliases.append(place.name)
+                name = printable(known.name.encode(errors="backslashreplace"))
+        where = "/".join(place.parts)
+        request, limit = self._kept(path), cgroupfs.limit(path)
+        if place.kind == PODMAN_POD:
+            request, limit = self._sums(path, place, request, limit)
+        vital = f"it holds {who}, which would be killed with it" if who else "" if look.starting else look.vital
+        return Facts(
+            uid=place.ident or stable_uid(place.namespace, printable(os.fsencode(where))),
+            namespace=place.namespace,
+            name=name,
+            request=min(request, self._mem_total),
+            limit=limit,
+            score=None if look.starting else look.score,
+            preference=_preference(path),
+            labels=labels,
+            aliases=tuple(dict.fromkeys(alias for alias in aliases if alias != name)),
+            user=place.user is not None,
+            protected=protected.by_place(self.node, path, place),
+            vital=vital,
+        )
+
+    def _sums(self, path: Path, place: Place, request: int, limit: int | None) -> tuple[int, int | None]:
+        """Request and limit of a pod: its own, or its containers' together (`podman kube play` writes only those)."""
+        known = self._runtimes.known(place.ident)
+        infra = known.infra if known is not None else ""
+        members = [member for ident, member in _containers_of(path).items() if ident != infra]
+        limits = [cgroupfs.limit(member) for member in members]
+        limited = [size for size in limits if size is not None]
+        if limit is None and limited and len(limited) == len(limits):
+            limit = sum(limited)
+        return max(request, sum(self._kept(member) for member in members)), limit
+
+    def _kept(self, path: Path) -> int:
+        """Bytes that are kept for a cgroup, as root wrote it: a user's own figure counts up to what root keeps for the
+        cgroup above it, as for the kernel.
+        """
+        least: int | None = None
+        for cgroup in (path, *path.parents):
+            if cgroup == self.node or not cgroup.is_relative_to(self.node):
+                break
+            kept, owner = _protection(cgroup, self.hierarchy.version)
+            least = kept if least is None else min(least, kept)
+            if owner in (0, os.geteuid()):
+                return least
+        return 0
+
+
+def _containers_of(pod: Path) -> dict[str, Path]:
+    """The directories of a pod's containers, by id."""
+    return {ident: path for path in children(pod) if (ident := podman_container(path.name))}
+
+
+def _protection(path: Path, version: int) -> tuple[int, int]:
+    """Bytes that the files of one cgroup keep for it, and the user id of who may write them."""
+    names = ("memory.min", "memory.low") if version == 2 else ("memory.soft_limit_in_bytes",)
+    everything = cgroupfs.MAX_LIMIT if version == 2 else 0  # v1's soft limit is at "max" where nobody wrote one
+    found = []
+    for name in names:
+        if (path / name).exists():
+            kept = cgroupfs.amount(path, name)
+            found.append((everything if kept is None else kept, os.stat(path / name).st_uid))
+    return max((size for size, _ in found), default=0), max((owner for _, owner in found), default=0)
+
+
+def _preference(path: Path) -> str:
+    """``omit``, ``avoid`` or "": what ManagedOOMPreference= has left on a cgroup of root's, as systemd-oomd reads it. A
+    user's own preference is none for the machine.
+    """
+    try:
+        if os.stat(path).st_uid not in (0, os.geteuid()):
+            return ""
+    except OSError:
+        return ""
+    for word in ("omit", "avoid"):
+        for space in ("user", "trusted"):
+            try:
+                if os.getxattr(path, f"{space}.oomd_{word}") in (b"1", b"yes", b"true", b"on"):
+                    return word
+            except OSError:
+                continue
+    return ""
+
+
+def _with_a_name_of_its_own(facts: Facts, names: set[tuple[str, str]]) -> Facts:
+    """Two may be called the same: a user's unit and a session, say. Metrics have one series a name."""
+    name, number = facts.name, 1
+    while (facts.namespace, name) in names:
+        number += 1
+        name = f"{facts.name}~{number}"
+    names.add((facts.namespace, name))
+    return facts if name == facts.name else replace(facts, name=name, aliases=(facts.name, *facts.aliases))

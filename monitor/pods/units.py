@@ -1,0 +1,134 @@
+"""What a cgroup of a machine without Kubernetes is, by its path: a service, a scope, a session, a container, a slice.
+
+systemd's tree has slices within slices (``system.slice/system-getty.slice/getty@tty1.service``); a user's own manager
+(``user.slice/user-1000.slice/user@1000.service``) has slices of its own below it. Docker and podman put a container
+into a scope (``docker-ID.scope``, ``libpod-ID.scope``) or, with the cgroupfs driver, below ``/docker`` and
+``/libpod_parent``. All by name, and pure: what a name is worth says `monitor.pods.protected`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monitor.pods.cgroup_tree import is_kubepods
+
+#: Of a directory: its children are looked at / neither it nor what is below it is a pod.
+DESCEND, SKIP = "descend", "skip"
+UNIT, CONTAINER, PODMAN_POD, MONITOR, PLAIN = "unit", "container", "podman pod", "monitor", "plain"
+DOCKER, PODMAN = "docker", "podman"
+
+_ID = "[0-9a-f]{64}"
+_USER_SLICE = re.compile(r"user-(\d{1,10})\.slice")
+_MANAGER = re.compile(r"user@(\d{1,10})\.service")
+#: Of root's containers: driver systemd / driver cgroupfs below the runtime's own directory.
+_SCOPES = ((DOCKER, re.compile(rf"docker-({_ID})\.scope")), (PODMAN, re.compile(rf"libpod-({_ID})\.scope")))
+_DIRECTORIES = {"docker": (DOCKER, re.compile(rf"({_ID})")), "libpod_parent": (PODMAN, re.compile(rf"libpod-({_ID})"))}
+_POD_SLICE = re.compile(rf"(?:[^/]+-)?libpod_pod_({_ID})\.slice")
+_POD_DIRECTORY = re.compile(rf"({_ID})")
+#: conmon and its like, which watch a container and have a cgroup beside it.
+_MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.monitor\..+")
+#: Units that run nothing of their own: systemd has cgroups for some of them all the same.
+_IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cgroup that is a pod of its own. ``name`` is the unit's, as `systemctl` writes it, a container's short id, or
+    the directory's; ``parts`` is its path; ``user`` the id of the user whose manager made it, None for the machine's.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    parts: tuple[str, ...]
+    ident: str = ""  # of a container or a pod of podman: all 64 digits
+    runtime: str = ""
+    user: int | None = None
+
+    @property
+    def in_session_slice(self) -> bool:
+        """Whether it is of the part of a desktop session that the session cannot be without (systemd.special(7))."""
+        return self.user is not None and "session.slice" in self.parts
+
+
+def classify(parts: Sequence[str]) -> Place | str:
+    """What the cgroup of this path below the node is: a `Place`, DESCEND or SKIP. Its parents were all DESCEND."""
+    user: int | None = None
+    slices: list[str] = []
+    runtime = ""
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        name = unit_name(part)
+        manager = _MANAGER.fullmatch(name)
+        if is_kubepods(part):
+            return SKIP
+        if manager and user is None and slices[:1] == ["user.slice"]:
+            user, slices = int(manager[1]), [*slices, "user manager"]
+            continue
+        if not slices and part in _DIRECTORIES:
+            runtime = part
+            slices = [part]
+            continue
+        pod = user is None and _POD_SLICE.fullmatch(name)
+        if name.endswith(".slice") and not pod:
+            slices.append(name)
+            continue
+        return _place(tuple(parts), name, slices, user, runtime) if last else SKIP
+    return DESCEND
+
+
+def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:
+    namespace = _namespace(slices, user)
+    if user is None:
+        if _MONITOR.fullmatch(name):
+            return Place(MONITOR, DOCKER if runtime == "docker" else PODMAN, name, parts)
+        patterns = (_DIRECTORIES[runtime],) if runtime else _SCOPES
+        for of, pattern in patterns:
+            if found := pattern.fullmatch(name):
+                return Place(CONTAINER, of, found[1][:12], parts, found[1], of)
+        pod = _POD_DIRECTORY.fullmatch(name) if runtime == "libpod_parent" else _POD_SLICE.fullmatch(name)
+        if pod:
+            return Place(PODMAN_POD, PODMAN, pod[1][:12], parts, pod[1], PODMAN)
+    if name.endswith(_IDLE):
+        return SKIP
+    if name == "init.scope" and not slices:
+        return Place(UNIT, "system", name, parts)
+    kind = UNIT if name.endswith((".service", ".scope")) else PLAIN
+    return Place(kind, namespace, name, parts, user=user)
+
+
+def _namespace(slices: Sequence[str], user: int | None) -> str:
+    """user-UID in a user's slice, else the outermost slice's name: ``system``, ``web``; in none of them ``cgroup``."""
+    if user is not None:
+        return f"user-{user}"
+    if slices[:1] == ["user.slice"]:
+        own = next((found[1] for one in slices if (found := _USER_SLICE.fullmatch(one))), "")
+        return f"user-{own}" if own else "user"
+    if not slices:
+        return "cgroup"  # beside the slices
+    return slices[0].removesuffix(".slice") or "root"
+
+
+def podman_container(name: str) -> str:
+    """The id of a container of podman by its directory, by either driver; "" if it is none."""
+    found = re.fullmatch(rf"libpod-({_ID})(?:\.scope)?", name)
+    return found[1] if found else ""
+
+
+def unit_name(part: str) -> str:
+    """The unit of a directory: systemd writes ``_`` before a name that the kernel's own files might have."""
+    return part[1:] if part.startswith("_") and len(part) > 1 else part
+
+
+def unescaped(name: str) -> str:
+    """A unit's name with ``\\x2d`` and the like as the characters that they stand for (systemd-escape(1))."""
+    if not _ESCAPE.search(name):
+        return name
+    raw = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)
+    try:  # each escape is one byte: what is more than ASCII takes several
+        return "".join(raw).encode("latin-1").decode()
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        return raw

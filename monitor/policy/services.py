@@ -1,0 +1,165 @@
+"""A service, session or container as a Pod: what its operator wrote about it, and what that makes of it.
+
+Operators of a machine without Kubernetes write MemoryMin=, MemoryLow=, MemoryMax=, OOMScoreAdjust= and
+ManagedOOMPreference=, labels of a container, or the table `services:`; nothing else says anything about a unit. So
+that a unit has no priority is known, and means 0; what could not be read (labels, processes) is unknown, and such a
+unit is never evicted. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from monitor.policy.pods import Container, Pod
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, LEAST_PRIORITY, MOST_PRIORITY
+from monitor.policy.quantity import Quantity
+
+#: Labels of a container.
+PRIORITY, REQUEST, NEVER = LABELS = ("outrace/priority", "outrace/request", "outrace/never")
+#: OOMScoreAdjust= of "never": the kernel spares it (OOM_SCORE_ADJ_MIN).
+SPARED_SCORE = -1000
+#: What nobody wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
+#: systemd-system.conf(5)). Taken for a wish, each small service of a user's would go before a large one of the machine.
+USER_DEFAULT_SCORE = 200
+_WHOLE = re.compile(r"[+-]?\d{1,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one unit or container; sizes are bytes."""
+
+    uid: str
+    namespace: str
+    name: str
+    request: int = 0  # MemoryMin= or MemoryLow=, the larger; a container's reservation
+    limit: int | None = None
+    score: int | None = None  # the lowest oom_score_adj of its processes; None: not known yet
+    preference: str = ""  # of ManagedOOMPreference=: avoid, omit
+    labels: Mapping[str, str] | None = field(default_factory=dict)  # None: not known
+    aliases: tuple[str, ...] = ()  # other names that a pattern may have
+    user: bool = False  # a user's own manager made it
+    protected: str = ""  # why it is never evicted unless its operator says otherwise
+    vital: str = ""  # why it is never evicted, whatever anybody says
+
+
+def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
+    """The pod, with the reason for each thing in `Pod.written`. ``rules``: pattern -> its priority, request (bytes) and
+    never; the first pattern that has the pod's namespace/name counts.
+    """
+    pattern, rule = _rule(facts, rules)
+    priority, why_priority = _priority(facts, pattern, rule)
+    request, why_request = _request(facts, pattern, rule)
+    quality, why_class = _quality(request, facts.limit)
+    amounts = {"memory": Quantity.of_bytes(request)} if request else {}
+    limits = {} if facts.limit is None else {"memory": Quantity.of_bytes(facts.limit)}
+    never = _never(facts, pattern, rule)
+    return Pod(
+        uid=facts.uid,
+        namespace=facts.namespace,
+        name=facts.name,
+        labels=facts.labels or {},
+        containers=(Container(facts.name, amounts, limits),),
+        priority=priority,
+        qos_class_status=quality,
+        taken_critical=never,
+        written={
+            "priority": f"{priority}: {why_priority}",
+            "request": why_request,
+            "class": why_class,
+            "oom_score_adj": "not known yet" if facts.score is None else f"{facts.score}, the lowest of its processes",
+        },
+    )
+
+
+def _rule(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+    names = [f"{facts.namespace}/{name}" for name in (facts.name, *facts.aliases)]
+    if not facts.user:  # a user names his units as he likes: `nginx.service` is the machine's
+        names += [facts.name, *facts.aliases]
+    found = ((pattern, rule) for pattern, rule in rules.items() if any(fnmatchcase(name, pattern) for name in names))
+    return next(found, ("", {}))
+
+
+def _priority(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
+    if "priority" in rule:
+        return int(rule["priority"]), f"services: {pattern}"
+    if (label := (facts.labels or {}).get(PRIORITY)) is not None and _is_priority(label):
+        return int(label), f"label {PRIORITY}"
+    if facts.preference == "avoid":
+        return MOST_PRIORITY, "ManagedOOMPreference=avoid: behind all others"
+    score = facts.score or 0
+    if facts.user and score > 0:
+        score = max(0, score - USER_DEFAULT_SCORE)
+    if score not in (0, SPARED_SCORE):
+        return -score, f"oom_score_adj {facts.score} (OOMScoreAdjust=), turned round"
+    return 0, "nothing that its operator wrote says otherwise"
+
+
+def _request(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> tuple[int, str]:
+    if "request" in rule:
+        return int(rule["request"]), f"services: {pattern}"
+    label = (facts.labels or {}).get(REQUEST)
+    if label is not None and (asked := _bytes(label)) is not None:
+        return asked, f"label {REQUEST}"
+    if facts.request:
+        return facts.request, "MemoryMin=, MemoryLow= or the container's reservation"
+    return 0, "no MemoryMin=, MemoryLow=, reservation or label"
+
+
+def _quality(request: int, limit: int | None) -> tuple[str, str]:
+    """Guaranteed: as much is kept for it as it may have. Of memory alone, for nobody writes a limit of CPU for that."""
+    if request and request == limit:
+        return GUARANTEED, "its memory request is its limit"
+    if request:
+        return BURSTABLE, "it has a memory request"
+    if limit is not None:
+        return BURSTABLE, "it has a memory limit"
+    return BEST_EFFORT, "it has neither a memory request nor a limit"
+
+
+def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
+    """Why it is never evicted; "" if it may be."""
+    if facts.vital:
+        return facts.vital
+    if "never" in rule:
+        return f"services: {pattern}: never" if rule["never"] else ""
+    if facts.protected:
+        return facts.protected
+    if facts.labels is None:
+        return "its labels, which may forbid it, are not known"
+    for name in LABELS:
+        if (value := facts.labels.get(name)) is not None and (problem := label_problem(name, value)):
+            return problem
+    if facts.labels.get(NEVER) == "true":
+        return f"label {NEVER}"
+    if facts.preference == "omit":
+        return "ManagedOOMPreference=omit"
+    if facts.score is None:
+        return "it is being started: its oom_score_adj is not known yet"
+    return "OOMScoreAdjust=-1000: a process of it has that" if facts.score == SPARED_SCORE else ""
+
+
+def label_problem(name: str, value: str) -> str:
+    """What is wrong with a label of outrace's; "" if nothing is. Whoever wrote it meant something that is not known."""
+    if name == PRIORITY and not _is_priority(value):
+        return f"its label {name}={value[:40]!r} is no whole number up to {MOST_PRIORITY}"
+    if name == REQUEST and _bytes(value) is None:
+        return f"its label {name}={value[:40]!r} is no quantity such as 200Mi"
+    if name == NEVER and value not in ("true", "false"):
+        return f"its label {name}={value[:40]!r} is not true or false"
+    return ""
+
+
+def _is_priority(value: str) -> bool:
+    return bool(_WHOLE.fullmatch(value)) and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
+
+
+def _bytes(value: str) -> int | None:
+    try:
+        amount = Quantity.parse(value.strip())
+    except ValueError:
+        return None
+    return amount.value if 0 <= amount.nanos < 10**9 << 62 else None
