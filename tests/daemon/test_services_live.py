@@ -1,0 +1,100 @@
+"""A runaway service in a tree as systemd makes it: it goes, what the machine runs on stays. In a node of its own."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab.child import Hog
+from monitor.lab.node import LabNode
+from tests import live
+from tests.daemon.hot_node import hard, hot_node, passes
+
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]
+SERVICES = ("--pods", "services")
+SESSION = "user.slice/user-1000.slice/session-3.scope"
+BROWSER = "user.slice/user-1000.slice/user@1000.service/app.slice/app-fire\\x2dfox-7.scope"
+
+node = live.fixture(hot_node)
+
+
+def unit(node: LabNode, path: str, mib: int, rate: int = 0) -> Hog:
+    """A process in a unit's cgroup that takes so much when it is told to."""
+    made = Hog(cgroupfs.make(node.cgroup / path), mib=mib, **({"rate": rate} if rate else {}))
+    node.children.append(made)
+    return made
+
+
+def grown(node: LabNode, path: str, mib: int) -> Hog:
+    made = unit(node, path, mib)
+    made.go()
+    made.expect("grown")
+    return made
+
+
+def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode, tmp_path: Path) -> None:
+    stay = [
+        grown(node, path, mib)
+        for path, mib in (
+            ("system.slice/ssh.service", 24),
+            ("system.slice/dbus.service", 4),
+            (SESSION, 16),
+            ("system.slice/app.service", 8),
+            ("system.slice/omitted.service", 8),
+            ("system.slice/named.service", 8),
+        )
+    ]
+    with contextlib.suppress(OSError):  # before 5.7: it is one of the least then, and stays all the same
+        os.setxattr(node.cgroup / "system.slice/omitted.service", "user.oomd_omit", b"1")
+    own = tmp_path / "outrace.yaml"
+    own.write_text('services:\n  "system/named*": {never: true}\n')
+    runaway = unit(node, "system.slice/batch.service", 90)
+    with live.daemon(node, *hard(32), *SERVICES, "--config", str(own), "--enforce") as daemon:
+        found = live.message(daemon, "pods are the services, sessions and containers of this machine")
+        assert (found["because"], found["evicts"]) == ("as given", True)
+        live.message(daemon, "pod found", pod="system/batch.service")
+        runaway.go()
+        live.message(daemon, "evicted", pod="system/batch.service")
+        assert runaway.wait() == -signal.SIGKILL
+        assert [record["pod"] for record in live.messages(daemon, "evicting")] == ["system/batch.service"]
+        names = [name for name in daemon.metrics() if "app.service" in name]
+        assert names
+        assert all('namespace="system"' in name for name in names)
+    assert [one.process.poll() for one in stay] == [None] * len(stay)
+
+
+def test_the_browser_goes_and_the_session_stays(node: LabNode) -> None:
+    session = grown(node, SESSION, 40)
+    shell = grown(node, "user.slice/user-1000.slice/user@1000.service/session.slice/shell.service", 16)
+    browser = unit(node, BROWSER, 70)
+    with live.daemon(node, *hard(32), *SERVICES, "--enforce") as daemon:
+        name = "user-1000/app-fire\\x2dfox-7.scope"
+        live.message(daemon, "pod found", pod=name)
+        browser.go()
+        live.message(daemon, "evicted", pod=name)
+        assert browser.wait() == -signal.SIGKILL
+        assert [record["pod"] for record in live.messages(daemon, "evicting")] == [name]
+    assert (session.process.poll(), shell.process.poll()) == (None, None)
+
+
+def test_a_session_that_grows_takes_no_service_with_it(node: LabNode) -> None:
+    """What may not be killed grows: nobody else's end would help (the brake of the next eviction)."""
+    calm = grown(node, "system.slice/app.service", 8)
+    session = unit(node, SESSION, 94, rate=200)
+    with live.daemon(node, *hard(32), *SERVICES, "--enforce") as daemon:
+        live.message(daemon, "pod found", pod="user-1000/session-3.scope")
+        session.go()
+        session.expect("grown")
+        live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
+        passes(daemon, 3)
+        assert live.messages(daemon, "evicting") == []
+        answer = live.outrace("explain", "--node-cgroup", str(node.cgroup), *SERVICES, *hard(32), "-o", "json")
+        assert answer.returncode == 0, answer.stderr
+    rows = {row["pod"]: row for row in json.loads(answer.stdout)["order"]}
+    assert rows["user-1000/session-3.scope"]["critical"]
+    assert not rows["system/app.service"]["critical"]
+    assert calm.process.poll() is None

@@ -1,0 +1,115 @@
+"""The distribution's podman, with an image made here: what its API and its cgroups say of containers and pods."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.runtimes import Runtimes
+from monitor.pods.services import ServiceSource
+from monitor.policy.resources import pod_request
+from tests import live
+from tests.puppet import cgroup
+
+pytestmark = [pytest.mark.live, pytest.mark.once]
+MI = 1 << 20
+PROGRAM = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
+#: Of Debian; podman needs a runtime that knows this machine's cgroups, and the pause of its pods.
+NEEDED = {"podman": "podman", "runc": "runc", "catatonit": "catatonit", "cc": "gcc"}
+Podman = tuple[Callable[..., str], Path]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[tuple[Hierarchy, Path]]:
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot make a cgroup")
+    if missing := [package for program, package in NEEDED.items() if not shutil.which(program, path=PATH)]:
+        pytest.skip(f"apt-get install --no-install-recommends {' '.join(missing)}")
+    hierarchy = cgroupfs.detect()
+    with cgroup("podman") as path:
+        yield hierarchy, path
+    for root in hierarchy.root.parent.glob("*/"):  # the other controllers' trees of cgroup v1
+        for directory in sorted((root / path.name).glob("**/"), reverse=True):
+            directory.rmdir()
+
+
+PATH = f"{os.environ['PATH']}:/usr/libexec/podman"
+
+
+@pytest.fixture(scope="module")
+def podman(node: tuple[Hierarchy, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """What runs podman with a store of its own, in which the image `lab` is; and its socket."""
+    base = tmp_path_factory.mktemp("podman")
+    conf = base / "containers.conf"
+    # What it asks for by itself, 2^20 descriptors, takes CAP_SYS_RESOURCE.
+    conf.write_text('[containers]\ndefault_ulimits=["nofile=1024:1024", "nproc=1024:1024"]\n')
+    options = ["--root", str(base / "s"), "--runroot", str(base / "r"), "--storage-driver", "vfs", "--runtime", "runc"]
+    command = ["podman", *options, "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [*command, *arguments],
+            env={**os.environ, "CONTAINERS_CONF": str(conf)},
+            capture_output=True,
+            text=True,
+            timeout=live.TIMEOUT_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    subprocess.run(["cc", "-static", "-x", "c", "-", "-o", base / "pause"], input=PROGRAM, text=True, check=True)
+    with tarfile.open(base / "lab.tar", "w") as tar:
+        tar.add(base / "pause", "pause")
+    run("import", str(base / "lab.tar"), "lab")
+    service = subprocess.Popen(
+        [*command, "system", "service", "-t", "0", f"unix://{base / 'podman.sock'}"], stderr=subprocess.DEVNULL
+    )
+    try:
+        live.until((base / "podman.sock").exists, "podman's socket")
+        yield run, base / "podman.sock"
+    finally:
+        run("pod", "rm", "-af", "-t", "0")
+        run("rm", "-af", "-t", "0")
+        service.terminate()
+        service.wait(live.TIMEOUT_S)
+
+
+def test_podmans_containers_and_pods(node: tuple[Hierarchy, Path], podman: Podman) -> None:
+    hierarchy, path = node
+    call, sock = podman
+    parent = f"--cgroup-parent=/{path.name}/libpod_parent"
+    limits = ("--memory=64m", "--memory-reservation=32m")
+    run = ("run", "-d", "--network=host")
+    web = call(*run, "--name=web", parent, *limits, "--label=outrace/priority=5", "lab", "/pause")
+    call(*run, "--name=kept", parent, "--oom-score-adj=300", "--label=outrace/never=true", "lab", "/pause")
+    shop = call("pod", "create", "--name=shop", "--network=host", parent, "--label=outrace/priority=7")
+    call("run", "-d", "--pod=shop", "--name=cart", *limits, "lab", "/pause")
+    source = ServiceSource(hierarchy, 16 << 30, path, runtimes=Runtimes({"podman": str(sock)}))
+    try:
+
+        def settled() -> bool:
+            """podman returns before the runtime's child has become the container's program."""
+            source.poll()
+            return len(source.pods) >= 3 and not any("started" in p.pod.taken_critical for p in source.pods.values())
+
+        live.until(settled, "the containers' own programs")
+        assert source.problems == ()
+        found = {f"{one.pod.namespace}/{one.pod.name}": one.pod for one in source.pods.values()}
+    finally:
+        source.close()
+    assert (found["podman/web"].uid, found["podman/web"].priority) == (web, 5)
+    assert found["podman/web"].taken_critical == ""
+    assert pod_request(found["podman/web"], "memory").value == 32 * MI
+    assert (found["podman/kept"].priority, found["podman/kept"].taken_critical) == (-300, "label outrace/never")
+    assert (found["podman/shop"].uid, found["podman/shop"].priority) == (shop, 7)
+    assert found["podman/shop"].taken_critical == ""
+    assert pod_request(found["podman/shop"], "memory").value == 32 * MI
+    assert found["podman/shop"].containers[0].limits["memory"].value == 64 * MI  # without that of the infra container
+    others = found.keys() - {"podman/web", "podman/kept", "podman/shop"}
+    assert all(found[name].taken_critical == "it watches a container of a runtime" for name in others)

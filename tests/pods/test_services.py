@@ -1,0 +1,210 @@
+"""Services, sessions and scopes in a real tree of cgroups, made as systemd makes its own."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
+from monitor.pods import services
+from monitor.policy.resources import pod_request
+from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, pods, source, write_request
+from tests.pods.unit_tree import start as start
+from tests.pods.unit_tree import tree as tree
+
+pytestmark = [pytest.mark.live, pytest.mark.newest]
+
+
+def test_services_sessions_and_scopes_are_pods(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    may = ["system.slice/nginx.service", f"{MANAGER}/app.slice/app-fire\\x2dfox.scope", "batch"]
+    never = {
+        "system.slice/ssh.service": "which the machine runs on",
+        "system.slice/system-getty.slice/getty@tty1.service": "the machine runs on",
+        "system.slice/docker.service": "which the machine runs on",
+        "system.slice/systemd-networkd.service": "which the machine runs on",
+        "user.slice/user-1000.slice/session-3.scope": "a login session",
+        f"{MANAGER}/init.scope": "the service manager",
+        f"{MANAGER}/session.slice/shell.service": "a desktop session",
+    }
+    for unit in (*may, *never):
+        start(unit)
+    with source(tree) as found:
+        assert found.poll().problems == []
+        known = pods(found)
+    assert {name for name, pod in known.items() if not pod.taken_critical} == {
+        "system/nginx.service",
+        "user-1000/app-fire\\x2dfox.scope",
+        "cgroup/batch",
+    }
+    reasons = {name.split("/")[1]: pod.taken_critical for name, pod in known.items() if pod.taken_critical}
+    assert len(reasons) == len(never)
+    for unit, why in never.items():
+        assert why in reasons[unit.split("/")[-1]]
+
+
+def test_a_unit_that_comes_and_one_that_goes(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    start("system.slice/a.service")
+    with source(tree) as found:
+        found.poll()
+        start("new.slice/new-b.slice/b.service")
+        deadline = time.monotonic() + 60
+        while "new/b.service" not in pods(found) and time.monotonic() < deadline:
+            found.poll()
+        assert set(pods(found)) == {"system/a.service", "new/b.service"}
+        (pid,) = (tree[1] / "system.slice/a.service/cgroup.procs").read_text().split()
+        os.kill(int(pid), 9)
+        os.waitpid(int(pid), 0)
+        (tree[1] / "system.slice/a.service").rmdir()
+        while "system/a.service" in pods(found) and time.monotonic() < deadline:
+            found.poll()
+        assert set(pods(found)) == {"new/b.service"}
+
+
+def test_an_empty_unit_is_no_pod(tree: tuple[Hierarchy, Path]) -> None:
+    cgroupfs.make(tree[1] / "system.slice/idle.service")
+    with source(tree) as found:
+        assert found.poll().updated == []
+
+
+def test_what_root_wrote_is_request_and_limit(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    hierarchy, _ = tree
+    path = start("system.slice/db.service")
+    write_request(hierarchy, path, 64 * MI)
+    with source(tree) as found:
+        found.poll()
+        assert pod_request(pods(found)["system/db.service"], "memory").value == 64 * MI
+        (path / ("memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes")).write_text(str(64 * MI))
+        deadline = time.monotonic() + 60
+        while pods(found)["system/db.service"].qos_class_status != "Guaranteed" and time.monotonic() < deadline:
+            found.poll()  # the file's event is enough
+        assert pods(found)["system/db.service"].qos_class_status == "Guaranteed"
+
+
+def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    hierarchy, node = tree
+    path = start(f"{MANAGER}/app.slice/greedy.service")
+    os.chown(write_request(hierarchy, path, 8 * GI), USER, USER)
+    os.chown(write_request(hierarchy, path.parent, 8 * GI), USER, USER)
+    if hierarchy.version == 2:
+        os.chown(path / "memory.min", USER, USER)
+        os.chown(path.parent / "memory.min", USER, USER)
+    with source(tree) as found:
+        found.poll()
+        assert pod_request(pods(found)["user-1000/greedy.service"], "memory").value == 0
+    write_request(hierarchy, node / MANAGER, 32 * MI)
+    with source(tree) as found:
+        found.poll()
+        assert pod_request(pods(found)["user-1000/greedy.service"], "memory").value == 32 * MI
+
+
+def test_managed_oom_preference_is_of_root(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    omitted, avoided = start("system.slice/o.service"), start("system.slice/a.service")
+    users = start(f"{MANAGER}/app.slice/u.service")
+    try:
+        os.setxattr(omitted, "user.oomd_omit", b"1")
+        os.setxattr(avoided, "user.oomd_avoid", b"1")
+        os.setxattr(users, "user.oomd_omit", b"1")
+    except OSError as error:
+        pytest.skip(f"this kernel has no user.* attributes of a cgroup of this hierarchy: {error.strerror}")
+    os.chown(users, USER, USER)
+    with source(tree) as found:
+        found.poll()
+        known = pods(found)
+    assert known["system/o.service"].taken_critical == "ManagedOOMPreference=omit"
+    assert known["system/a.service"].priority == 10**9
+    assert known["user-1000/u.service"].taken_critical == ""
+
+
+def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = start("system.slice/a.service")
+    start("system.slice/a.service")
+    first, second = map(int, (path / "cgroup.procs").read_text().split())
+    Path(f"/proc/{first}/oom_score_adj").write_text("300")
+    Path(f"/proc/{second}/oom_score_adj").write_text("400")
+    monkeypatch.setattr(services, "RESCAN_S", 0.0)
+    with source(tree) as found:
+        found.poll()
+        assert pods(found)["system/a.service"].priority == -300
+        for pid in (first, second):  # as the guide of the OOM killer marks a victim
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+        found._next_scan = 0.0
+        found.poll()
+        assert pods(found)["system/a.service"].priority == -300
+        # Lowering it takes CAP_SYS_RESOURCE, which a machine of tests may not have: the one fake.
+        monkeypatch.setattr(Process, "oom_score_adj", lambda self: -1000 if self.pid == second else 300)
+        found._next_scan = 0.0
+        found.poll()
+        assert "OOMScoreAdjust=-1000" in pods(found)["system/a.service"].taken_critical
+
+
+def test_a_service_is_not_judged_by_the_process_that_starts_it(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd's child is in the cgroup already, with its own score, and calls itself (name) until it executes."""
+    path = start("system.slice/a.service")
+    pid = int((path / "cgroup.procs").read_text())
+    name = "(a)"
+    monkeypatch.setattr(Process, "comm", lambda self: name if self.pid == pid else "sleep")
+    with source(tree) as found:
+        found.poll()
+        assert "being started" in pods(found)["system/a.service"].taken_critical
+        name = "a"
+        found._next_scan = 0.0
+        found.poll()
+        assert pods(found)["system/a.service"].taken_critical == ""
+
+
+def test_who_holds_outrace_is_never_evicted(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    path = start("system.slice/monitor.service")
+    pid = int((path / "cgroup.procs").read_text())
+    with source(tree, {"*": {"never": False}}, spared=(pid,)) as found:
+        found.poll()
+        assert "outrace itself" in pods(found)["system/monitor.service"].taken_critical
+
+
+def test_two_of_one_name_and_too_many_of_one_user(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_MOST_OF_USER", 2)
+    start("user.slice/user-1000.slice/session-3.scope")
+    for name in ("session-3.scope", "t.scope", "u.scope"):
+        start(f"{MANAGER}/app.slice/{name}")
+    with source(tree) as found:
+        found.poll()
+        known = pods(found)
+        assert found.problems == ("user 1000 has 3 services and scopes: 2 are watched",)
+    assert known["user-1000/session-3.scope"].taken_critical
+    assert known["user-1000/session-3.scope~2"].taken_critical == ""
+    assert len(known) == 3
+
+
+def test_a_kubelet_that_came_later_is_reported(tree: tuple[Hierarchy, Path], start: Start) -> None:
+    start(f"kubepods/burstable/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa/{ID}")
+    with source(tree) as found:
+        found.poll()
+        assert found.pods == {}
+        (problem,) = found.problems
+    assert "start outrace again, --pods auto" in problem
+
+
+def test_a_unit_that_goes_while_it_is_read_costs_no_other(
+    tree: tuple[Hierarchy, Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the read of a file and the look at whose it is: that ended the scan, and the thread that makes it."""
+    gone, _ = start("system.slice/gone.service"), start("system.slice/here.service")
+    real = services._protection
+
+    def protection(path: Path, version: int) -> tuple[int, int]:
+        if path == gone:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return real(path, version)
+
+    monkeypatch.setattr(services, "_protection", protection)
+    with source(tree) as found:
+        assert found.poll().problems == []
+        assert set(pods(found)) == {"system/here.service"}

@@ -1,0 +1,102 @@
+"""What the cgroups of a machine without Kubernetes are, by their paths."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.pods.units import CONTAINER, DESCEND, MONITOR, PLAIN, PODMAN_POD, SKIP, UNIT, Place, classify, unescaped
+
+ID = "46b4aeed" * 8
+MANAGER = "user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"),
+    [
+        ("system.slice/nginx.service", UNIT, "system/nginx.service"),
+        ("system.slice/system-getty.slice/getty@tty1.service", UNIT, "system/getty@tty1.service"),
+        ("web.slice/web-api.slice/api.service", UNIT, "web/api.service"),
+        ("init.scope", UNIT, "system/init.scope"),
+        ("user.slice/user-1000.slice/session-3.scope", UNIT, "user-1000/session-3.scope"),
+        (f"{MANAGER}/init.scope", UNIT, "user-1000/init.scope"),
+        (f"{MANAGER}/app.slice/app-firefox-7.scope", UNIT, "user-1000/app-firefox-7.scope"),
+        (f"{MANAGER}/session.slice/shell.service", UNIT, "user-1000/shell.service"),
+        (f"{MANAGER}/user.slice/libpod-{ID}.scope", UNIT, f"user-1000/libpod-{ID}.scope"),
+        ("machine.slice/machine-qemu\\x2d1\\x2dvm.scope", UNIT, "machine/machine-qemu\\x2d1\\x2dvm.scope"),
+        (f"system.slice/docker-{ID}.scope", CONTAINER, f"docker/{ID[:12]}"),
+        (f"docker/{ID}", CONTAINER, f"docker/{ID[:12]}"),
+        (f"machine.slice/libpod-{ID}.scope", CONTAINER, f"podman/{ID[:12]}"),
+        (f"libpod_parent/libpod-{ID}", CONTAINER, f"podman/{ID[:12]}"),
+        (f"libpod_parent/{ID}", PODMAN_POD, f"podman/{ID[:12]}"),
+        (f"machine.slice/machine-libpod_pod_{ID}.slice", PODMAN_POD, f"podman/{ID[:12]}"),
+        (f"machine.slice/libpod-conmon-{ID}.scope", MONITOR, f"podman/libpod-conmon-{ID}.scope"),
+        ("libpod_parent/conmon", MONITOR, "podman/conmon"),
+        ("lxc.payload.web", PLAIN, "cgroup/lxc.payload.web"),
+        ("system.slice/batch", PLAIN, "system/batch"),
+        ("_system.slice/_memory.service", UNIT, "system/memory.service"),  # systemd hides names of the kernel's files
+    ],
+)
+def test_pods(path: str, kind: str, name: str) -> None:
+    found = classify(path.split("/"))
+    assert isinstance(found, Place)
+    assert (found.kind, f"{found.namespace}/{found.name}") == (kind, name)
+    assert found.ident == (ID if kind in (CONTAINER, PODMAN_POD) else "")
+
+
+@pytest.mark.parametrize(
+    "path", ["system.slice", "user.slice/user-1000.slice", MANAGER, f"{MANAGER}/app.slice", "docker", "libpod_parent"]
+)
+def test_what_holds_pods(path: str) -> None:
+    assert classify(path.split("/")) == DESCEND
+
+
+@pytest.mark.parametrize(
+    "path", ["kubepods.slice", "kubepods", "system.slice/dev-hugepages.mount", "system.slice/ssh.socket"]
+)
+def test_what_is_none(path: str) -> None:
+    assert classify(path.split("/")) == SKIP
+
+
+def test_a_user_cannot_be_a_container_or_a_session_of_the_machine() -> None:
+    for name in (f"docker-{ID}.scope", f"libpod-conmon-{ID}.scope", f"machine-libpod_pod_{ID}.slice/x.service"):
+        found = classify([*MANAGER.split("/"), *name.split("/")])
+        assert isinstance(found, Place)
+        assert (found.kind, found.namespace, found.user, found.ident) == (UNIT, "user-1000", 1000, "")
+
+
+_part = st.one_of(
+    st.sampled_from(
+        ["system.slice", "user.slice", "user-7.slice", "user@7.service", "docker", "libpod_parent", "-.slice", ".slice"]
+    ),
+    st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=20),
+)
+
+
+@given(st.lists(_part, min_size=1, max_size=8))
+def test_any_path_is_read(parts: list[str]) -> None:
+    found = classify(parts)
+    assert isinstance(found, Place) or found in (DESCEND, SKIP)
+    if isinstance(found, Place):
+        assert found.name
+        assert found.namespace
+        assert "/" not in found.namespace
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("app-fire\\x2dfox.scope", "app-fire-fox.scope"),
+        ("a\\xc3\\xa9.service", "aé.service"),
+        ("a\\xff.service", "aÿ.service"),  # half a character: as it is written
+        ("plain.service", "plain.service"),
+        ("a\\x2", "a\\x2"),
+    ],
+)
+def test_escapes(name: str, read: str) -> None:
+    assert unescaped(name) == read
+
+
+@given(st.text(st.characters(exclude_characters="\\"), max_size=30))
+def test_every_byte_may_be_escaped(text: str) -> None:
+    escaped = "".join(f"\\x{byte:02x}" for byte in text.encode(errors="replace"))
+    assert unescaped(escaped).encode() == text.encode(errors="replace")

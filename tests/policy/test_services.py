@@ -1,0 +1,124 @@
+"""What operators wrote about services and containers, as a pod of the policy."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.pod_reasons import why_class, why_critical, why_request
+from monitor.policy.pods import Pod
+from monitor.policy.qos import MOST_PRIORITY, is_critical
+from monitor.policy.ranking import candidate, memory_order
+from monitor.policy.releases import ERAS, era
+from monitor.policy.services import LABELS, NEVER, PRIORITY, REQUEST, Facts, label_problem, service_pod
+
+MI = 1 << 20
+FACTS = Facts("u", "system", "batch.service", score=0)
+
+
+def made(rules: dict[str, dict[str, Any]] | None = None, **facts: Any) -> Pod:
+    return service_pod(replace(FACTS, **facts), rules or {})
+
+
+def test_what_nobody_wrote_is_zero_and_may_go() -> None:
+    pod = made()
+    assert (pod.known_priority, pod.qos_class_status, is_critical(pod)) == (0, "BestEffort", False)
+    assert why_request(pod, "memory") == "0: no MemoryMin=, MemoryLow=, reservation or label"
+    assert why_class(pod) == "it has neither a memory request nor a limit"
+
+
+@pytest.mark.parametrize(
+    ("facts", "quality"),
+    [
+        ({"request": 64 * MI, "limit": 64 * MI}, "Guaranteed"),
+        ({"request": 64 * MI, "limit": 65 * MI}, "Burstable"),
+        ({"request": 64 * MI}, "Burstable"),
+        ({"limit": 64 * MI}, "Burstable"),
+        ({}, "BestEffort"),
+    ],
+)
+def test_classes(facts: dict[str, int], quality: str) -> None:
+    assert made(**facts).qos_class_status == quality
+
+
+@pytest.mark.parametrize("name", ERAS)
+def test_the_request_counts_in_every_release(name: str) -> None:
+    assert era(name).request(made(request=64 * MI), "memory").value == 64 * MI
+
+
+@pytest.mark.parametrize(
+    ("facts", "priority"),
+    [
+        ({"score": -500}, 500),
+        ({"score": 300}, -300),
+        ({"score": 200, "user": True}, 0),  # what systemd gives a user's units by itself
+        ({"score": 500, "user": True}, -300),
+        ({"score": -500, "preference": "avoid"}, MOST_PRIORITY),
+        ({"score": 300, "labels": {PRIORITY: "7"}}, 7),
+    ],
+)
+def test_priorities(facts: dict[str, Any], priority: int) -> None:
+    assert made(**facts).priority == priority
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"score": -1000}, "OOMScoreAdjust=-1000"),
+        ({"score": None}, "not known yet"),
+        ({"labels": None}, "not known"),
+        ({"labels": {NEVER: "true"}}, f"label {NEVER}"),
+        ({"labels": {NEVER: "perhaps"}}, "is not true or false"),
+        ({"labels": {PRIORITY: "high"}}, "no whole number"),
+        ({"labels": {REQUEST: "lots"}}, "no quantity"),
+        ({"preference": "omit"}, "ManagedOOMPreference=omit"),
+        ({"protected": "the machine runs on it"}, "the machine runs on it"),
+        ({"vital": "it holds process 1"}, "it holds process 1"),
+    ],
+)
+def test_who_is_never_evicted_and_why(facts: dict[str, Any], why: str) -> None:
+    pod = made(**facts)
+    assert is_critical(pod)
+    assert why in why_critical(pod)
+
+
+def test_the_table_is_above_all_but_what_the_machine_runs_on() -> None:
+    rules: dict[str, dict[str, Any]] = {
+        "system/batch*": {"priority": -5, "request": MI, "never": False},
+        "*": {"never": True},
+    }
+    pod = made(rules, score=-1000, protected="by its name", labels=None, request=9 * MI)
+    assert (pod.priority, is_critical(pod)) == (-5, False)
+    assert why_request(pod, "memory") == "1Mi: services: system/batch*"
+    assert why_critical(made(rules, vital="it holds sshd")) == "it holds sshd"
+    assert why_critical(made(rules, name="other.service")) == "services: *: never"
+
+
+def test_patterns_have_the_name_as_systemctl_writes_it_and_as_it_reads() -> None:
+    rules = {"app-fire-fox*": {"priority": 1}, "user-1000/app-*": {"priority": 2}}
+    facts = {"name": "app-fire\\x2dfox.scope", "aliases": ("app-fire-fox.scope",)}
+    assert made(rules, **facts).priority == 1
+    # A user's unit is named by the user: a pattern without the user's name is none of his.
+    assert made(rules, namespace="user-1000", user=True, **facts).priority == 2
+
+
+def test_the_order_is_the_policys() -> None:
+    pods = [
+        made(uid="a", name="within.service", request=64 * MI),
+        made(uid="b", name="above.service", score=-100),
+        made(uid="c", name="first.service", score=100),
+        made(uid="d", name="never.service", score=-1000),
+    ]
+    ranked = memory_order(candidate(pod, era(ERAS[0]).request(pod, "memory"), 32 * MI) for pod in pods)
+    order = [one.name for one in ranked if not one.critical]
+    assert order == ["first.service", "above.service", "within.service"]
+
+
+@given(st.sampled_from(LABELS), st.text(max_size=30))
+def test_any_label_has_a_meaning_or_forbids_it(name: str, value: str) -> None:
+    pod = made(labels={name: value})
+    assert is_critical(pod) == (bool(label_problem(name, value)) or (name == NEVER and value == "true"))
+    assert pod.priority is not None
+    assert pod.priority <= MOST_PRIORITY
