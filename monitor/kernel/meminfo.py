@@ -8,6 +8,8 @@ from pathlib import Path
 from monitor.errors import CannotError
 
 MEMINFO = "/proc/meminfo"
+MIN_FREE = "/proc/sys/vm/min_free_kbytes"
+ZONEINFO = "/proc/zoneinfo"
 
 
 def parse(text: str) -> dict[str, int]:
@@ -41,6 +43,49 @@ def read(path: str | Path = MEMINFO) -> dict[str, int]:
 def mem_total(path: str | Path = MEMINFO) -> int:
     """The machine's memory in bytes, which is what the kubelet calls its capacity."""
     return read(path)["MemTotal"]
+
+
+def huge_pages(path: str | Path = MEMINFO) -> int:
+    """Bytes of the machine's memory that are set aside as huge pages of any size (hugetlb), used or not. Raises
+    CannotError as `mem_total` does.
+    """
+    return read(path).get("Hugetlb", 0)
+
+
+def kernels_share(path: str | Path = MEMINFO, min_free: str | Path = MIN_FREE, zones: str | Path = ZONEINFO) -> int:
+    """Bytes that no process can get although they are neither a process's nor page cache: huge pages set aside, what
+    the kernel holds and cannot shrink (slab, page tables, stacks, BPF maps, pages of drivers and balloons), and what it
+    keeps free for itself: it kills before it lets that be used (mm/page_alloc.c, ALLOC_WMARK_MIN). Raises CannotError
+    as `mem_total` does.
+
+    Free pages that wait on a CPU's list are free: there can be tens of MiB after a large process has gone.
+    What it holds is what no line of the file accounts for, and so in part a guess: the ARC of ZFS and the buffers of
+    XFS are in there, and shrink. So at most a sixteenth of the memory and 64 MiB are taken for it.
+
+    Nothing in a container with a file of its own (lxcfs): huge pages and what is kept free are the machine's there, and
+    may be more than the container has.
+    """
+    before, found = _of_sysinfo(), read(path)
+    if path == MEMINFO and found["MemTotal"] not in (before, _of_sysinfo()):  # it may change just now
+        return 0
+    total, huge = found["MemTotal"], found.get("Hugetlb", 0)
+    lists = ("Active", "Inactive", "Unevictable")
+    held = total - huge - sum(found.get(name, 0) for name in ("MemFree", "SReclaimable", *lists)) - _on_cpus(zones)
+    try:
+        kept = int(Path(min_free).read_text()) * 1024
+    except (OSError, ValueError):
+        kept = 0
+    return huge + min(max(0, held), total // 16 + (64 << 20)) + kept
+
+
+def _on_cpus(zones: str | Path) -> int:
+    """Bytes on the CPUs' lists of free pages (mm/vmstat.c, zoneinfo_show_print()); 0 where that cannot be read."""
+    try:
+        lines = Path(zones).read_text().splitlines()
+    except OSError:
+        return 0
+    counts = (line.split()[1:] for line in lines if line.lstrip().startswith("count:"))
+    return sum(int(words[0]) for words in counts if words and words[0].isdigit()) * _PAGE_SIZE
 
 
 class MemTotal:
