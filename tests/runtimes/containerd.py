@@ -1,0 +1,212 @@
+"""The distribution's containerd with a store of its own, and pods made in it by CRI as a kubelet makes them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.lab import janitor
+from tests import live
+from tests.own_cgroups import removed_with_session
+
+#: Its configuration: no network of its own (pods are on the host's), nothing that asks for the machine's rights.
+_CONFIG = """
+version = 2
+root = "{base}/root"
+state = "{state}"
+[grpc]
+address = "{state}/s.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "localhost/holder:1"
+disable_apparmor = true
+restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{state}/cni"
+conf_dir = "{state}/cni"
+"""
+NEEDED = {"containerd": "containerd", "ctr": "containerd", "runc": "runc"}
+
+
+def need(programs: Mapping[str, str], path: str | None = None) -> None:
+    """Skip the test where one of the programs (name -> package) is missing, or root's rights are."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot run containers")
+    if missing := sorted({package for name, package in programs.items() if not shutil.which(name, path=path)}):
+        pytest.skip(f"apt-get install --no-install-recommends {' '.join(missing)}")
+
+
+def check() -> None:
+    """Skip the test where containerd cannot be had."""
+    need(NEEDED)
+    pytest.importorskip("cri_api", reason="no stubs of CRI: pip install 'outrace[cri]'")
+
+
+@contextmanager
+def parent_cgroup() -> Iterator[str]:
+    """A cgroup for pods, by its path in every hierarchy."""
+    with live.cgroup("containerd") as path:
+        # Runtimes make it in the other controllers' trees of cgroup v1 as well.
+        others = [root / path.name for root in cgroupfs.detect().root.parent.glob("*/") if root / path.name != path]
+        for other in others:
+            removed_with_session(other)
+        try:
+            yield f"/{path.name}"
+        finally:
+            removed = [janitor.remove_tree(str(other)) for other in others]  # all, whatever becomes of the first
+            assert all(removed), "a cgroup of a runtime is still used"
+
+
+class Containerd:
+    """Context manager: a containerd whose images and containers are below ``base`` and whose sockets in ``state``."""
+
+    def __init__(self, base: Path, state: Path, parent: str) -> None:
+        self.base, self.state, self.parent = base, state, parent
+        self.socket = state / "s.sock"
+        self.word = f"cri:unix://{self.socket}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start it, again too, and wait until it answers."""
+        import grpc
+        from cri_api.v1 import api_pb2, api_pb2_grpc
+
+        self.api: Any = api_pb2
+        self.state.mkdir(parents=True, exist_ok=True)
+        config = self.state / "config.toml"
+        config.write_text(_CONFIG.format(base=self.base, state=self.state))
+        self.log = self.state / "log"
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(["containerd", "--config", config], stdout=log, stderr=log)
+        self._channel = grpc.insecure_channel(f"unix://{self.socket}")
+        self.runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)
+        self.images = api_pb2_grpc.ImageServiceStub(self._channel)
+
+        def answers() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self.log.read_text()
+            try:
+                return bool(self.runtime.Version(api_pb2.VersionRequest(), timeout=1).runtime_name)
+            except grpc.RpcError:
+                return False
+
+        live.until(answers, "containerd")
+
+    def kill(self) -> None:
+        """End it as a crash does. What it runs, runs on."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(live.TIMEOUT_S)
+        self._channel.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        api = self.api
+        try:
+            for sandbox in self.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items:
+                self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
+                self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
+        finally:
+            self._channel.close()
+            self._process.terminate()
+            self._process.wait(live.TIMEOUT_S)
+
+    def load(self, archive: Path) -> None:
+        """Import an image."""
+        command = ["ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", archive]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def pod(self, name: str, **labels: str) -> "Pod":
+        """A pod on the host's network that runs."""
+        return Pod(self, name, labels)
+
+    def image_names(self) -> set[str]:
+        """Tags of the images there are."""
+        found = self.images.ListImages(self.api.ListImagesRequest()).images
+        return {tag for image in found for tag in image.repo_tags}
+
+    def dead(self, name: str, image: str, mib: int, files: int) -> None:
+        """A pod whose only container wrote so much and ended."""
+        pod = self.pod(name)
+        pod.run(name, image, str(mib), str(files))
+        pod.stop()
+
+    def running(self, name: str, image: str) -> None:
+        """A pod that runs."""
+        self.pod(name).run(name, image)
+
+    def names(self) -> set[str]:
+        """Names of the containers there are."""
+        return {name.partition("/")[0] for name in self.containers()}
+
+    def containers(self) -> dict[str, int]:
+        """Name -> state of the containers there are."""
+        found = self.runtime.ListContainers(self.api.ListContainersRequest()).containers
+        return {f"{one.metadata.name}/{one.metadata.attempt}": one.state for one in found}
+
+    def sandboxes(self) -> set[str]:
+        return {one.metadata.name for one in self.runtime.ListPodSandbox(self.api.ListPodSandboxRequest()).items}
+
+
+class Pod:
+    """A sandbox, and what runs in it."""
+
+    def __init__(self, containerd: Containerd, name: str, labels: dict[str, str]) -> None:
+        self._at, api = containerd, containerd.api
+        host = api.LinuxSandboxSecurityContext(
+            namespace_options=api.NamespaceOption(network=api.NODE, pid=api.CONTAINER, ipc=api.NODE)
+        )
+        self.config = api.PodSandboxConfig(
+            metadata=api.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="lab"),
+            log_directory=str(containerd.state / "logs" / name),
+            labels=labels,
+            linux=api.LinuxPodSandboxConfig(cgroup_parent=containerd.parent, security_context=host),
+        )
+        request = api.RunPodSandboxRequest(config=self.config)
+        self.id = containerd.runtime.RunPodSandbox(request, timeout=live.TIMEOUT_S).pod_sandbox_id
+
+    def run(self, name: str, image: str, *arguments: str, attempt: int = 0, start: bool = True) -> str:
+        """A container; with ``arguments`` (MiB and files to write) its program ends."""
+        api, runtime = self._at.api, self._at.runtime
+        config = api.ContainerConfig(
+            metadata=api.ContainerMetadata(name=name, attempt=attempt),
+            image=api.ImageSpec(image=image),
+            args=arguments,
+            labels=dict(self.config.labels),
+            log_path=f"{name}.{attempt}.log",
+            linux=api.LinuxContainerConfig(
+                security_context=api.LinuxContainerSecurityContext(
+                    namespace_options=api.NamespaceOption(network=api.NODE, pid=api.CONTAINER, ipc=api.NODE)
+                )
+            ),
+        )
+        request = api.CreateContainerRequest(pod_sandbox_id=self.id, config=config, sandbox_config=self.config)
+        ident = runtime.CreateContainer(request, timeout=live.TIMEOUT_S).container_id
+        if start:
+            runtime.StartContainer(api.StartContainerRequest(container_id=ident), timeout=live.TIMEOUT_S)
+        if start and arguments:
+            live.until(lambda: self.state(ident) == api.CONTAINER_EXITED, f"the end of {name}")
+        return str(ident)
+
+    def state(self, ident: str) -> int:
+        request = self._at.api.ContainerStatusRequest(container_id=ident)
+        return int(self._at.runtime.ContainerStatus(request).status.state)
+
+    def stop(self) -> None:
+        """As a kubelet ends a pod: its containers exit, its sandbox is not ready any more, both stay."""
+        self._at.runtime.StopPodSandbox(self._at.api.StopPodSandboxRequest(pod_sandbox_id=self.id))

@@ -1,0 +1,93 @@
+"""The distribution's podman with a store of its own, as the daemon finds it: by the environment."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from tests import live
+from tests.runtimes.containerd import need
+
+#: podman needs a runtime that knows this machine's cgroups, and the pause of its pods.
+NEEDED = {"podman": "podman", "runc": "runc", "catatonit": "catatonit"}
+
+
+def check() -> None:
+    """Skip the test where podman cannot be had."""
+    need(NEEDED, path=f"{os.environ['PATH']}:/usr/libexec/podman")
+
+
+class Podman:
+    """Context manager: podman with images and containers below ``base`` and what it forgets in ``state``."""
+
+    word = "podman"
+
+    def __init__(self, base: Path, state: Path, parent: str, environment: pytest.MonkeyPatch) -> None:
+        self.base, self._state, self.parent = base, state, parent
+        self._environment = environment
+
+    def __enter__(self) -> Self:
+        self._state.mkdir(parents=True, exist_ok=True)
+        storage, containers = self._state / "storage.conf", self._state / "containers.conf"
+        storage.write_text(f'[storage]\ndriver="overlay"\ngraphroot="{self.base}/root"\nrunroot="{self._state}/run"\n')
+        # What it asks for by itself, 2^20 descriptors, takes CAP_SYS_RESOURCE.
+        containers.write_text(
+            '[containers]\ndefault_ulimits=["nofile=1024:1024", "nproc=1024:1024"]\n'
+            '[engine]\nruntime="runc"\ncgroup_manager="cgroupfs"\nevents_logger="file"\n'
+            f'tmp_dir="{self._state}/tmp"\n'
+        )
+        self._environment.setenv("CONTAINERS_STORAGE_CONF", str(storage))
+        self._environment.setenv("CONTAINERS_CONF", str(containers))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self("pod", "rm", "-af", "-t", "0")
+        self("rm", "-af", "-t", "0")
+        mount = self.base / "root" / "overlay"
+        subprocess.run(["umount", mount], stderr=subprocess.DEVNULL, check=False)  # podman's own, on itself
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["podman", *arguments], capture_output=True, text=True, timeout=live.TIMEOUT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def load(self, archive: Path) -> None:
+        """Import an image."""
+        self("load", "-i", str(archive))
+
+    def run(self, name: str, image: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
+        """A container; with ``arguments`` (MiB and files to write) its program ends."""
+        fixed = ("--detach", "--network=host", f"--cgroup-parent={self.parent}", f"--name={name}")
+        self("run", *fixed, *options, image, *arguments)
+        if arguments:
+            # "stopped" until podman has tidied up, which it may never do.
+            live.until(lambda: self.state(name) in ("exited", "stopped"), f"the end of {name}")
+
+    def state(self, name: str) -> str:
+        return self("container", "inspect", "--format", "{{.State.Status}}", name)
+
+    def dead(self, name: str, image: str, mib: int, files: int) -> None:
+        """A container that wrote so much and ended."""
+        self.run(name, image, str(mib), str(files))
+
+    def running(self, name: str, image: str) -> None:
+        self.run(name, image)
+
+    def names(self) -> set[str]:
+        """Names of the containers there are."""
+        return {name for one in self._list("ps", "--all") for name in one["Names"]}
+
+    def image_names(self) -> set[str]:
+        return {name for one in self._list("images") for name in one["Names"]}
+
+    def _list(self, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self(*arguments, "--format", "json") or "[]")
+        return found

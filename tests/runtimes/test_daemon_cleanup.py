@@ -1,0 +1,229 @@
+"""The daemon on a full disk with a real runtime: it is cleaned up first, looked at again, and only then a pod goes."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.node import LabNode, LabPod
+from tests import live
+from tests.commands import run
+from tests.filesystems import Mounts
+from tests.runtimes import containerd, images, podman
+from tests.runtimes.containerd import Containerd
+from tests.runtimes.podman import Podman
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+MI = 1 << 20
+HOLDER, USED, DEAD, OLD = "localhost/holder:1", "localhost/used:1", "localhost/dead:1", "localhost/old:1"
+CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
+Runtime = Containerd | Podman
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("test-cleanup", 128 * MI) as made:
+        yield made
+        assert made.oom_kills() == 0
+
+
+@pytest.fixture(params=["containerd", "podman"])
+def runtime(
+    request: pytest.FixtureRequest, tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runtime]:
+    """On a disk of 64 MiB: a container that runs, a dead one that left 8 MiB and 200 files, an image of 6 MiB that
+    nobody uses.
+    """
+    (containerd if request.param == "containerd" else podman).check()
+    with ExitStack() as stack:
+        mounts = stack.enter_context(Mounts())
+        parent = stack.enter_context(containerd.parent_cgroup())
+        store = mounts.ext4("store", 64 * MI, "-N", "2048")
+        state = tmp_path / "r"
+        made: Runtime = stack.enter_context(
+            Containerd(store, state, parent)
+            if request.param == "containerd"
+            else Podman(store, state, parent, monkeypatch)
+        )
+        for name, size, files in ((HOLDER, 0, 0), (USED, MI, 0), (DEAD, 2 * MI, 0), (OLD, 6 * MI, 300)):
+            made.load(images.archive(tmp_path / "image.tar", name, pause, size, files))
+        made.running("web", USED)
+        made.dead("job", DEAD, 8, 200)
+        yield made
+
+
+def with_files(node: LabNode, runtime: Runtime, mib: int, files: int) -> LabPod:
+    """A pod whose emptyDir on that disk holds so much."""
+    pod = node.add_pod("writer")
+    directory = runtime.base / "writer"
+    directory.mkdir()
+    (directory / "file").write_bytes(bytes(mib * MI))
+    for number in range(files):
+        (directory / str(number)).touch()
+    manifest = json.loads(pod.manifest.read_text())
+    manifest["metadata"]["annotations"]["outrace/volume.scratch"] = str(directory)
+    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
+    unfinished = pod.manifest.with_name(f".{pod.manifest.name}.new")
+    unfinished.write_text(json.dumps(manifest))
+    unfinished.rename(pod.manifest)
+    return pod
+
+
+def options(runtime: Runtime, threshold: str, *more: str) -> tuple[str, ...]:
+    disk = ("--nodefs", str(runtime.base), "--imagefs", str(runtime.base))
+    words = ("--reclaim-containers", runtime.word, "--reclaim-images", runtime.word)
+    return (*disk, *words, "--eviction-hard", threshold, *more)
+
+
+def free(runtime: Runtime, inodes: bool) -> int:
+    seen = os.statvfs(runtime.base)
+    return seen.f_ffree if inodes else seen.f_bavail * seen.f_frsize
+
+
+def cleaned(daemon: LabDaemon, action: str) -> Record:
+    return live.message(daemon, "clean-up done", action=action)
+
+
+@pytest.mark.parametrize(
+    ("enough", "inodes"),
+    [
+        ("enough", False),
+        ("too little", False),
+        ("less than min reclaim", False),
+        ("enough", True),
+        ("too little", True),
+    ],
+)
+def test_a_full_disk(node: LabNode, runtime: Runtime, tmp_path: Path, enough: str, inodes: bool) -> None:
+    """Dead containers go first, then unused images; then all thresholds are looked at again."""
+    pod = with_files(node, runtime, 1, 10)
+    process = node.start_hog(pod, mib=1)
+    now = free(runtime, inodes)
+    # The dead container alone is worth 8 MiB and 200 files; both, with images as they came and unpacked, less than 36
+    # MiB and 1,000 files.
+    line = now + ((1000 if inodes else 36 * MI) if enough == "too little" else (100 if inodes else 6 * MI))
+    signal = "nodefs.inodesFree" if inodes else "nodefs.available"
+    more = ["--enforce"]
+    if enough == "less than min reclaim":
+        more += ["--eviction-minimum-reclaim", f"{signal}=30Mi"]
+    with live.daemon(node, *options(runtime, f"{signal}<{line}", *more), state_dir=tmp_path / "state") as daemon:
+        asked = live.message(daemon, "cleaning up the node before a pod is evicted")
+        assert asked["actions"] == [CONTAINERS, IMAGES]
+        first, second = cleaned(daemon, CONTAINERS), cleaned(daemon, IMAGES)
+        assert daemon.log.index(first) < daemon.log.index(second)
+        assert {one["command"] for one in (first, second)} == {runtime.word}
+        assert all(one["removed"] == one["found"] for one in (first, second))
+        assert first["freed_bytes"] >= 8 * MI
+        assert first["freed_inodes"] >= 200
+        assert second["freed_bytes"] >= 6 * MI
+        assert second["freed_inodes"] >= 300
+        if enough == "enough":
+            met = f'threshold_met{{kind="hard",signal="{signal}"}}'
+            live.until(lambda: live.metric(daemon, met) == 0, "the threshold clear")
+            for name in ("bytes", "inodes"):
+                total = live.metric(daemon, f'reclaim_freed_{name}_total{{action="{CONTAINERS}"}}')
+                assert total == first[f"freed_{name}"]
+            assert live.metric(daemon, f'reclaim_runs_total{{action="{IMAGES}",result="done"}}') == 1
+            assert live.metric(daemon, f'reclaim_removed_total{{action="{IMAGES}"}}') == second["removed"]
+        else:
+            evicting = live.message(daemon, "evicting", signal=signal)
+            assert daemon.log.index(evicting) > daemon.log.index(second)
+            live.ends(process.pid)
+        live.ended(daemon)
+        assert len(live.messages(daemon, "evicting")) == (enough != "enough")
+    assert live.alive(process.pid) == (enough == "enough")
+    assert runtime.names() == {"web"}
+    # DEAD's only container was removed first, so its image is unused too.
+    assert runtime.image_names() - {HOLDER} == {USED}
+    assert (HOLDER in runtime.image_names()) == isinstance(runtime, Containerd)  # its pods' own
+
+
+@pytest.mark.parametrize("short", ["nodefs", "imagefs"])
+def test_with_images_on_a_disk_of_their_own(node: LabNode, runtime: Runtime, tmp_path: Path, short: str) -> None:
+    """What is on the disk of images cannot help the node's: the pod goes at once. On its own disk it goes first."""
+    with Mounts() as mounts:
+        nodefs = mounts.tmpfs("nodefs", 64 * MI)
+        process = node.start_hog(node.add_pod("pod"), mib=1)
+        (nodefs / "file").write_bytes(bytes(30 * MI))
+        line = 40 * MI if short == "nodefs" else free(runtime, False) + MI
+        chosen = options(runtime, f"{short}.available<{line}", "--enforce", "--nodefs", str(nodefs))
+        with live.daemon(node, *chosen, state_dir=tmp_path / "state") as daemon:
+            if short == "nodefs":
+                live.message(daemon, "evicting", signal="nodefs.available")
+                live.ends(process.pid)
+                assert live.messages(daemon, "clean-up done") == []
+            else:
+                asked = live.message(daemon, "cleaning up the node before a pod is evicted")
+                assert (asked["signal"], asked["actions"]) == ("imagefs.available", [CONTAINERS, IMAGES])
+                cleaned(daemon, IMAGES)
+                met = 'threshold_met{kind="hard",signal="imagefs.available"}'
+                live.until(lambda: live.metric(daemon, met) == 0, "the threshold clear")
+            live.ended(daemon)
+            assert len(live.messages(daemon, "evicting")) == (short == "nodefs")
+    assert live.alive(process.pid) == (short == "imagefs")
+    assert ("job" in runtime.names()) == (short == "nodefs")
+
+
+def test_while_observing_it_is_said_what_would_go(node: LabNode, runtime: Runtime, tmp_path: Path) -> None:
+    pod = with_files(node, runtime, 1, 10)
+    process = node.start_hog(pod, mib=1)
+    threshold = f"nodefs.available<{free(runtime, False) + MI}"
+    before = runtime.names(), runtime.image_names()
+    with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
+        said = live.message(daemon, "the node would be cleaned up first", action=CONTAINERS)
+        assert said["found"] >= 1
+        assert said["bytes"] >= 8 * MI or said["of_unknown_size"] >= 1  # containerd measures every 10 s
+        said = live.message(daemon, "the node would be cleaned up first", action=IMAGES)
+        assert said["bytes"] >= 6 * MI
+        wanted = live.message(daemon, "would evict", signal="nodefs.available")
+        assert wanted["cleanup"] == [CONTAINERS, IMAGES]
+        sized = f'reclaim_candidates_bytes{{action="{IMAGES}"}}'
+        assert live.metric(daemon, sized) == said["bytes"]
+        command = (sys.executable, "-P", "-m", "monitor.cli.main", "explain", "--run-dir", str(daemon.state_dir))
+        done = run(*command, "-o", "json", env={**os.environ, **live.PYTHONPATH})
+        assert done.returncode == 0, done.stderr
+        rows = {one["action"]: one for one in json.loads(done.stdout)["node"]["reclaimable"]}
+        assert rows[IMAGES]["bytes"] == said["bytes"]
+        assert rows[CONTAINERS]["problem"] == ""
+        done = run(*command, env={**os.environ, **live.PYTHONPATH})
+        assert f"{IMAGES} ({runtime.word}): images: {rows[IMAGES]['count']} would go, at most " in done.stdout
+        live.ended(daemon)
+    assert live.alive(process.pid)
+    assert (runtime.names(), runtime.image_names()) == before
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[str]:
+    """A runtime that takes connections and answers nothing."""
+    pytest.importorskip("cri_api", reason="no stubs of CRI: pip install 'outrace[cri]'")
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield f"cri:unix://{path}"
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_runtime_that_hangs_or_is_gone_keeps_no_pod(node: LabNode, deaf: str, tmp_path: Path, listens: bool) -> None:
+    """One line in the log, and the pass goes on."""
+    with Mounts() as mounts:
+        disk = mounts.tmpfs("nodefs", 64 * MI)
+        process = node.start_hog(node.add_pod("pod"), mib=1)
+        (disk / "file").write_bytes(bytes(30 * MI))
+        word = deaf if listens else f"{deaf}.gone"
+        chosen = ("--nodefs", str(disk), "--imagefs", str(disk), "--reclaim-images", word)
+        threshold = ("--eviction-hard", "nodefs.available<40Mi", "--enforce")
+        with live.daemon(node, *chosen, *threshold, state_dir=tmp_path / "state") as daemon:
+            failed = live.message(daemon, "clean-up failed", action=IMAGES)
+            assert failed["command"] == word
+            assert failed["status"] == (1 if listens else 3)
+            assert ("does not answer" if listens else "No such file or directory") in failed["output"]
+            live.message(daemon, "evicting", signal="nodefs.available")
+            live.ends(process.pid)
+            live.ended(daemon)
