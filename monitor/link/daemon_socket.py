@@ -1,0 +1,115 @@
+"""The socket of a daemon, under which its commands find it, and what it says of itself there: defined once, for the
+side that answers and the commands that ask.
+
+One socket file for each daemon in the run directory: `NAME.HASH.sock`, where the hash is that of the state directory.
+Two daemons never have the same one, because the state directory is locked, and a side that is started again replaces
+the socket of the one before. The protocol is HTTP/1.1, GET alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monitor.link.codec import Malformed, build
+
+#: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for who asks
+#: every second: the hot process is not asked for them.
+INFO_PATH = "/daemon"
+SUMMARY_PATH = "/stats/summary"
+LIVE_PATH = "/stats/live"
+#: Counted up when a field changes its meaning; a command ignores fields that it does not know.
+PROTOCOL = 1
+#: Of our sockets: a run directory may hold others, which are neither asked nor removed. Hidden until they listen.
+_OURS = re.compile(r"\.?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.[0-9a-f]{8}\.sock")
+#: Bytes of an answer that a command reads at most. The summary of 500 pods takes 0.6 MB.
+MAX_ANSWER = 16 << 20
+
+
+class DaemonInfo(NamedTuple):
+    """The answer to `INFO_PATH`."""
+
+    protocol: int
+    name: str
+    version: str  # of outrace
+    hot_pid: int
+    side_pid: int
+    started: float  # Unix seconds, of the side
+    not_ready: str  # why it cannot decide yet; "" if it can
+    conditions: Sequence[str]  # node conditions that are true, the transition period included
+    config: Mapping[str, Any]  # fields of `monitor.settings.config.RunConfig`
+    reload: Mapping[str, Any] = {}  # fields of `monitor.side.reload.Reloads`; an older daemon has none
+
+    def to_json(self) -> bytes:
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> DaemonInfo:
+        """Raises ValueError (`Malformed` is one) for anything but the answer of a daemon of this protocol."""
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            raise Malformed("nested too deeply") from None
+        if not isinstance(fields, dict):
+            raise Malformed("not an object")
+        if fields.get("protocol") != PROTOCOL:
+            raise Malformed(f"protocol {fields.get('protocol')!r}, where this outrace has {PROTOCOL}")
+        info: DaemonInfo = build(cls, fields)
+        return info
+
+
+def default_name(state_dir: str) -> str:
+    """The last part of the state directory, as far as it may be in a name."""
+    found = re.sub(r"[^A-Za-z0-9_.-]", "-", os.path.basename(os.path.normpath(state_dir))).lstrip("_.-")
+    return found[:64] or "outrace"
+
+
+def file_name(name: str, state_dir: str) -> str:
+    """Of the socket of a daemon with this name and state directory."""
+    return f"{name}.{hashlib.sha256(os.fsencode(os.path.realpath(state_dir))).hexdigest()[:8]}.sock"
+
+
+def sockets(directory: int) -> list[str]:
+    """The names of the sockets of daemons in an open directory, sorted. Raises OSError."""
+    return sorted(name for name in os.listdir(directory) if _OURS.fullmatch(name) and _is_socket(directory, name))
+
+
+def _is_socket(directory: int, name: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def is_dead(directory: int, name: str) -> bool:
+    """Whether no process listens on a socket (`sockets`). A full queue (EAGAIN) is a sign of life."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as client:
+        try:
+            client.connect(address(directory, name))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def address(directory: int, name: str) -> str:
+    """The address of a socket in an open directory: unix(7) takes 107 bytes, and the directory's path may be longer."""
+    return f"/proc/self/fd/{directory}/{name}"
+
+
+def check_directory(directory: int) -> None:
+    """Raises OSError if anybody but root and the user of this process can put a socket into the open directory: root's
+    commands would believe it.
+    """
+    status = os.fstat(directory)
+    if status.st_uid not in (0, os.geteuid()):
+        raise OSError(0, f"the directory belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(0, f"the directory (mode {stat.S_IMODE(status.st_mode):o}) can be written by others")

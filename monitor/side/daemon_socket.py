@@ -1,0 +1,181 @@
+"""The socket in the run directory on which commands ask this daemon about itself.
+
+The side answers: no question reaches the hot process. Only root may connect. Clients get a bounded number of
+connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of a CPU (`Paced`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from monitor import __version__
+from monitor.link import daemon_socket
+from monitor.link.daemon_socket import INFO_PATH, LIVE_PATH, PROTOCOL, SUMMARY_PATH, DaemonInfo
+from monitor.side.endpoints import live_response, summary_response
+from monitor.side.export import http
+from monitor.side.view import View
+
+#: Connections at the same time. `outrace top` needs one.
+MAX_COMMANDS = 16
+_BACKLOG = 16
+#: The part of a CPU that answers of one path may take. The summary of 500 pods takes some 10 ms, so that ten a second
+#: are answered; `outrace top` asks for one.
+CPU_SHARE = 0.1
+#: How long to wait for the lock of the run directory, which a command holds for less than a millisecond while it
+#: removes a dead socket. Then the socket is made without it: anybody who can open the directory can hold the lock.
+_LOCK_S = 0.25
+_LOCK_POLL_S = 0.01
+
+
+class DaemonSocket:
+    """Serves on a socket in the run directory from `open` to `close`."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        config = view.config
+        self.name = config.name or daemon_socket.default_name(config.state_dir)
+        self.path = Path(config.run_dir, daemon_socket.file_name(self.name, config.state_dir))
+        self._inode = 0
+        self._server: http.Server | None = None
+
+    def open(self) -> None:
+        """Serve. Without a usable run directory the daemon logs a warning and goes on without a socket."""
+        try:
+            listener = self._bound()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            self._view.log.warning(
+                "commands cannot ask this daemon: no socket in the run directory; name another one with --run-dir",
+                run_dir=str(self.path.parent),
+                problem=problem,
+            )
+            return
+        self._server = http.Server(
+            listener,
+            {
+                INFO_PATH: Paced(self._info),
+                SUMMARY_PATH: Paced(lambda _: summary_response(self._view)),
+                LIVE_PATH: Paced(lambda _: live_response(self._view)),
+            },
+            on_error=lambda problem: self._view.log.error("request on the daemon's socket failed", problem=problem),
+            max_connections=MAX_COMMANDS,
+        )
+        self._server.start()
+
+    def close(self) -> None:
+        """Remove the socket, unless the next side has replaced it already."""
+        if self._server is None:
+            return
+        with contextlib.suppress(OSError), _directory(self.path.parent) as directory:
+            if os.stat(self.path.name, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
+                os.unlink(self.path.name, dir_fd=directory)
+        self._server.close()
+
+    def _bound(self) -> socket.socket:
+        """A listening socket under its name. Raises OSError.
+
+        It has another name until it listens and only root may connect: so a socket that refuses connections always
+        belongs to a dead daemon.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            with _directory(self.path.parent) as directory:
+                daemon_socket.check_directory(directory)
+                self._remove_dead(directory)
+                coming = f".{self.path.name}"  # the state directory is locked: nobody else makes one of this name
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(coming, dir_fd=directory)
+                listener.bind(daemon_socket.address(directory, coming))
+                try:
+                    os.chmod(coming, 0o600, dir_fd=directory)
+                    listener.listen(_BACKLOG)
+                    self._inode = os.stat(coming, dir_fd=directory).st_ino
+                    os.rename(coming, self.path.name, src_dir_fd=directory, dst_dir_fd=directory)
+                except OSError:
+                    os.unlink(coming, dir_fd=directory)
+                    raise
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def _remove_dead(self, directory: int) -> None:
+        """Remove the sockets of daemons that were killed."""
+        for name in daemon_socket.sockets(directory):
+            if name != self.path.name and daemon_socket.is_dead(directory, name):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
+                    self._view.log.info("removed the socket of a dead daemon", socket=name)
+
+    def _info(self, _accept: str) -> http.Response:
+        view = self._view
+        info = DaemonInfo(
+            protocol=PROTOCOL,
+            name=self.name,
+            version=__version__,
+            hot_pid=view.hot_pid,
+            side_pid=view.side_pid,
+            started=view.started,
+            not_ready=view.not_ready(),
+            conditions=list(view.conditions),
+            config=json.loads(view.config.to_json()),
+            reload={} if view.reloader is None else view.reloader.state._asdict(),
+        )
+        return http.Response(200, "application/json", info.to_json())
+
+
+class Paced:
+    """A route that rests after each answer, so that it takes at most `CPU_SHARE` of a CPU however often it is asked.
+
+    Clients that come meanwhile wait, and get the next answer together (`monitor.side.export.route`).
+    """
+
+    def __init__(
+        self,
+        route: http.Route,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``clock`` and ``cpu`` (of the calling thread) are in seconds."""
+        self._route = route
+        self._clock = clock
+        self._cpu = cpu
+        self._sleep = sleep
+        self._due = 0.0
+
+    def __call__(self, accept: str) -> http.Response:
+        wait = self._due - self._clock()
+        if wait > 0:
+            self._sleep(wait)
+        before = self._cpu()
+        try:
+            return self._route(accept)
+        finally:
+            self._due = self._clock() + (self._cpu() - before) * (1 / CPU_SHARE - 1)
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    """The run directory, open and, unless another process holds the lock, locked. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + _LOCK_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_POLL_S)
+            else:
+                break
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,230 @@
+"""Commands without options ask the daemon that runs here: its node, its pods, its thresholds, its state directory.
+
+Real daemons on real cgroups: two of them at the same time, killed ones, and hostile clients.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.cli.main import main
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import MIB, LabNode
+from monitor.link import daemon_socket
+from monitor.side.daemon_socket import MAX_COMMANDS
+from tests import live
+from tests.daemon.hot_node import hard
+from tests.live import one_line
+
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
+
+NODE_MIB = 256
+POLLED = ("--hooks", "poll")
+
+
+@pytest.fixture
+def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of the commands too. Its path is longer than that of a socket may be."""
+    base = Path(tempfile.mkdtemp())
+    directory = base / ("r" * 60) / ("d" * 60)
+    monkeypatch.setenv("OUTRACE_RUN_DIR", str(directory))
+    yield directory
+    shutil.rmtree(base)
+
+
+@pytest.fixture
+def node() -> Iterator[LabNode]:
+    with LabNode("socket", NODE_MIB * MIB) as node:
+        yield node
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in this process: one of its own takes half a second to start."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def shown(*arguments: str) -> dict[str, Any]:
+    done = command(*arguments, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def sockets(run_dir: Path) -> list[str]:
+    return sorted(os.listdir(run_dir)) if run_dir.exists() else []
+
+
+def side_pid(daemon: LabDaemon) -> int:
+    return int(Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()[0])
+
+
+def test_commands_without_options_show_the_daemons_node(node: LabNode, run_dir: Path, tmp_path: Path) -> None:
+    live.filled(node, node.add_pod("web", "Burstable", request=32 * MIB), 20)
+    own = tmp_path / "outrace.yaml"
+    own.write_text("eviction-soft: memory.available<64Mi\neviction-soft-grace-period: memory.available=30s\n")
+    options = ("--run-dir", str(run_dir), "--name", "lab.one", "--config", str(own))
+    with live.daemon(node, *hard(48), *options) as daemon:
+        [path] = run_dir.iterdir()
+        assert path.name.startswith("lab.one.")
+        assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(run_dir.stat().st_mode)) == (0o600, 0o700)
+        own.write_text("eviction-soft: memory.available<99Mi\neviction-soft-grace-period: memory.available=30s\n")
+
+        frame = shown("top", "--once")
+        assert frame["source"].startswith(f"daemon lab.one (pid {daemon.pid}")
+        assert (frame["node"]["cgroup"], frame["node"]["capacity"]) == (str(node.cgroup), NODE_MIB * MIB)
+        assert [one["name"] for one in frame["pods"]] == ["web"]
+        assert {one["quantity"] for one in frame["thresholds"]} == {48 * MIB, 64 * MIB}
+
+        explained = shown("explain", "lab/web")
+        assert (explained["node"]["cgroup"], explained["node"]["held_conditions"]) == (str(node.cgroup), [])
+        assert [one["pod"] for one in explained["order"]] == ["lab/web"]
+
+        configured = shown("config", "show")
+        thresholds = {(one["kind"], one["value"], one["origin"]) for one in configured["thresholds"]}
+        assert thresholds >= {("hard", "48Mi", "--eviction-hard"), ("soft", "64Mi", f"{own}: eviction-soft")}
+        assert configured["daemon"]["state_dir"] == str(daemon.state_dir)
+        assert {one["name"]: one["value"] for one in configured["settings"]}["node-cgroup"] == str(node.cgroup)
+
+        assert [one["pid"] for one in shown("doctor")["daemons"]] == [daemon.pid]
+        assert [one["name"] for one in shown("daemons")["daemons"]] == ["lab.one"]
+        # (Tests share a state directory in a guest: incidents of earlier ones may be there.)
+        assert shown("incidents", "list") == shown("incidents", "list", "--state-dir", str(daemon.state_dir))
+
+        # An option that describes a node is used as before there was a socket.
+        other = shown("top", "--once", "--node-cgroup", node.cgroup.name, "--listen", "127.0.0.1:9")
+        assert (other["source"], other["thresholds"][0]["quantity"]) == ("cgroup files", 100 * MIB)
+        assert "daemons" not in shown("doctor", "--state-dir", str(daemon.state_dir))
+        one_line(command("top", "--daemon", "lab.one", "--pods", "cgroups"), 2, "--pods", "leave out")
+    assert sockets(run_dir) == []
+
+
+def test_several_daemons_are_listed_and_chosen(node: LabNode, run_dir: Path) -> None:
+    common = ("--run-dir", str(run_dir), *POLLED)
+    with (
+        LabNode("socket-b", 2 * NODE_MIB * MIB) as second,
+        LabDaemon(node, *common, "--name", "a") as a,
+        LabDaemon(second, *common, "--name", "b") as b,
+    ):
+        one_line(command("top", "--once"), 2, "2 daemons", "--daemon", f"a (pid {a.pid}", f"b (pid {b.pid}")
+        for name in ("b", str(b.pid), str(b.state_dir)):
+            assert shown("top", "--once", "--daemon", name)["node"]["cgroup"] == str(second.cgroup)
+        assert shown("explain", "--daemon", "a")["node"]["cgroup"] == str(node.cgroup)
+        one_line(command("explain", "--daemon", "c"), 1, "no daemon 'c'", "a (pid", "b (pid")
+        assert len(shown("doctor")["daemons"]) == 2
+        # Both processes killed: the socket stays although its daemon is dead.
+        side = side_pid(b)
+        os.kill(side, signal.SIGSTOP)  # or it would see the end of the hot process, and remove the socket
+        for pid in (b.pid, side):
+            os.kill(pid, signal.SIGKILL)
+        assert b.process is not None
+        b.process.wait()
+        live.until(lambda: not Path(f"/proc/{side}").exists(), "the end of the side")
+        assert len(sockets(run_dir)) == 2
+        assert [one["name"] for one in shown("daemons")["daemons"]] == ["a"]
+        assert len(sockets(run_dir)) == 1
+        assert shown("top", "--once")["node"]["cgroup"] == str(node.cgroup)
+
+
+def test_a_start_removes_dead_sockets_and_a_new_side_replaces_its_own(node: LabNode, run_dir: Path) -> None:
+    run_dir.mkdir(parents=True, mode=0o700)
+    (run_dir / "file.0123abcd.sock").write_text("connecting to a file is refused too")
+    kept = ["file.0123abcd.sock", "foreign.sock", "lives.0123abcd.sock"]
+    with open_directory(run_dir) as directory, contextlib.ExitStack() as stack:
+        for name in ("dead.0123abcd.sock", ".dead.0123abcd.sock", "foreign.sock", "lives.0123abcd.sock"):
+            own = stack.enter_context(socket.socket(socket.AF_UNIX))
+            own.bind(daemon_socket.address(directory, name))
+            if name.startswith("lives"):
+                own.listen(8)
+        with LabDaemon(node, *POLLED, "--run-dir", str(run_dir), "--name", "one") as daemon:
+            live.message(daemon, "removed the socket of a dead daemon", socket="dead.0123abcd.sock")
+            live.until(lambda: len(sockets(run_dir)) == 4, "its socket")
+            before = sockets(run_dir)
+            assert set(kept) < set(before)
+            [name] = set(before) - set(kept)
+            first = side_pid(daemon)
+            os.kill(first, signal.SIGKILL)
+            live.until(lambda: answered_by_another(directory, name, first), "the next side")
+            assert sockets(run_dir) == before
+
+
+def answered_by_another(directory: int, name: str, first: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5.0)
+        client.connect(daemon_socket.address(directory, name))
+        client.sendall(b"GET /daemon HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+        return daemon_socket.DaemonInfo.from_json(answer.partition(b"\r\n\r\n")[2]).side_pid != first
+    return False
+
+
+@contextlib.contextmanager
+def open_directory(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_hostile_clients_cost_the_side_a_bounded_number_of_descriptors(node: LabNode, run_dir: Path) -> None:
+    """More connections than are served, large heads, clients that send nothing or never read: commands are answered
+    beside them.
+    """
+    hostile = [b"", b"GET /daemon HTTP/1.1\r\n\r\n" * 400, b"x" * 20_000, b"POST / HTTP/1.1\r\n\r\n"]
+    with live.daemon(node, *hard(48), "--run-dir", str(run_dir)) as daemon, open_directory(run_dir) as directory:
+        side = shown("daemons")["daemons"][0]["side_pid"]
+        before = len(os.listdir(f"/proc/{side}/fd"))
+        with contextlib.ExitStack() as stack:
+            for number in range(3 * MAX_COMMANDS):
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(5.0)
+                with contextlib.suppress(OSError):  # closed to make room
+                    client.connect(daemon_socket.address(directory, sockets(run_dir)[0]))
+                    client.sendall(hostile[number % 4])
+            assert shown("top", "--once")["node"]["cgroup"] == str(node.cgroup)
+            assert len(os.listdir(f"/proc/{side}/fd")) <= before + MAX_COMMANDS + 2  # 2: the test's own /healthz
+            assert daemon.get("/healthz")[0] == 200
+
+
+def test_a_run_directory_where_others_can_write_is_not_used(node: LabNode, run_dir: Path) -> None:
+    """Root's commands would believe the socket of anybody. The daemon goes on without one."""
+    run_dir.mkdir(parents=True)
+    run_dir.chmod(0o777)
+    with LabDaemon(node, *POLLED, "--run-dir", str(run_dir)) as daemon:
+        line = live.message(daemon, "commands cannot ask this daemon: no socket in the run directory; name another one "
+                            "with --run-dir")  # fmt: skip
+        assert line["run_dir"] == str(run_dir)
+        assert daemon.get("/readyz")[0] == 200
+        one_line(command("top", "--once"), 1, "can be written by others", "--no-daemon")
+    assert sockets(run_dir) == []
+
+
+def test_without_a_daemon_figures_need_no_daemon(run_dir: Path) -> None:
+    for arguments in (("top", "--once"), ("explain",)):
+        one_line(command(*arguments), 1, "no outrace daemon runs here", "outrace run", "--no-daemon")
+    assert shown("top", "--once", "--no-daemon")["source"].startswith("cgroup files")
+    # The configuration and stored incidents are no figures: they are shown, with a line on stderr.
+    for arguments in (("config", "show"), ("incidents", "list")):
+        done = command(*arguments)
+        assert done.returncode == 0
+        assert "no daemon runs here" in done.stderr.splitlines()[0]
+    assert set(shown("config", "show")) == {"thresholds", "settings", "warnings"}
+    assert command("config", "show", "--no-daemon").stderr == ""
+    done = command("daemons")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no outrace daemon" in done.stderr

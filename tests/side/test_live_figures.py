@@ -1,0 +1,51 @@
+"""The figures for `outrace top`, which asks every second: nothing is asked of the hot process for them."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
+from monitor.kernel.domains import Reading
+from monitor.link.messages import Refresh
+from monitor.settings.config import RunConfig
+from monitor.side.endpoints import live_response, summary_response
+from tests.limited import write
+from tests.side import views
+
+MIB = 1 << 20
+
+
+class Table:
+    """The counters of the programs: of the node 40 MiB, of which 10 are inactive page cache."""
+
+    def __init__(self, node: Path) -> None:
+        self._node = cgroup_id(node)
+
+    def read(self, cgroup: int) -> Reading | None:
+        return Reading(40 * MIB, 10 * MIB, 5 * MIB) if cgroup == self._node else None
+
+
+def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path: Path) -> None:
+    stat = f"inactive_file {3 * MIB}\nactive_file {2 * MIB}\n"
+    files: dict[str, int | str] = {"memory.current": 20 * MIB, "memory.max": 64 * MIB, "memory.stat": stat}
+    node = write(tmp_path / "node", files)
+    sent: list[Any] = []
+    config = RunConfig(node_cgroup=str(node))
+    view = views.view(config, Hierarchy(2, tmp_path), 64 * MIB, table=Table(node))
+    view.send = lambda message: sent.append(message) or False  # type: ignore[func-returns-value]
+
+    def usage(response: Any) -> int:
+        found: int = json.loads(response.body)["node"]["memory"]["usageBytes"]
+        return found
+
+    assert (usage(live_response(view)), sent) == (20 * MIB, []), "never swept: the files"
+    view.stats.set("armed", 1)
+    assert (usage(live_response(view)), sent) == (40 * MIB, []), "armed: they follow every charge"
+    view.stats.set("armed", 0)
+    view.stats.set("sweep_ns", time.monotonic_ns())
+    assert (usage(live_response(view)), sent) == (40 * MIB, []), "just swept"
+    view.stats.set("sweep_ns", time.monotonic_ns() - 2_000_000_000)
+    assert (usage(live_response(view)), sent) == (20 * MIB, [])
+    assert usage(summary_response(view)) == 40 * MIB
+    assert sent == [Refresh()], "for exact figures it is asked"
