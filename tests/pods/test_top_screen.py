@@ -1,0 +1,322 @@
+"""The live view of `outrace top` as lines: what stands where, and that it fits every screen, whatever the names are."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.cli.spans import clip, line, plain, shorten, text_of, width_of
+from monitor.cli.top_bars import bar_lines, legend, marks
+from monitor.cli.top_keys import HELP, INCIDENTS, POD, PODS, View
+from monitor.cli.top_pods import SORTS, growth_text, name_of, rows
+from monitor.cli.top_sample import Sample
+from monitor.cli.top_screen import once, problem, screen, shown_rows
+from tests.pods.top_example import shown
+from tests.pods.top_frames import (
+    ALLOCATABLE,
+    GI,
+    MEMORY,
+    MI,
+    daemon,
+    domain,
+    frame,
+    incident,
+    pod,
+    sample,
+    threshold,
+    victim,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
+
+
+def text(shown: Sample, view: View | None = None, width: int = 80, height: int | None = 24) -> list[str]:
+    return [text_of(one).rstrip() for one in screen(shown, view or View(), width, height)]
+
+
+def full() -> dict[str, Any]:
+    """A node with something of everything."""
+    pods = [
+        pod("a", 300 * MI, 50 * MI, growth_bytes_per_s=12 * MI),
+        pod("b", 200 * MI, None, qos=None, priority=None, oom_score_adj=None, growth_bytes_per_s=None),
+        pod("critical", 100 * MI, GI, critical=True, qos="Guaranteed", priority=2_000_001_000),
+        *(pod(f"web-{n:02}", (90 - n) * MI, 100 * MI) for n in range(20)),
+    ]
+    made = frame(pods, kernel_victim=victim(), daemon=daemon(), source="daemon web (pid 321)")
+    made["kubepods"] = domain(GI, 0, 0, 2 * GI, anon=GI, kernel=0)
+    made["signals"][ALLOCATABLE] = {"available": GI, "capacity": 2 * GI}
+    made["thresholds"] += [
+        threshold(MEMORY, 200 * MI, made["node"]["available"], "soft"),
+        threshold(ALLOCATABLE, 1536 * MI, GI),
+    ]
+    forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 8 * GI - 200 * MI, "no": None}
+    times = {"seconds": 41.0, "soonest_s": 30.0, "latest_s": 62.0, "interval_holds": 0.8, "bytes_per_s": 120 * MI}
+    made["forecasts"] = [{**forecast, **times}]
+    made["incidents"] = [incident(), incident("oom_unseen", margin_bytes=None, margin_ms=None), incident("relieved")]
+    return made
+
+
+def test_at_80_by_24_everything_has_its_place() -> None:
+    lines = text(sample(full()))
+    assert len(lines) == 24
+    assert lines[0].split() == ["outrace", "top", "web", "observe", "memcg-tracepoint", "armed", "12:00:00Z"]
+    assert lines[1].startswith("node     [")
+    assert lines[1].endswith("] 1.8Gi of 8.0Gi +120.0 MiB/s")
+    assert lines[2].split() == ["BA"], "a mark for each threshold of the node, side by side"
+    assert (lines[3][:9].strip(), lines[4].split()) == ("kubepods", ["C"])
+    found = "\n".join(lines)
+    assert "A memory.available<100Mi hard: 6.2Gi left\n" in found
+    assert "B memory.available<200Mi soft: 6.1Gi left, 41 s (80%: 30 s-62 s)\n" in found
+    assert "C allocatableMemory.available<1536Mi hard: met, 512.0Mi short\n" in found
+    (a,) = (one.split() for one in lines if " ns/a " in one)
+    assert a[:6] == ["PK", "1", "ns/a", "250.0Mi", "300.0Mi", "50.0Mi"]
+    assert a[-4:] == ["0", "Burst", "900", "+12.0Mi/s"]
+    (critical,) = (one.split() for one in lines if "ns/critical" in one)
+    assert critical[0] == "-", "it has no place in the order"
+    (unknown,) = (one.split() for one in lines if "ns/b" in one)
+    assert unknown[2:] == ["-", "200.0Mi", "-", "?", "?", "?", "?"]
+    assert "the kernel kills next: hog (4711) of ns/a, 300.0Mi, adj 900" in lines
+    assert "no record lost; 128.0Ki may move unseen; trigger user" in lines
+    assert "eviction_won ns/a, margin 12.0Mi, 3.250 ms" in found
+    assert lines[-1].startswith("q quit  space pause")
+
+
+@pytest.mark.parametrize("page", [PODS, POD, INCIDENTS, HELP])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (40, 10), (20, 5), (1, 1), (200, 3), (3, 100)])
+def test_every_page_fits(page: str, width: int, height: int) -> None:
+    view = View(page=page, selected="uid-a")
+    lines = screen(sample(full()), view, width, height)
+    assert len(lines) <= height
+    assert all(width_of(one) <= width for one in lines)
+    made = problem("a daemon does not answer " * 9, width, height)
+    assert len(made) <= height
+    assert all(width_of(one) <= width for one in made)
+
+
+def test_pods_stay_where_room_is_short_and_what_is_met_does() -> None:
+    lines = text(sample(full()), height=12)
+    assert any("ns/a" in one for one in lines)
+    assert any("short" in one for one in lines)
+    assert lines[-1].startswith("q quit")
+    assert not any("eviction_won" in one for one in lines)
+
+
+names = st.text(max_size=40) | st.just(HOSTILE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names, names, st.integers(1, 130), st.integers(1, 45), st.sampled_from([PODS, POD, INCIDENTS, HELP]))
+def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
+    name: str, comm: str, width: int, height: int, page: str
+) -> None:
+    made = full()
+    made["pods"][0] |= {"name": name, "namespace": comm, "cgroup": name, "qos": name, "containers": {name: pod("c")}}
+    made["kernel_victim"] = victim(comm, pod=name)
+    made["incidents"] = [incident(verdict=name, summary=comm, evicted=[{"pod": name}])]
+    made |= {"problems": [name, comm], "unlisted": name}
+    made["daemon"] = daemon(name=name, mode=comm, rung=name, conditions=[name], not_ready=comm, lost={name: 1})
+    lines = screen(sample(made, asked=name), View(page=page, selected="uid-a", filter=""), width, height)
+    assert len(lines) <= height
+    for one in lines:
+        assert width_of(one) <= width
+        assert text_of(one).isascii()
+        assert text_of(one).isprintable()
+    for one in once(sample(made), width):
+        assert one.isascii()
+        assert one.isprintable()
+
+
+def test_what_a_name_would_do_is_shown() -> None:
+    assert plain(HOSTILE).startswith(r"\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]")
+    assert plain("web-1") == "web-1"
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=60), st.integers(0, 70))
+def test_a_name_that_is_shortened_keeps_its_ends(name: str, width: int) -> None:
+    short = shorten(name, width)
+    assert len(short) <= width
+    assert short == name or (len(short) == width and (width < 3 or short[-1] == name[-1]))
+    assert width_of(clip(line(name), width)) <= width
+
+
+# -- the bar
+
+
+def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> None:
+    """By hand: 32 characters of 256 MiB, of a cgroup, in which kernel memory is charged."""
+    made = frame()
+    made["node"] |= {"cgroup": "/sys/fs/cgroup/lab"}
+    made["thresholds"] = [threshold(MEMORY, 4 * GI, made["node"]["available"])]
+    bar, below = bar_lines("node", made, marks(made), 9 + 2 + 32 + len(" 1.8Gi of 8.0Gi +3.0 MiB/s"))
+    assert text_of(bar) == f"node     [####k==-{'.' * 24}] 1.8Gi of 8.0Gi +3.0 MiB/s"
+    assert text_of(below).rstrip() == " " * (10 + 16) + "A"
+
+
+def test_kernel_memory_of_the_machine_stands_at_the_right() -> None:
+    bar, _ = bar_lines("node", frame(), [], 9 + 2 + 32 + len(" 1.8Gi of 8.0Gi +3.0 MiB/s"))
+    cells = text_of(bar)[10:42]
+    assert cells.endswith(".k")
+    assert cells.startswith("####")
+    assert len(cells) == 32
+
+
+def test_thresholds_at_one_place_have_a_mark_each() -> None:
+    made = frame()
+    made["thresholds"] = [threshold(MEMORY, n * MI, made["node"]["available"]) for n in (100, 101, 102, 103)]
+    _, below = bar_lines("node", made, marks(made), 80)
+    assert sorted(text_of(below).split()[-1]) == ["A", "B", "C", "D"]
+
+
+@given(st.integers(0, 9 * GI), st.integers(0, GI), st.integers(0, GI), st.integers(0, GI), st.integers(20, 200))
+def test_a_bar_is_as_wide_as_it_should_be(anon: int, active: int, inactive: int, kernel: int, width: int) -> None:
+    made = frame()
+    made["node"] |= domain(anon + active + inactive, active, inactive, 8 * GI, anon=anon, kernel=kernel)
+    bar, below = bar_lines("node", made, marks(made), width)
+    assert width_of(bar) == width or not below
+    assert width_of(below) <= width
+
+
+def test_what_is_not_known_is_not_zero() -> None:
+    made = frame()
+    made["node"] |= {"anon": None, "kernel": None}
+    assert "anon unknown  k kernel unknown" in text_of(legend(made, 120)[0])
+    assert [growth_text(n) for n in (None, 0, -5 * MI, 2048)] == ["?", "=", "-5.0Mi/s", "+2.0Ki/s"]
+
+
+# -- the pods
+
+
+def test_pods_are_sorted_and_filtered() -> None:
+    made = full()
+    by = {name: [row.pod["name"] for row in rows(made, i)][:3] for i, (name, _, _) in enumerate(SORTS)}
+    assert by["eviction order"] == ["a", "b", "critical"]
+    assert by["over request"] == ["a", "web-00", "web-01"]
+    assert by["used"] == ["a", "b", "critical"]
+    assert by["growth"][0] == "a"
+    assert by["priority"][0] == "b", "what is not known is the lowest"
+    assert by["oom_score_adj"][0] == "a"
+    assert by["name"] == ["a", "b", "critical"]
+    assert [row.rank for row in rows(made, wanted="WEB-0")] == list(range(3, 13)), "places are those of the whole order"
+    assert [row.pod["name"] for row in rows(made, backwards=True)][-1] == "a"
+
+
+def test_keys_sort_filter_pause_and_open_a_pod() -> None:
+    shown, view = sample(full()), View()
+
+    def press(*keys: str) -> list[str]:
+        for key in keys:
+            view.press(key, [row.pod["uid"] for row in shown_rows(shown, view)])
+        return text(shown, view)
+
+    assert "by over request" in press("s")[0]
+    assert "reversed" in press("r")[0]
+    assert "by eviction order reversed" in press("S")[0]
+    press("r")
+    assert "filter: web-1_" in press("/", *"web-1")[-1]
+    assert "/web-1" in press("enter")[0]
+    assert sum("ns/web" in one for one in press()) >= 4
+    assert view.selected is None
+    press("down", "down")
+    assert name_of(shown_rows(shown, view)[1].pod) == "ns/web-11"
+    assert view.selected == "uid-web-11"
+    assert press("enter")[1:3] == ["ns/web-11", "number 14 of the order"]
+    assert view.page == POD
+    press("esc")
+    assert (view.page, view.filter) == (PODS, "web-1")
+    press("esc")
+    assert (view.filter, view.selected) == ("", None)
+    assert "PAUSED" in press(" ")[0]
+    assert "PAUSED" not in press(" ")[0]
+    press("G")
+    assert view.selected == "uid-web-19"
+    assert any("web-19" in one for one in press()), "the chosen pod is in the window"
+    assert any("no pod has 'zzz'" in one for one in press("/", *"zzz", "enter"))
+    press("up", "enter", "G")  # nobody to choose
+    assert view.page == PODS
+    assert "the last incidents" in press("esc", "i")[1]
+    assert press("h")[1] == "keys"
+    assert not view.ended
+    press("h", "q")
+    assert view.ended
+
+
+def test_a_letter_of_a_filter_is_no_command() -> None:
+    view = View()
+    for key in ["/", *"quit", "backspace", "pgup"]:
+        view.press(key, [])
+    assert (view.filter, view.editing, view.ended) == ("qui", True, False)
+    view.press("esc", [])
+    assert (view.filter, view.editing) == ("", False)
+
+
+def test_the_page_of_a_pod_scrolls_to_its_end_and_no_further() -> None:
+    view = View(page=POD, selected="uid-a")
+    whole = text(sample(full()), view, height=60)
+    for _ in range(99):
+        view.press("down", [])
+    last = text(sample(full()), view, height=12)
+    assert [one for one in whole if one][-2] in last
+    view.press("home", [])
+    assert text(sample(full()), view, height=12)[1].startswith("ns/a")
+
+
+def test_the_page_of_a_pod() -> None:
+    lines = text(sample(full()), View(page=POD, selected="uid-a"), height=40)
+    assert lines[1:3] == ["ns/a", "number 1 of the order, the policy's next victim, the kernel's next victim"]
+    assert "Burstable, priority 0, oom_score_adj -998 to 900" in lines
+    assert "working set 300.0Mi of 50.0Mi requested, 250.0Mi over its request" in lines
+    assert "50.0Mi  .-@ 100.0Mi" in lines
+    assert any(one.split() == ["4711", "hog", "300.0Mi", "0", "900", "512"] for one in lines)
+    assert any("eviction_won ns/a" in one for one in lines)
+    assert text(sample(full()), View(page=POD, selected="uid-gone"))[1] == "this pod is gone"
+
+
+# -- the daemon
+
+
+def test_a_daemon_that_does_not_answer_is_in_the_title_and_below() -> None:
+    made = frame([pod("a")], source="cgroup files (the daemon web (pid 3) does not answer: refused)")
+    lines = text(sample(made, asked="web"))
+    assert lines[0].startswith("outrace top  web does not answer")
+    assert any("cgroup files (the daemon web (pid 3) does not answer" in one for one in lines)
+    assert text(sample(made))[0].startswith("outrace top  no daemon")
+
+
+def test_losses_and_what_is_wrong_are_shown() -> None:
+    made = frame(
+        [pod("a")], daemon=daemon(lost={"channel": 3, "ring_cross": 0}, not_ready="the pods are not known yet")
+    )
+    made["problems"] = [f"problem {n}" for n in range(5)]
+    lines = text(sample(made))
+    assert any(one.startswith("lost records: channel 3;") for one in lines)
+    assert "not ready: the pods are not known yet" in lines
+    assert "and 3 lines more: outrace top --once | cat" in lines
+    made["daemon"] = daemon(lost=None, bound_bytes=None, trigger=None)
+    assert "losses unknown" in text(sample(made))
+
+
+def test_once_shows_every_pod_and_no_keys() -> None:
+    lines = once(sample(full()), 80)
+    assert sum("ns/web" in one for one in lines) == 20
+    assert not any("quit" in one for one in lines)
+    assert all(len(one) <= 80 for one in lines)
+
+
+# -- the documentation
+
+
+def test_the_screens_of_the_documentation_are_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m tests.pods.top_example` prints them."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        screens = re.findall(r"```text\n(.*?)```", (ROOT / "docs/top.md").read_text(), re.S)
+        assert [one.rstrip("\n") for one in screens] == [shown(), shown(page=POD, height=17)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -1,0 +1,70 @@
+"""The frame of docs/top.md: a node of 16 GiB whose batch job grows towards its thresholds. Run, it is printed."""
+
+from typing import Any
+
+from monitor.cli.spans import text_of
+from monitor.cli.top_keys import POD, View
+from monitor.cli.top_sample import Sample
+from monitor.cli.top_screen import screen
+from monitor.race.badness import Process
+from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, incident, pod, threshold, victim
+
+
+def example() -> Sample:
+    node = domain(13000 * MI, 900 * MI, 1200 * MI, 16 * GI, anon=10500 * MI, kernel=420 * MI)
+    available = node["available"]
+    job = pod("reindex-x7k2p", 5300 * MI, 512 * MI, namespace="batch", growth_bytes_per_s=131 * MI)
+    pods = [
+        job,
+        pod("preview-6d4f9c7b58-q9zrt", 610 * MI, 256 * MI, namespace="shop", growth_bytes_per_s=0),
+        pod("shell", 40 * MI, 0, namespace="dev", qos="BestEffort", oom_score_adj={"lowest": 1000, "highest": 1000}),
+        pod("cart-7f9c6d5b4-2xkfl", 700 * MI, GI, namespace="shop", priority=1000),
+        pod("orders-0", 3100 * MI, 4 * GI, namespace="db", qos="Guaranteed", priority=100000),
+        pod("fluent-bit-8cmwz", 90 * MI, 128 * MI, namespace="logging", priority=100000),
+    ]
+    system = {"critical": True, "priority": 2_000_001_000}
+    pods.append(pod("kube-proxy-n4d2s", 60 * MI, 0, namespace="kube-system", **system))
+    for each, score in zip(pods, (968, 984, 1000, 937, -997, 992, -997), strict=True):
+        each["oom_score_adj"] = {"lowest": -998, "highest": score}
+    made: dict[str, Any] = frame(pods, daemon=daemon(name="node-7", mode="observe"), time="2026-11-25T12:00:07Z")
+    made["source"] = "daemon node-7 (pid 321, the machine, state dir /var/lib/outrace)"
+    made["hierarchy"] = {"version": 2, "root": "/sys/fs/cgroup"}
+    made["node"] = {"cgroup": "/sys/fs/cgroup", **node, "growth_bytes_per_s": 129 * MI}
+    made["kubepods"] = domain(9900 * MI, 100 * MI, 400 * MI, 15 * GI, anon=9300 * MI, kernel=80 * MI)
+    made["kubepods"]["growth_bytes_per_s"] = 131 * MI
+    left = made["kubepods"]["available"]
+    made["signals"] = {
+        MEMORY: {"available": available, "capacity": 16 * GI},
+        ALLOCATABLE: {"available": left, "capacity": 15 * GI},
+    }
+    made["thresholds"] = [
+        threshold(MEMORY, 100 * MI, available),
+        threshold(MEMORY, 500 * MI, available, "soft"),
+        threshold(ALLOCATABLE, 100 * MI, left),
+    ]
+    forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 16 * GI - 500 * MI, "no": None}
+    times = {"seconds": 31.4, "soonest_s": 24.0, "latest_s": 44.0, "interval_holds": 0.8, "bytes_per_s": 128.4 * MI}
+    made["forecasts"] = [{**forecast, **times}]
+    made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=968)
+    made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
+    won = {"evicted": [{"pod": "batch/reindex-h2m8c", "grace_s": 0, "rank": 1}], "observed": False}
+    made["incidents"] = [
+        incident(start="2026-11-25T09:12:44Z", margin_bytes=61 * MI, margin_ms=8.73, **won),
+        incident("relieved", start="2026-11-24T22:40:03Z", evicted=[], margin_bytes=None, margin_ms=None),
+    ]
+    history = {each["uid"]: [each["working_set"]] * 12 for each in pods}
+    history[job["uid"]] = [(5300 - 131 * n) * MI for n in range(40, -1, -1)]
+    worker = Process(20417, "python3", 5200 * MI, 0, 10 * MI, 968, ("/sys/fs/cgroup/kubepods",), job["uid"])
+    pause = Process(20391, "pause", MI, 0, 0, -998, ("/sys/fs/cgroup/kubepods",), job["uid"])
+    total = 16 * GI // 4096 // 1000
+    found = [((5210 * MI) // 4096 + 968 * total, worker), (MI // 4096 - 998 * total, pause)]
+    return Sample(made, history, {job["uid"]: found}, "node-7")
+
+
+def shown(width: int = 80, height: int = 24, page: str = "") -> str:
+    view = View(page=POD, selected="uid-reindex-x7k2p") if page else View()
+    return "\n".join(text_of(one).rstrip() for one in screen(example(), view, width, height))
+
+
+if __name__ == "__main__":
+    print(shown(), shown(page=POD, height=17), shown(120, 30), sep="\n\n")

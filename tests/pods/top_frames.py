@@ -1,0 +1,140 @@
+"""Frames of `outrace top` by hand, for tests of what is shown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from monitor.cli.top_sample import Sample
+from monitor.race.badness import Process
+
+MI = 1 << 20
+GI = 1 << 30
+NO_LIMITS = dict.fromkeys(("min", "low", "high", "max", "swap_max", "soft"))
+MEMORY, ALLOCATABLE = "memory.available", "allocatableMemory.available"
+
+
+def memory(usage: int, active: int, inactive: int, capacity: int | None) -> dict[str, Any]:
+    working_set = usage - inactive
+    return {
+        "usage": usage,
+        "inactive_file": inactive,
+        "active_file": active,
+        "working_set": working_set,
+        "capacity": capacity,
+        "available": None if capacity is None else capacity - working_set,
+        "swap": 0,
+        "limits": dict(NO_LIMITS),
+        "oom_group": None,
+    }
+
+
+def domain(usage: int, active: int, inactive: int, capacity: int, **more: Any) -> dict[str, Any]:
+    made_of = {"anon": None, "shmem": None, "kernel": None, "growth_bytes_per_s": None}
+    return {**memory(usage, active, inactive, capacity), **made_of, **more}
+
+
+def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -> dict[str, Any]:
+    given = {
+        "namespace": "ns",
+        "name": name,
+        "uid": f"uid-{name}",
+        "cgroup": f"/sys/fs/cgroup/kubepods/{name}",
+        "qos": "Burstable",
+        "priority": 0,
+        "spec_known": True,
+        "critical": False,
+        "request": request,
+        **memory(used, 0, 0, None),
+        "over_request": None if request is None else used - request,
+        "containers": {"c": {"limits": dict(NO_LIMITS), "swap": 0, "oom_group": None}},
+        "oom_score_adj": {"lowest": -998, "highest": 900},
+        "growth_bytes_per_s": 0,
+    }
+    return given | more
+
+
+def threshold(signal: str, quantity: int, available: int, kind: str = "hard", **more: Any) -> dict[str, Any]:
+    given = {
+        "signal": signal,
+        "kind": kind,
+        "value": f"{quantity // MI}Mi",
+        "quantity": quantity,
+        "available": available,
+        "distance": available - quantity,
+        "met": available < quantity,
+        "compared": False,
+    }
+    return given | more
+
+
+def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
+    """A machine of 8 GiB with 2 GiB in use: 1 GiB anon, 512 MiB active, 256 MiB inactive page cache."""
+    node = domain(2 * GI, 512 * MI, 256 * MI, 8 * GI, anon=GI, kernel=256 * MI, growth_bytes_per_s=3 * MI)
+    available = node["available"]
+    given: dict[str, Any] = {
+        "time": "2026-11-25T12:00:00Z",
+        "source": "cgroup files",
+        "hierarchy": {"version": 2, "root": "/sys/fs/cgroup"},
+        "node": {"cgroup": "/sys/fs/cgroup", **node},
+        "signals": {MEMORY: {"available": available, "capacity": 8 * GI}},
+        "kubepods": None,
+        "thresholds": [threshold(MEMORY, 100 * MI, available)],
+        "forecasts": [],
+        "braked": None,
+        "held": [],
+        "pods": list(pods),
+        "evicted": [],
+        "unlisted": "",
+        "problems": [],
+        "kernel_victim": None,
+        "incidents": [],
+        "daemon": None,
+    }
+    return given | more
+
+
+def daemon(**more: Any) -> dict[str, Any]:
+    given = {
+        "name": "web",
+        "pid": 321,
+        "version": "0.1.0",
+        "mode": "observe",
+        "rung": "memcg-tracepoint",
+        "trigger": "user",
+        "armed": True,
+        "bound_bytes": 131072,
+        "not_ready": None,
+        "conditions": [],
+        "lost": {"ring_cross": 0, "channel": 0},
+    }
+    return given | more
+
+
+def victim(comm: str = "hog", uid: str | None = "uid-a", **more: Any) -> dict[str, Any]:
+    name = None if uid is None else f"ns/{uid.removeprefix('uid-')}"
+    given = {"pid": 4711, "comm": comm, "pod": name, "uid": uid, "points": 512, "rss": 300 * MI}
+    return {**given, "oom_score_adj": 900, "waits": False, **more}
+
+
+def incident(verdict: str = "eviction_won", **more: Any) -> dict[str, Any]:
+    given = {
+        "id": "i-1",
+        "start": 1_764_000_000.0,
+        "end": 1_764_000_001.0,
+        "domain": "node",
+        "verdict": verdict,
+        "flags": [],
+        "observed": False,
+        "by": "outrace",
+        "evicted": [{"pod": "ns/a", "grace_s": 0, "rank": 1}],
+        "oom_victims": [],
+        "margin_bytes": 12 * MI,
+        "margin_ms": 3.25,
+        "summary": "Eviction won: ns/a was gone before the OOM killer came.",
+    }
+    return given | more
+
+
+def sample(made: dict[str, Any], asked: str = "", **more: Any) -> Sample:
+    process = Process(4711, "hog", 300 * MI, 0, 4096, 900, ("/sys/fs/cgroup/kubepods/a",), "uid-a", "ns/a")
+    history = {"uid-a": [MI * n for n in (50, 60, 70, 100)]}
+    return Sample(made, **{"history": history, "processes": {"uid-a": [(512, process)]}, "asked": asked, **more})
