@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from monitor.actions.status import EvictedPod, StatusStore
-from monitor.cli import top_frame
+from monitor.cli import top_frame, top_text
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.source import open_source
 from monitor.policy.pods import pod_from_object
+from monitor.policy.thresholds import kubelets
 from monitor.settings.config import RunConfig
+from monitor.settings.read import build
 from monitor.side.endpoints import summary
 from tests.pods.top_node import MI, closed_port, common, top
 from tests.pods.top_node import busy as busy
@@ -49,7 +51,12 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
         "available": reading["available"],
         "distance": reading["available"] - 32 * MI,
         "met": False,
+        "compared": False,
     }
+    cache = reading["inactive_file"] + reading["active_file"]
+    assert frame["signals"]["memory.available"] == {"available": reading["available"], "capacity": 128 * MI}
+    assert frame["signals"]["memory.reclaimable"]["available"] == 128 * MI - (reading["usage"] - cache)
+    assert set(frame["signals"]) == {"memory.available", "memory.reclaimable", "memory.obtainable"}
     assert [p["name"] for p in frame["pods"]] == ["busy", "quiet"]  # the one over its request is first
     pod = frame["pods"][0]
     assert pod["working_set"] >= 8 * MI
@@ -114,7 +121,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
     after = look()
     assert frame["memory_capacity_in_bytes"] == meminfo.mem_total()
     # What the rest of the machine allocates between the looks, and the 20 MB of `top` itself, which is there only at
-    # its own look; kernel memory taken for usage, say, is more.
+    # its own look; kernel memory taken for usage, for example, is more.
     slack = max(24 << 20, frame["memory_capacity_in_bytes"] // 100)
     for name, *looks in zip(("memory_usage_in_bytes", "memory_total_inactive_file"), before, after, strict=True):
         assert min(looks) - slack <= frame[name] <= max(looks) + slack, name
@@ -124,7 +131,7 @@ def test_the_machine_against_the_scripts_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["--eviction-hard", "memory.free<1Mi"], "--eviction-hard: .*unsupported eviction signal memory.free"),
         (["--eviction-hard", "memory.available<1MB"], "--eviction-hard: .*quantit"),
@@ -136,12 +143,12 @@ def test_the_machine_against_the_scripts_sources() -> None:
         (["--listen", "here"], "'here' is not HOST:PORT"),
     ],
 )
-def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+def test_bad_options_are_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
     done = top("--once", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
 
-    assert re.search(says, done.stderr), done.stderr
+    assert re.search(expected, done.stderr), done.stderr
 
 
 # --- with a daemon -------------------------------------------------------------------------------------------------
@@ -188,14 +195,14 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
 
 
 def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) -> None:
-    told = _summary(node, folder)
-    memory = told["node"]["memory"]
+    served = _summary(node, folder)
+    memory = served["node"]["memory"]
     memory.update(usageBytes=100 * MI, inactiveFileBytes=30 * MI, activeFileBytes=3 * MI)
     memory.update(workingSetBytes=70 * MI, availableBytes=58 * MI)
-    told["node"]["systemContainers"] = [{"name": "pods", "memory": memory}]
+    served["node"]["systemContainers"] = [{"name": "pods", "memory": memory}]
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
-    told["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
-    with _Server(json.dumps(told).encode()) as at:
+    served["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
+    with _Server(json.dumps(served).encode()) as at:
         done = top(*common(folder, tmp_path, node), "--listen", at, "-o", "json")
     frame = json.loads(done.stdout)
     assert frame["source"] == f"daemon at {at}"
@@ -221,9 +228,9 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
 
 
 def test_a_daemon_of_another_node_is_not_believed(folder: Path, tmp_path: Path, node: Path) -> None:
-    told = _summary(node, folder)
-    told["node"]["memory"]["availableBytes"] += MI
-    with _Server(json.dumps(told).encode()) as at:
+    served = _summary(node, folder)
+    served["node"]["memory"]["availableBytes"] += MI
+    with _Server(json.dumps(served).encode()) as at:
         frame = json.loads(top(*common(folder, tmp_path, node), "--listen", at, "-o", "json").stdout)
     assert frame["source"] == f"cgroup files (the daemon at {at} watches another node)"
     assert len(frame["pods"]) == 2
@@ -253,3 +260,25 @@ def test_the_scripts_divide_like_the_shell() -> None:
     figures = top_frame.script_figures(MemoryReading.of(5000, 0, 0, 1000))
     assert (figures["memory_available_in_bytes"], figures["memory_available_in_kb"]) == (-4000, -3)
     assert figures["memory_available_in_mb"] == 0
+
+
+def test_where_only_a_kubelet_would_evict_it_is_shown() -> None:
+    """By hand: 100 MiB in use, 70 of them active page cache, 20 of that dirty; lines at 10 MiB of 105."""
+    config = build({"eviction-hard": "memory.reclaimable<10Mi,memory.obtainable<10Mi"})
+    mine = [t for t in config.thresholds() if t.signal.startswith("memory.")]
+    compared = [t for t in kubelets(mine) if t not in mine]
+    left = {"memory.available": 5, "memory.reclaimable": 75, "memory.obtainable": 55}
+    signals = {name: top_frame.Available(n * MI, 105 * MI) for name, n in left.items()}
+    rows = top_frame._distances([*compared, *mine], signals, compared)
+    assert [(r["signal"], r["met"], r["compared"]) for r in rows] == [
+        ("memory.available", True, True),
+        ("memory.reclaimable", False, False),
+        ("memory.obtainable", False, False),
+    ]
+    (said,) = top_text._compared(rows)
+    assert said == (
+        "a kubelet would evict now (memory.available); nothing is wrong: available are 75.0Mi by memory.reclaimable, "
+        "55.0Mi by memory.obtainable"
+    )
+    rows[1]["met"] = True
+    assert list(top_text._compared(rows)) == [], "something is short"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.top import lines
 from monitor.cli.top_frame import limit_fields, pod_fields
+from monitor.cli.top_text import lines
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import Limits
@@ -94,10 +94,13 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
         "hierarchy": {"version": 2, "root": str(root)},
         "node": {**FIGURES, **limit_fields(hierarchy, write(root / "node", {"memory.max": MIB}))},
         "kubepods": {**FIGURES, **limit_fields(hierarchy, write(root / "kubepods", {"memory.min": 2 * MIB}))},
+        "signals": {},
         "thresholds": [],
         "pods": rows,
         "evicted": [],
+        "forecasts": [],
         "braked": None,
+        "held": [],
         "unlisted": "",
         "problems": [],
     }
@@ -107,7 +110,8 @@ def shown(root: Path, *pods: dict[str, int | str], container: dict[str, int | st
 def header(text: str, first: str) -> list[str]:
     """The columns behind those that are always there."""
     row = next(line.split() for line in text.splitlines() if line.startswith(f"{first} "))
-    return row[row.index("AVAILABLE") + 1 :] if "AVAILABLE" in row else row[1:]
+    always = max((row.index(name) for name in ("AVAILABLE", "OBTAINABLE") if name in row), default=0)
+    return row[always + 1 :]
 
 
 def test_nothing_is_added_where_nobody_uses_them(tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_a_limit_of_a_container_alone_is_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_of_a_pod_known_to_the_daemon_alone_nothing_is_said(tmp_path: Path) -> None:
+def test_of_a_pod_known_to_the_daemon_alone_nothing_is_shown(tmp_path: Path) -> None:
     nothing = {"swap": None, "limits": Limits().named(), "oom_group": None}
     assert pod_fields(Hierarchy(2, tmp_path), None, {}) == {**nothing, "containers": {}}
     assert limit_fields(Hierarchy(2, tmp_path), tmp_path / "gone") == nothing

@@ -1,56 +1,315 @@
-"""`outrace top` without --once: frame after frame, until it is told to end."""
+"""`outrace top` without --once: on real terminals of several sizes, with keys, signals and hostile names; in a pipe."""
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from monitor.kernel import cgroupfs
+from tests.commands import run
 from tests.pods.top_node import MI, REPOSITORY, closed_port, common
 from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
 from tests.puppet import TIMEOUT_S
+from tests.terminals import Screen, Seat, seat
+
+SIZES = [(80, 24), (120, 40)]
+TOP = (sys.executable, "-m", "monitor.cli.main", "top")
 
 
+@pytest.fixture
+def options(folder: Path, tmp_path: Path, node: Path) -> list[str]:
+    return [*common(folder, tmp_path, node)[1:], "--listen", closed_port(), "--eviction-hard", "memory.available<25%"]
+
+
+@contextmanager
+def top(options: list[str], columns: int = 80, rows: int = 24, **variables: str | None) -> Iterator[Seat]:
+    """The live view, with a first frame on it. In the end: nothing was ever outside of the screen."""
+    with seat(*TOP, *options, columns=columns, rows=rows, cwd=REPOSITORY, **variables) as made:
+        made.before = made.modes()
+        made.shows("default/busy", "memory.available<25%")
+        yield made
+        assert made.screen.overflows == 0
+
+
+def restored(made: Seat) -> bool:
+    return made.modes() == made.before and not made.screen.alternate and not made.screen.cursor_hidden
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
 @pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
-def test_live_on_a_terminal_until_q_or_ctrl_c(folder: Path, tmp_path: Path, node: Path, end: str) -> None:
-    arguments = ["top", *common(folder, tmp_path, node)[1:], "--listen", closed_port()]
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(REPOSITORY)
-        os.execv(sys.executable, [sys.executable, "-m", "monitor.cli.main", *arguments])
-    try:
-        seen = b""
-        while seen.count(b"\x1b[H") < 2:  # it refreshes by itself
-            assert select.select([fd], [], [], TIMEOUT_S)[0], seen
-            seen += os.read(fd, 65536)
-        assert b"default/busy" in seen
-        os.write(fd, end.encode())
-        while True:
-            try:
-                if not os.read(fd, 65536):
-                    break
-            except OSError:
-                break  # EIO: the other side of the terminal is closed
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    finally:
-        os.close(fd)
+@pytest.mark.usefixtures("busy")
+def test_live_until_q_or_ctrl_c(options: list[str], columns: int, rows: int, end: str) -> None:
+    with top(options, columns, rows) as made:
+        assert made.screen.alternate
+        assert made.modes() != made.before, "keys come without Enter"
+        lines = made.screen.lines
+        assert lines[0].startswith("outrace top  no daemon")
+        assert lines[-1].startswith("q quit")
+        (bar,) = (line for line in lines if line.startswith("node "))
+        assert len(bar) <= columns
+        assert "of 128.0Mi" in bar
+        clock = lines[0][-9:]
+        made.until(lambda screen: screen.lines[0][-9:] != clock)  # it looks again by itself
+        made.press(end)
+        assert made.end() == 0
+        assert restored(made)
 
 
-def test_live_without_a_terminal_prints_frame_after_frame(folder: Path, tmp_path: Path, node: Path) -> None:
-    arguments = [*common(folder, tmp_path, node)[1:], "--listen", closed_port(), "-o", "json"]
+@pytest.mark.usefixtures("busy")
+def test_keys(options: list[str]) -> None:
+    with top(options) as made:
+        made.press("s")
+        made.shows("by over request")
+        made.press("/qui\r")
+        made.until(lambda screen: "/qui" in screen.text and not any(" default/busy " in one for one in screen.lines))
+        made.press("\x1b")
+        made.shows("default/busy")
+        made.press("j\r")
+        made.shows("uid ", "default/busy", "LIMITS OF", "BADNESS")
+        made.press("\x1b[A\x1b[B\x1b")  # keys of several bytes, and an Esc alone
+        made.shows("OVER")
+        made.press("i")
+        made.shows("none is stored")
+        made.press("?")
+        made.shows("keys", "quit (also Ctrl-C)")
+        made.press("\x7f")
+        made.shows("OVER")
+        made.press(" ")
+        made.shows("PAUSED")
+        frozen = made.screen.lines
+        assert not made.read(2.5), "paused, it draws nothing"
+        assert made.screen.lines == frozen
+        made.press(" ")
+        made.until(lambda screen: "PAUSED" not in screen.text and screen.lines[0] != frozen[0])
+        made.press("q")
+        assert made.end() == 0
+
+
+def test_the_screen_follows_the_terminals_size(options: list[str]) -> None:
+    with top(options) as made:
+        for columns, rows in ((120, 40), (40, 10), (20, 4), (80, 24)):
+            made.resize(columns, rows)
+            made.until(lambda screen: screen.lines[-1].startswith("q quit") and screen.lines[0].startswith("outrace"))
+            assert made.screen.overflows == 0
+        made.shows("memory.available<25%")
+        made.press("q")
+        assert made.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(options: list[str], number: int) -> None:
+    with top(options) as made:
+        os.kill(made.pid, number)
+        assert made.end() == -number, "whoever waits for it sees the signal"
+        assert restored(made)
+
+
+def _third_look(what: str) -> tuple[str, ...]:
+    """The command, whose third look is this expression."""
+    script = (
+        "import sys, threading; from monitor.cli import top_sample, main\n"
+        "made, calls = top_sample.Sampler.sample, []\n"
+        "def sample(self):\n"
+        "    calls.append(1)\n"
+        f"    return made(self) if len(calls) < 3 else {what}\n"
+        "top_sample.Sampler.sample = sample\n"
+        "sys.exit(main.main(sys.argv[1:]))"
+    )
+    return (sys.executable, "-c", script, "top")
+
+
+def test_keys_are_answered_while_a_look_hangs(options: list[str]) -> None:
+    with seat(*_third_look("threading.Event().wait()"), *options, cwd=REPOSITORY) as made:
+        made.before = made.modes()
+        first = made.shows("default/busy").lines[0][-9:]
+        second = made.until(lambda screen: screen.lines[0][-9:] != first).lines[0][-9:]
+        for key, shown in (
+            ("s", "by over request"),
+            ("h", "quit (also Ctrl-C)"),
+            ("\x1b", "OVER"),
+            ("j\r", "LIMITS OF"),
+        ):
+            made.press(key)
+            made.shows(shown)
+        assert made.screen.lines[0].endswith(second), "it does hang"
+        made.press("q")
+        assert made.end() == 0
+        assert restored(made)
+
+
+def test_a_defect_leaves_the_terminal_as_it_was(options: list[str]) -> None:
+    """An exception in the thread that looks."""
+    with seat(*_third_look("1 / 0"), *options, cwd=REPOSITORY) as made:
+        made.before = made.modes()
+        made.shows("default/busy")
+        assert made.end() == 1
+        assert "ZeroDivisionError" in made.raw.decode()
+        assert restored(made)
+
+
+#: A shell, as far as stopping goes: without one (an orphaned process group) the kernel takes no SIGTSTP.
+_SHELL = (
+    "import os, signal, sys\n"
+    "pid = os.fork()\n"
+    "if pid == 0:\n"
+    "    os.setpgid(0, 0)\n"
+    "    signal.signal(signal.SIGTTOU, signal.SIG_IGN)\n"
+    "    os.tcsetpgrp(0, os.getpid())\n"
+    "    signal.signal(signal.SIGTTOU, signal.SIG_DFL)\n"
+    "    os.execv(sys.argv[1], sys.argv[1:])\n"
+    "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+)
+
+
+def test_stopped_and_continued(options: list[str]) -> None:
+    with seat(sys.executable, "-S", "-c", _SHELL, *TOP, *options, cwd=REPOSITORY) as made:
+        made.before = made.modes()
+        made.shows("default/busy", "q quit")
+        pid = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text())
+        made.press("\x1a")  # Ctrl-Z
+        _until_state(pid, "T")
+        made.read(0.1)
+        assert restored(made), "the shell has its terminal"
+        made.screen.resize(80, 24)  # where somebody else has written
+        os.kill(pid, signal.SIGCONT)
+        made.shows("default/busy", "q quit")
+        assert made.screen.alternate
+        assert made.modes() != made.before
+        # By SIGSTOP it cannot put it back; it draws all again when it is continued.
+        os.kill(pid, signal.SIGSTOP)
+        _until_state(pid, "T")
+        made.read(0.1)
+        made.screen.resize(80, 24)
+        os.kill(pid, signal.SIGCONT)
+        made.shows("default/busy", "q quit")
+        made.press("q")
+        assert made.end() == 0
+        assert restored(made)
+        assert made.screen.overflows == 0
+
+
+def _until_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_terminal_that_goes_away_ends_it(options: list[str]) -> None:
+    with top(options) as made:
+        os.close(made.slave)
+        os.close(made.master)
+        made.slave, made.master = os.open("/dev/null", os.O_RDWR), os.open("/dev/null", os.O_RDWR)
+        deadline = time.monotonic() + TIMEOUT_S
+        while made.running():
+            assert time.monotonic() < deadline, "it goes on without a terminal"
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("variables", "colours"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),  # as https://no-color.org has it
+        ({"TERM": "vt100"}, False),
+    ],
+    ids=["colours", "NO_COLOR", "empty NO_COLOR", "vt100"],
+)
+def test_colours_where_they_are_wanted(options: list[str], variables: dict[str, str], colours: bool) -> None:
+    with top(options, **variables) as made:
+        assert bool(made.screen.colours) == colours
+        made.press("q")
+        assert made.end() == 0
+
+
+@pytest.mark.parametrize("term", ["dumb", "no-such-terminal", None])
+def test_a_terminal_that_cannot_place_text_gets_frame_after_frame(options: list[str], term: str | None) -> None:
+    with seat(*TOP, *options, columns=200, cwd=REPOSITORY, TERM=term) as made:
+        raw = b""
+        while raw.count(b"SIGNAL ") < 2:
+            made.screen.feed = lambda _: None
+            made.read(1.0)
+            raw = made.raw
+        assert b"no live view: TERM=" in raw
+        assert b"\x1b" not in raw
+        os.kill(made.pid, signal.SIGINT)
+        assert made.end() == 0
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\u202e\u4e2d[bold]"
+SHOWN = r"\x1b[2J\x1b]0;owned\x07\u202e\u4e2d[bold]"
+
+
+def test_names_cannot_reach_the_terminal(tmp_path: Path, node: Path) -> None:
+    """Of a manifest that is refused, a cgroup and a process. The screen of the test refuses what it does not know."""
+    cgroupfs.make(node / EVIL)
+    folder = tmp_path / "pods"
+    folder.mkdir()
+    for name, at in ((EVIL, "quiet"), ("evil", EVIL)):
+        metadata = {"name": name, "annotations": {"outrace/cgroup": f"{node.name}/{at}"}}
+        containers = [{"name": "c", "resources": {"requests": {"memory": "1Mi"}}}]
+        (folder / f"{at == EVIL}.json").write_text(
+            json.dumps({"kind": "Pod", "metadata": metadata, "spec": {"containers": containers}})
+        )
+    comm = "\x1b[2Jevil\r"
+    joins = f"open({str(node / EVIL / 'cgroup.procs')!r}, 'w').write('0'); open('/proc/self/comm', 'w').write({comm!r})"
+    source = f"{joins}; x = bytearray(b'x') * {8 * MI}; print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-S", "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            options = [*common(folder, tmp_path, node)[1:], "--listen", closed_port()]
+            with seat(*TOP, *options, cwd=REPOSITORY, columns=240) as made:
+                made.shows("default/evil", SHOWN, r"the kernel kills next: \x1b[2Jevil\x0d (")
+                made.press("j\r")
+                made.shows(f"{node.name}/{SHOWN}", "BADNESS", r"\x1b[2Jevil\x0d")
+                made.press("q")
+                assert made.end() == 0
+            done = run(*TOP, "--once", *options, cwd=REPOSITORY)
+            assert done.returncode == 0
+            for text in (done.stdout, done.stderr):
+                assert text.replace("\n", "").isprintable()
+            assert SHOWN in done.stderr
+            assert r"\x1b[2Jevil\x0d (pid" in done.stdout
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_once_on_a_terminal_fits_its_width(options: list[str], columns: int, rows: int) -> None:
+    with seat(*TOP, "--once", *options, columns=columns, rows=rows, cwd=REPOSITORY) as made:
+        assert made.end() == 0
+        text = made.raw.decode()
+    assert "\x1b" not in text
+    assert "default/busy" in text
+    assert max(map(len, text.splitlines())) <= columns
+
+
+def test_a_pipe_that_is_closed_ends_it_without_a_word(options: list[str]) -> None:
+    process = subprocess.Popen([*TOP, *options], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(TIMEOUT_S) == 1
+        assert process.stderr.read() == b""
+
+
+def test_live_without_a_terminal_prints_frame_after_frame(options: list[str]) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "monitor.cli.main", "top", *arguments],
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        [*TOP, *options, "-o", "json"], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
     with process:
         assert process.stdout
@@ -58,3 +317,14 @@ def test_live_without_a_terminal_prints_frame_after_frame(folder: Path, tmp_path
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     assert [f["node"]["capacity"] for f in frames] == [128 * MI, 128 * MI]
+    assert frames[0]["node"]["growth_bytes_per_s"] is None, "of one look nothing is known"
+    assert frames[1]["node"]["growth_bytes_per_s"] is not None
+
+
+def test_the_screen_of_these_tests_refuses_what_is_no_text() -> None:
+    for data in (b"\x1b]0;owned\x07" + b"x" * 32, b"\xc3\xa9", b"\x1b[5q", b"\x9b"):
+        with pytest.raises(AssertionError):
+            Screen(80, 24).feed(data)
+    narrow = Screen(3, 1)
+    narrow.feed(b"abcd")
+    assert (narrow.text, narrow.overflows) == ("abc", 1)
