@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monitor.cli.output import format_bytes
+from monitor.race.units import span
 
 Json = Mapping[str, Any]
 
@@ -21,6 +22,17 @@ _SIZES = frozenset({"usage", "working_set", "available", "quantity", "rss", "lim
 def clean(text: object) -> str:
     """The text with everything unprintable as an escape: `\\x1b` cannot move anybody's cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+#: Kinds of step that the kernel's own records are; `sigkill` says by itself who sent it. All else is of user space.
+_KERNEL = frozenset({"crossed", "clear", "reclaim", "oom", "exiting", "exited", "checked"})
+#: What memory had done before the episode began: no event of it.
+BEFORE = frozenset({"grew", "cache_activated"})
+
+
+def of_kernel(step: Json) -> bool:
+    """Whether the kernel did it, or said so; else a process of user space."""
+    return step["what"] in _KERNEL or (step["what"] == "sigkill" and step.get("from") == "kernel")
 
 
 def describe(step: Json) -> str:
@@ -72,6 +84,22 @@ def _decided(step: Json) -> str:
     return _fill(f"{{by}} {verb} {{pod}} {why}{where}", step)
 
 
+def _refused(step: Json) -> str:
+    who = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
+    then = "[; {instead} is evicted instead]" if step["instead"] else "; nobody is evicted"
+    return _fill(f"{who} {{names}}: {{problem}}{then}", {**step, "names": ", ".join(step["pods"])})
+
+
+def _released(step: Json) -> str:
+    more = "[; the kubelet evicted {instead} instead]"
+    more += "[; connections that waited: {connections}, unread: {unread:bytes}]"
+    more += "[; containers that failed their probes: {unready}, restarts: {restarts}]"
+    return _fill(
+        "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}" + more,
+        {**step, "took": span(step["held_ms"] * 1e6)},
+    )
+
+
 def _signalled(step: Json) -> str:
     name = {9: "SIGKILL", 15: "SIGTERM"}.get(step["signal"], f"signal {step['signal']}")
     return _fill(f"{name} sent to {{pod}}", step)
@@ -112,6 +140,12 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     ),
     "not_held": "evictions are not held any more",
     "decided": _decided,
+    "refused": _refused,
+    "pod_held": (
+        "{pod} is held ({reason}, {brake}[, at most {cap:bytes}]): it has {usage:bytes}[, {step} the kubelet's line]"
+        "[; killed after all below {second_line:bytes}]"
+    ),
+    "pod_released": _released,
     "signalled": _signalled,
     "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",

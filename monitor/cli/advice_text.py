@@ -1,0 +1,91 @@
+"""Advice about thresholds and reservations as text, each figure with its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from monitor.cli.incident_steps import clean
+from monitor.cli.output import format_bytes, table_lines
+from monitor.race.reaction import Survives
+from monitor.race.threshold_advice import Advised, Arithmetic, Reservation
+from monitor.race.units import quantity, rate, span
+
+#: How each way of reacting is called.
+REACTIONS = {
+    "kubelet": "kubelet, every 10 s",
+    "kubelet-notified": "kubelet, notified (cgroup v1)",
+    "observe": "outrace --mode observe",
+    "hold": "outrace --mode hold",
+    "enforce": "outrace --mode enforce",
+}
+#: Incidents that are named.
+_NAMED = 5
+
+
+def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> Iterator[str]:
+    """A table, one line for each way of reacting; what it rests on; what should be reserved."""
+    rows = [
+        (
+            REACTIONS[each.reaction],
+            f"{each.signal}<{quantity(each.threshold)}" if each.threshold is not None else "none is enough",
+            f"{each.present:.0%} by {quantity(each.present_threshold)}"
+            if each.present is not None and each.present_threshold is not None
+            else "no threshold",
+            _up_to(each.survives),
+            _because(each.arithmetic),
+        )
+        for each in advised
+    ]
+    part = f"wins {advised[0].quantile:.4g} of races"
+    yield from table_lines(["who reacts", part, "now", "now survives growth up to", "because"], rows, prose=True)
+    for signal in dict.fromkeys(each.signal for each in advised):
+        mine = next(each for each in advised if each.signal == signal)
+        yield f"{signal}: {_from(mine.evidence)}"
+    if reserved is not None:
+        yield reservation_line(reserved)
+
+
+def reservation_line(found: Reservation) -> str:
+    """What was in use outside the pods beside what is reserved for it."""
+    used = f"{format_bytes(found.outside)} in use outside the pods at most (incident {clean(found.incident)})"
+    had = f"systemReserved and kubeReserved keep {format_bytes(found.reserved)}"
+    if found.short:
+        return f"reservation: {used}, {had}: reserve {quantity(found.short)} more"
+    return f"reservation: {used}, {had}: enough"
+
+
+def survives_lines(survived: Sequence[Survives]) -> list[str]:
+    """A table: the growth that one threshold survives, for each way of reacting."""
+    rows = [(REACTIONS[each.reaction], _speed(each.always), _speed(each.at_best), each.rule) for each in survived]
+    return table_lines(["who reacts", "always wins up to", "never above", "from a crossing"], rows, prose=True)
+
+
+def _up_to(found: Survives | None) -> str:
+    if found is None:
+        return "-"
+    if found.always == found.at_best:
+        return _speed(found.always)
+    return f"{_speed(found.always)} ({_speed(found.at_best)} at best)"
+
+
+def _speed(bytes_per_s: int | None) -> str:
+    return "nothing" if bytes_per_s is None else rate(bytes_per_s)
+
+
+def _because(found: Arithmetic) -> str:
+    """The sum that the threshold has to be larger than."""
+    parts = [f"{format_bytes(found.taken)} taken in {span(found.ms * 1e6)}"]
+    if found.through or found.second_line:
+        parts += [f"{format_bytes(found.through)} through the brake", f"{format_bytes(found.second_line)} second line"]
+    if found.beyond:
+        parts.append(f"{format_bytes(found.beyond)} above the limit")
+    total = f" = {format_bytes(found.need)}" if len(parts) > 1 else ""
+    return f"{' + '.join(parts)}{total} ({clean(found.incident)})"
+
+
+def _from(evidence: Sequence[str]) -> str:
+    """Which incidents it is worked out from, the newest first."""
+    newest = [clean(key) for key in reversed(evidence)]
+    more = f" and {len(newest) - _NAMED} more" if len(newest) > _NAMED else ""
+    incidents = "incident" if len(newest) == 1 else "incidents"
+    return f"worked out from {len(newest)} {incidents}: {', '.join(newest[:_NAMED])}{more}"

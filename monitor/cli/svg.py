@@ -1,0 +1,71 @@
+"""The parts of a chart as SVG, in one look: for the page of an incident and for the picture of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from monitor.cli.markup import Markup, element
+
+#: Text; axes; a curve; lost or killed; won or evicted; a threshold.
+INK, GREY, BLUE, RED, GREEN, AMBER = "#1f2328", "#656d76", "#0969da", "#cf222e", "#1a7f37", "#9a6700"
+PALE = "#d0d7de"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values from `low` to `high` as pixels from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def picture(width: float, height: float, title: str, *inside: Markup) -> Markup:
+    """One SVG with a white ground, which needs no font, style or script from anywhere."""
+    return element(
+        "svg",
+        element("title", title),
+        element("rect", width=width, height=height, fill="#ffffff"),
+        *inside,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}",
+        font_family="sans-serif",
+        role="img",
+    )
+
+
+def text(x: float, y: float, words: str, colour: str = INK, size: float = 13, anchor: str = "start") -> Markup:
+    """Words with a white edge, which keeps them readable across a line."""
+    edge: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
+    edge = edge if colour != "#ffffff" else {}
+    return element("text", words, x=x, y=y, text_anchor=anchor, fill=colour, font_size=size, **edge)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str | None = None) -> Markup:
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_dasharray=dash)
+
+
+def curve(points: Iterable[tuple[float, float]], colour: str, width: float = 2) -> Markup:
+    """Straight lines between points in pixels."""
+    shown = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return element("polyline", points=shown, fill="none", stroke=colour, stroke_width=width)
+
+
+def clipped(x: float, y: float, width: float, height: float, *inside: Markup) -> Markup:
+    """A window in which coordinates stay what they are outside, and nothing is drawn beyond its edge."""
+    box = f"{x:g} {y:g} {width:g} {height:g}"
+    return element("svg", *inside, x=x, y=y, width=width, height=height, viewBox=box)
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """At most so many round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``."""
+    span = (high - low) or 1.0
+    unit = 10.0 ** floor(log10(span / most))
+    step = next(unit * factor for factor in (1, 2, 5, 10, 20) if span / (unit * factor) <= most)
+    return [round(i * step, 12) for i in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
