@@ -1,0 +1,286 @@
+"""`outrace incidents show ID --html`: one page that needs nothing else, in which names of processes stay names."""
+
+import copy
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.cli import svg
+from monitor.cli.incident_charts import domains, events_chart, numbered
+from monitor.cli.incident_page import page
+from monitor.cli.incident_text import timeline_rows
+from monitor.cli.main import cli
+from monitor.cli.markup import Markup, element
+from monitor.side.incidents.store import IncidentStore
+from tests.commands import run
+from tests.race.scenarios import SCENARIOS, of_scenario
+from tests.side.incident_samples import NOW, SAMPLES
+from tests.side.stores import silent
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = runpy.run_path(str(ROOT / "scripts/screenshots.py"))
+#: Real races: of recordings that are kept, and of the picture of README.md.
+RECORDED = [
+    incident
+    for path in sorted((ROOT / "tests/data/replay").glob("*.json"))
+    for incident in json.loads(path.read_text())["incidents"]
+]
+RACES = json.loads((ROOT / "docs/pictures/race.json").read_text())
+INCIDENTS = [*RECORDED, *SAMPLES, *(RACES[name]["incident"] for name in ("observe", "enforce", "lost"))]
+WON = RECORDED[0]
+#: Texts that decide what is shown, not names.
+MEANING = {"what", "verdict", "start", "end", "signal", "measure", "mode", "kind", "from", "flags", "by"}
+HOSTILE = (
+    "<script>document.title='owned'</script>",
+    "</title></svg></style><script src=//x.example/></script>",
+    '" onload="alert(1)" x="',
+    "' onmouseover=alert(1) '",
+    "<img src=x onerror=document.title=1>",
+    "&lt;b&gt;&#60;",
+    "{0.__class__} %s \\x1b",
+    "]]><!--",
+    "\x1b[2J\x00\u202e\ud800",
+)
+
+
+class Skeleton(HTMLParser):
+    """The elements and attributes of a page without its texts. Raises AssertionError for what is not well-formed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.shape: list[tuple[str, ...]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.shape.append((tag, *(name for name, _ in attrs)))
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
+    """An incident with every name in it changed."""
+    if isinstance(value, dict):
+        return {name: changed(inner, change, name) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [changed(inner, change, key) for inner in value]
+    return change(value) if isinstance(value, str) and key not in MEANING else value
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("state")
+    store = IncidentStore(directory / "incidents.db", log=silent(), clock=lambda: NOW)
+    for incident in (*SAMPLES, WON):
+        store.add(incident)
+    return directory
+
+
+def show(state: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["incidents", "show", *arguments, "--state-dir", str(state)])
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda one: one["id"])
+def test_a_page_is_well_formed_and_asks_for_nothing(incident: dict[str, Any]) -> None:
+    html = page(incident)
+    found = Skeleton(html)
+    attributes = {name for _, *names in found.shape for name in names}
+    assert not attributes & {"src", "href", "style", "srcset", "action"}
+    assert not [name for name in attributes if name.startswith("on")]
+    assert {tag for tag, *_ in found.shape} & {"script", "link", "img", "iframe", "object", "image", "use"} == set()
+    assert re.findall(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", html) == []
+    assert "default-src &#x27;none&#x27;; style-src &#x27;unsafe-inline&#x27;" in html
+    texts = " ".join(found.texts)
+    assert incident["summary"] in texts
+    assert incident["advice"] in texts
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda one: one["id"])
+def test_hostile_names_add_no_element_and_no_attribute(incident: dict[str, Any], hostile: str) -> None:
+    harmless = Skeleton(page(changed(incident, lambda text: f"{text}x")))
+    attacked = Skeleton(page(changed(incident, lambda text: f"{text}{hostile}")))
+    assert attacked.shape == harmless.shape
+
+
+@given(st.text(min_size=1, max_size=40))
+@settings(max_examples=40)
+def test_no_text_at_all_adds_an_element(text: str) -> None:
+    attacked = Skeleton(page(changed(WON, lambda name: f"{name}{text}")))
+    assert attacked.shape == Skeleton(page(changed(WON, lambda name: f"{name}x"))).shape
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_kinds_and_verdicts_of_another_version_are_escaped_too(hostile: str) -> None:
+    incident = copy.deepcopy(WON)
+    incident |= {"verdict": hostile, "flags": [hostile], "by": hostile}
+    incident["steps"].append({"t_ms": 9.0, "what": hostile, hostile: hostile, "from": hostile})
+    incident["memory"]["lines"][0]["signal"] = hostile
+    incident["memory"]["curves"][0]["measure"] = incident["memory"]["lines"][0]["signal"]
+    harmless = json.loads(json.dumps(incident).replace(json.dumps(hostile)[1:-1], "x"))
+    assert Skeleton(page(incident)).shape == Skeleton(page(harmless)).shape
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_verdict_and_flag_has_a_page(name: str) -> None:
+    """Holds, refusals, own formulas, kills at an own limit: whatever an incident can be made of."""
+    incident = of_scenario(name).to_json()
+    found = Skeleton(page(incident))
+    hostile = Skeleton(page(changed(incident, lambda text: f"{text}{HOSTILE[1]}")))
+    assert hostile.shape == Skeleton(page(changed(incident, lambda text: f"{text}x"))).shape
+    assert incident["summary"] in " ".join(found.texts)
+    charts = sum(text.startswith("Memory left in") for text in found.texts)
+    assert charts == len(domains(incident))
+    assert charts or "No samples of it are stored with this incident." in found.texts
+
+
+def test_what_is_no_markup_is_escaped_and_what_is_stays() -> None:
+    inner = element("b", "<i>", 1.25, class_='"')
+    assert inner == '<b class="&quot;">&lt;i&gt;1.2</b>'
+    assert element("p", inner, "&") == f"<p>{inner}&amp;</p>"
+    assert element("p", HOSTILE[-1]) == "<p>\\x1b[2J\\x00\\u202e\\ud800</p>", "no text that a browser shows backwards"
+    assert element("meta", charset="utf-8") == '<meta charset="utf-8">'
+    assert not isinstance(inner + "x", Markup), "an addition is text again"
+
+
+def test_the_curve_meets_the_threshold_where_it_was_crossed() -> None:
+    found = page(WON)
+    chart = found[found.index("Memory left in node") :]
+    [crossed] = [step for step in WON["steps"] if step["what"] == "crossed" and step["kind"] == "hard"]
+    points = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="([^"]+)"', chart)[1].split()]
+    dashed = re.findall(r'<line x1="78" y1="([\d.]+)" x2="886" y2="\1" stroke="#656d76" stroke-dasharray', chart)
+    soft, hard = sorted(map(float, dashed))
+    assert soft < hard
+    drops_to = max(y for _, y in points)
+    assert drops_to == pytest.approx(hard, abs=1), "it was evicted as soon as the hard threshold was crossed"
+    assert crossed["available"] < crossed["quantity"]
+
+
+def test_numbers_of_the_chart_are_those_of_the_timeline() -> None:
+    rows = list(timeline_rows(WON["steps"]))
+    chart = Skeleton(str(events_chart(rows)))
+    numbers = numbered(rows)
+    assert [text for text in chart.texts if text.isdigit() and text != "0"] == sorted(
+        map(str, numbers.values()), key=chart.texts.index
+    )
+    titles = [text for text in chart.texts if ": " in text]
+    assert len(titles) == len(numbers) == 10
+    assert {rows[place].step["what"] for place in numbers} == {step["what"] for step in WON["steps"]} - {"grew"}
+    html = page(WON)
+    for place, number in numbers.items():
+        assert f'<tr><td class="n">{number}</td><td class="n">{rows[place].clock}</td>' in html
+
+
+def test_events_of_the_kernel_are_above_the_axis_in_order_of_time() -> None:
+    incident = RACES["observe"]["incident"]
+    rows = list(timeline_rows(incident["steps"]))
+    html = str(events_chart(rows))
+    marks = re.findall(r'<title>([^<]+)</title><circle cx="([\d.]+)" cy="([\d.]+)"', html)
+    placed = {words: (float(x), float(y)) for words, x, y in marks}
+    oom = next(at for words, at in placed.items() if "OOM KILLER" in words)
+    seen = next(at for words, at in placed.items() if words.endswith("outrace sees it"))
+    decided = next(at for words, at in placed.items() if "would evict" in words)
+    axis = float(re.search(r'<line x1="88" y1="([\d.]+)"', html)[1])
+    assert oom[1] < axis < seen[1]
+    assert seen[0] < decided[0] < oom[0]
+
+
+def test_growth_of_each_pod_is_shown_the_fastest_first() -> None:
+    texts = Skeleton(page(WON)).texts
+    hog, web = texts.index("63.0Mi in 0.854 s (73.8Mi/s)"), texts.index("16.0Mi in 0.164 s (97.6Mi/s)")
+    assert hog < web
+    assert "lab/hog" in texts[:hog]
+
+
+def test_an_incident_without_curves_says_so() -> None:
+    bare = {key: value for key, value in WON.items() if key != "memory"}
+    assert domains(bare) == []
+    assert "No samples of it are stored with this incident." in page(bare)
+    assert "No samples" not in page(WON)
+
+
+def test_names_as_long_as_a_path_do_not_widen_the_page() -> None:
+    assert "overflow-wrap: anywhere" in re.search(r"body \{[^}]+\}", page(WON))[0]
+
+
+def test_a_full_disk_is_one_line(state: Path) -> None:
+    arguments = ("incidents", "show", WON["id"], "--html", "--no-daemon", "--state-dir", str(state))
+    with open("/dev/full", "wb") as full:
+        done = run(sys.executable, "-m", "monitor.cli.main", *arguments, capture_output=False, stdout=full,
+                   stderr=subprocess.PIPE,
+                   env={"PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "outrace: error: stdout: No space left on device\n")
+
+
+def test_the_command_prints_the_page_of_the_incident(state: Path) -> None:
+    done = show(state, WON["id"], "--html")
+    assert (done.exit_code, done.output) == (0, page(WON))
+    refused = show(state, WON["id"], "--html", "-o", "json")
+    assert refused.exit_code != 0
+    assert "--html and -o json exclude each other" in str(refused.exception)
+
+
+def test_lists_have_no_curves_and_exports_and_show_have(state: Path) -> None:
+    listed = CliRunner().invoke(cli, ["incidents", "list", "-o", "json", "--state-dir", str(state)])
+    assert [one for one in json.loads(listed.output)["incidents"] if "memory" in one or "steps" in one] == []
+    assert json.loads(show(state, WON["id"], "-o", "json").output)["memory"] == WON["memory"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0, 10, [0, 5, 10]), (-3, 3, [-2, 0, 2]), (0, 0.5, [0, 0.2, 0.4])]
+)
+def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
+    assert svg.ticks(low, high, 4) == expected
+
+
+@given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.integers(2, 12))
+def test_ticks_are_never_too_many(low: float, width: float, most: int) -> None:
+    assert len(svg.ticks(low, low + width, most)) <= most + 1
+
+
+@pytest.mark.skipif(SCREENSHOTS["browser"]() is None, reason=SCREENSHOTS["MISSING"])
+def test_a_browser_runs_nothing_of_a_hostile_record_and_asks_for_nothing(tmp_path: Path) -> None:
+    """Also where markup would get through: the same scripts, unescaped, are stopped by the page's policy."""
+    script = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    attacked = page(changed(WON, lambda text: text + "".join(HOSTILE[:5])))
+    for name, html in (("escaped", attacked), ("raw", page(WON).replace("<body>", f"<body>{script}"))):
+        path = tmp_path / f"{name}.html"
+        path.write_text(html)
+        shown = dom(path)
+        assert "<svg" in shown
+        assert "<title>owned" not in shown
+    path = tmp_path / "no-policy.html"
+    path.write_text(re.sub(r"<meta http-equiv[^>]+>", "", page(WON)).replace("<body>", f"<body>{script}"))
+    assert "<title>owned" in dom(path), "the browser does run scripts where nothing stops them"
+
+
+def test_without_a_browser_no_picture_changes_and_the_reason_is_said() -> None:
+    before = {path: path.read_bytes() for path in SCREENSHOTS["PICTURES"]}
+    done = run(sys.executable, ROOT / "scripts/screenshots.py", env={"PATH": "", "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout) == (0, f"no screenshots taken: {SCREENSHOTS['MISSING']}\n")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def dom(path: Path) -> str:
+    done: subprocess.CompletedProcess[bytes] = SCREENSHOTS["chromium"](SCREENSHOTS["browser"](), path, "--dump-dom")
+    return done.stdout.decode()
