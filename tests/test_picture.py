@@ -1,0 +1,49 @@
+"""The picture of README.md: drawn from the kept record of two races on a real kernel, and from nothing else."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = runpy.run_path(str(ROOT / "scripts" / "picture.py"))
+
+
+@pytest.fixture(scope="module")
+def record() -> Any:
+    return json.loads(PICTURE["RECORD"].read_text())
+
+
+def test_it_is_what_the_record_gives(record: Any) -> None:
+    assert PICTURE["PICTURE"].read_text() == PICTURE["draw"](record), "run .venv/bin/python scripts/picture.py"
+
+
+def test_the_record_is_of_a_race_lost_and_of_the_same_race_won(record: Any) -> None:
+    lost, won = record["observe"]["incident"], record["enforce"]["incident"]
+    assert lost["observed"]
+    assert [victim["pod"] for victim in lost["oom_victims"]] == ["shop/db"]
+    assert won["verdict"] == "eviction_won"
+    assert not won["observed"]
+    assert won["oom_victims"] == []
+    assert [evicted["pod"] for evicted in won["evicted"]] == ["jobs/batch"]
+    least = {how: min(mib for _, mib in record[how]["available_mib"]) for how in ("observe", "enforce")}
+    assert least["observe"] < 1
+    assert least["enforce"] > 20
+
+
+def test_it_says_the_figures_of_the_incidents_and_needs_no_other_file(record: Any) -> None:
+    source = PICTURE["PICTURE"].read_text()
+    words = [element.text for element in ElementTree.fromstring(source).iter() if element.tag.endswith("text")]
+    [oom] = [step for step in record["observe"]["incident"]["steps"] if step["what"] == "oom"]
+    assert f"{oom['t_ms']:.0f} ms after the threshold was crossed" in words
+    assert re.findall(r"href|url\(|<style|<script", source) == []
+
+
+def test_another_record_is_another_picture(record: Any) -> None:
+    changed = json.loads(json.dumps(record))
+    changed["enforce"]["incident"]["margin_bytes"] = 7 << 20
+    assert "with 7 MiB to spare" in PICTURE["draw"](changed)
