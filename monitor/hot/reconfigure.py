@@ -1,0 +1,136 @@
+"""Another configuration while running: the side has read and checked it, here it comes into force in one step.
+
+SIGHUP only asks the side, because reading files may take for ever. What the side sends is taken in between two passes:
+the thresholds of the policy, those in the kernel and the configuration of the next side change in one turn of the loop,
+and the pass after that is the first with all of them. What cannot change while running is the same in it
+(`monitor.settings.reload` refuses any other), so nobody else here has to know.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from monitor.hot.housekeeping import Housekeeping
+from monitor.hot.parts import Parts
+from monitor.kernel.troubles import TROUBLES
+from monitor.link.config_messages import Reconfigure, Reread
+from monitor.link.messages import Clear, PodSeen
+from monitor.policy.eviction_pass import reconfigured
+from monitor.settings.config import RunConfig
+from monitor.sources.watch import change_thresholds
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """``fd`` holds the configuration for the next side; ``pods``: what came of known ones since, by uid."""
+
+    number: int
+    config: RunConfig
+    fd: int
+    pods: dict[str, PodSeen] = field(default_factory=dict)
+
+
+class Configuration:
+    """`config` is the one in force."""
+
+    def __init__(self, parts: Parts, housekeeping: Housekeeping) -> None:
+        self.config = parts.config
+        self._parts = parts
+        self._housekeeping = housekeeping
+        self._is_asked = False
+        self._staged: _Staged | None = None
+
+    def ask(self, *_: object) -> None:
+        """The handler of SIGHUP, which may come in the midst of a pass: noted alone."""
+        self._is_asked = True
+
+    def go_on(self) -> None:
+        """After a signal, in the loop: have the configuration read again, if it was SIGHUP."""
+        if self._is_asked:
+            self._is_asked = False
+            self._parts.outbox.send(Reread())
+
+    def take(self, message: Reconfigure) -> None:
+        """Put it into force, or keep it until the pods that change with it are there. Where there is no descriptor for
+        it, or it cannot be read, the one before stays, whole.
+        """
+        try:
+            config = RunConfig.from_json(message.config)
+            fd = config.to_memfd()
+        except ValueError:  # after an upgrade the side that was started again is the newer one
+            self._parts.stats.set("config_refused", message.number)
+            return
+        except OSError as error:
+            TROUBLES.note("side", error)
+            self._parts.stats.set("config_refused", message.number)
+            return
+        self.forget()
+        self._staged = _Staged(message.number, config, fd)
+        if message.staged:
+            self._parts.stats.set("config_staged", message.number)
+        else:
+            self.apply()
+
+    def keeps(self, message: PodSeen) -> bool:
+        """Whether a message about a pod waits for the configuration that it belongs to. A new pod does not."""
+        if self._staged is None or message.uid not in self._parts.registry.by_uid:
+            return False
+        self._staged.pods[message.uid] = message
+        return True
+
+    def kept(self) -> Iterator[PodSeen]:
+        """What waited, of pods that are still there."""
+        staged = self._staged
+        yield from () if staged is None else (m for m in staged.pods.values() if m.uid in self._parts.registry.by_uid)
+
+    def forget(self) -> None:
+        """Its side is gone, and with it what it was about to send: the next one goes by the configuration in force."""
+        if self._staged is not None:
+            os.close(self._staged.fd)
+            self._staged = None
+
+    def apply(self) -> None:
+        """Put what was staged into force."""
+        staged, parts = self._staged, self._parts
+        if staged is None:
+            return
+        self._staged = None
+        # Crossings that wait name thresholds by their place among those of before.
+        parts.records.read_events()
+        self.config = staged.config
+        parts.side.take_config(staged.fd)
+        self._change_thresholds(staged.config)
+        parts.stats.set("config_number", staged.number)
+        parts.decider.changed = True
+
+    def _change_thresholds(self, config: RunConfig) -> None:
+        gauge, decider = self._parts.gauge, self._parts.decider
+        before, after = decider.config, config.pass_config(kill_at_once=True)
+        decider.state, decider.config = reconfigured(before, decider.state, after), after
+        self._parts.trigger.stand_down()  # who is first may be another now, and the kernel asks nobody
+        gauge.thresholds = after.thresholds
+        change_thresholds(gauge.watches, after.thresholds)
+        # At once: by the ceilings of before the kernel would signal whoever is prepared below. What is not counted yet
+        # the programs do not compare (bpf/pressure.c).
+        gauge.arm_thresholds()
+        if all(map(gauge.known, gauge.watches)):
+            self._parts.records.watch({w.index: w for w in gauge.watches})
+        else:
+            self._housekeeping.watch_thresholds()
+        self._end_compared()
+        self._housekeeping.look(time.monotonic_ns())
+        decider.run_pass()
+        decider.prepare()
+
+    def _end_compared(self) -> None:
+        """Of thresholds that were compared alone, and are not any more: what they began is over."""
+        gauge, compared, now = self._parts.gauge, self._parts.decider.compared, time.monotonic_ns()
+        for watch in [w for w in gauge.watches if not w.compared]:
+            for over in [t for t in compared.met if t.signal == watch.signal]:
+                available = watch.observation(gauge.reading(watch), now).available
+                self._parts.outbox.send(Clear(now, watch.name, over.signal, over.hard, available))
+        alone = {w.signal for w in gauge.watches if w.compared}
+        compared.met = tuple(t for t in compared.met if t.signal in alone)

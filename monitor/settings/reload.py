@@ -1,0 +1,128 @@
+"""Reading a configuration again for a daemon that runs: what it becomes, or why it stays as it is.
+
+The files and the kubelet are read anew; flags and environment are those of the start. All or nothing: what is wrong,
+or cannot change while running, refuses the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from monitor.errors import ConfigError, MonitorError
+from monitor.kernel.domains import MAX_THRESHOLDS
+from monitor.policy.signals import OWN_SIGNALS
+from monitor.policy.thresholds import Threshold
+from monitor.settings.config import RunConfig
+from monitor.settings.kernels_share import over_the_kernels_share
+from monitor.settings.options import SETTINGS
+from monitor.settings.read import check_enforced, read
+
+_LIVE = tuple(option for option in SETTINGS if option.live)
+_FIXED = tuple(option for option in SETTINGS if not option.live)
+#: Of what can change, that which a recording has to have from its beginning.
+_RECORDED = tuple(option.name for option in _LIVE if option.name.startswith("eviction-"))
+_RESTART = "restart outrace for that, or put back what it was"
+
+
+class Reloaded(NamedTuple):
+    """The configuration to put into force, and the options that differ from the one before."""
+
+    config: RunConfig
+    changed: tuple[str, ...]
+
+
+def reread(current: RunConfig) -> Reloaded:
+    """Read everything again. Raises MonitorError, with one line, where the ``current`` one has to stay."""
+    if not current.given:
+        raise MonitorError("this configuration was not read from anywhere", "restart outrace")
+    fresh = read(**current.given["arguments"]).config
+    return merged(current, over_the_kernels_share(fresh, current.kernels_share))
+
+
+def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
+    """``current``, which the daemon has completed as it started, with what may change from ``fresh``. MonitorError."""
+    if fresh.kubelet_unread and not current.kubelet_unread:
+        raise MonitorError(
+            f"the kubelet's configuration cannot be read: {fresh.kubelet_unread}",
+            "reload again when it can, or give --kubelet-config FILE",
+        )
+    if names := tuple(_fixed(current, fresh)):
+        origins = "; ".join(f"{name} ({_origin(name, current, fresh)})" for name in names)
+        raise ConfigError(f"cannot change while running: {origins}", _RESTART)
+    taken = {option.field: getattr(fresh, option.field) for option in _LIVE}
+    config = dataclasses.replace(
+        current,
+        **taken,
+        parsed=fresh.parsed,
+        origins=fresh.origins,
+        entry_origins=fresh.entry_origins,
+        inputs=fresh.inputs,
+        given=fresh.given,
+        kubelet_differs=fresh.kubelet_differs,
+        kubelet_unread=fresh.kubelet_unread,
+        hard_guessed=fresh.hard_guessed,
+    )
+    check_enforced(config)
+    changed = tuple(o.name for o in _LIVE if _in_order(config, o.field) != _in_order(current, o.field))
+    _check_thresholds(current, config, changed)
+    return Reloaded(config, changed)
+
+
+def _in_order(config: RunConfig, field: str) -> str:
+    """Of the table of services the first pattern that fits counts, so its order does too."""
+    return json.dumps(getattr(config, field))
+
+
+def _fixed(current: RunConfig, fresh: RunConfig) -> Iterator[str]:
+    """The options that cannot change while running and did. A default may be another one by itself: CPUs come."""
+    before, now = current.given["fixed"], fresh.given["fixed"]
+    names = [
+        option.name
+        for option in _FIXED
+        if before[option.name] != now[option.name]
+        and not current.origins.get(option.field) == fresh.origins.get(option.field) == "default"
+    ]
+    yield from (name for name in names if name != "enforce" or "mode" not in names)
+
+
+def _origin(name: str, current: RunConfig, fresh: RunConfig) -> str:
+    field = next(option.field for option in _FIXED if option.name == name)
+    before, now = (json.dumps(config.given["fixed"][name], ensure_ascii=False) for config in (current, fresh))
+    return f"{before} -> {now}, {fresh.origins.get(field, name)}"
+
+
+def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
+    """What is right by itself and cannot be taken by this daemon. Raises ConfigError."""
+    if current.record and (names := [name for name in changed if name in _RECORDED]):
+        raise ConfigError(
+            f"cannot change while everything is recorded ({current.record}): {', '.join(names)}",
+            "restart outrace, with or without --record",
+        )
+    before, now = (_own_signals(one.thresholds()) for one in (current, config))
+    if before != now:
+        origin = config.origins["eviction_hard" if "eviction-hard" in changed else "eviction_soft"]
+        raise ConfigError(
+            f"{origin}: {', '.join(sorted(before ^ now))}: a formula of outrace's own cannot come or go while running",
+            _RESTART,
+        )
+    lines = 1 if config.two_steps else 0  # one more is that of holds
+    for signal in {threshold.signal for threshold in config.thresholds()}:
+        if sum(t.signal == signal for t in config.thresholds()) + lines > MAX_THRESHOLDS:
+            raise ConfigError(f"{signal}: more than {MAX_THRESHOLDS - lines} thresholds", "drop some")
+    if config.hold and _beside_kubelet(current) != _beside_kubelet(config):
+        raise ConfigError(
+            f"{config.origins['eviction_hard']}: mode hold cannot leave or join the kubelet's line while running",
+            _RESTART,
+        )
+
+
+def _own_signals(thresholds: Sequence[Threshold]) -> set[str]:
+    return {threshold.signal for threshold in thresholds if threshold.signal in OWN_SIGNALS}
+
+
+def _beside_kubelet(config: RunConfig) -> bool:
+    """Whether hard thresholds are another than the kubelet's (`monitor.cli.run`: `two_steps`)."""
+    return any("evictionHard" in line for line in config.kubelet_differs)

@@ -1,0 +1,216 @@
+"""`outrace reload` and SIGHUP: the configuration is read again here, in a thread, because a file may take for ever.
+
+All or nothing. What is read is checked whole; then the hot process takes it between two passes and says so by
+`config_number`; only then the side goes by it. Anything that fails before that leaves the old one in force in both.
+Where pods change with it (the table of services) the hot process keeps both until the last of them is there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from monitor.errors import MonitorError
+from monitor.kernel import meminfo
+from monitor.link import channel
+from monitor.link.config_messages import Apply, Reconfigure
+from monitor.link.upgrade import is_replaced
+from monitor.pods.spec import SERVICES
+from monitor.policy.signals import MEMORY
+from monitor.settings.config import RunConfig
+from monitor.side.view import View
+
+#: Pauses between looks whether the hot process has taken it: it does in its next turn, or is stopped by a debugger.
+_POLL_S, _SLOW_POLL_S, _QUICK = 0.005, 0.25, 200
+#: Seconds between two looks at what the kernel keeps for itself.
+FOLLOW_S = 60.0
+#: The default threshold follows in steps of this, at least.
+FOLLOW_STEP = 16 << 20
+
+
+class Reloads(NamedTuple):
+    """What came of it. ``answered`` is the number of the last request that was: each counts, also those answered
+    together.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    taken: int = 0
+    refused: int = 0
+    problem: str = ""  # of the last one; "" if it was taken
+    half_taken: bool = False  # the last one is in force but for what ``problem`` says
+    changed: tuple[str, ...] = ()  # options that are another since the last one that was taken
+    taken_at: float = 0.0  # Unix seconds; 0: never
+
+
+class _HalfTaken(Exception):
+    """The hot process has the new configuration, and the side could not go by all of it."""
+
+
+class Reloader:
+    """`state` is replaced as a whole."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.state = Reloads()
+        self.due: Apply | None = None  # to be sent after the pods that were found until now
+        self._follows = bool(view.config.kernels_share)
+        self._share = view.config.kernels_share  # as it was last seen
+        if self._follows:
+            self._start()
+
+    def ask(self) -> None:
+        """Read the configuration again, soon."""
+        with self._wake:
+            self.state = self.state._replace(asked=self.state.asked + 1)
+            if self._thread is None:  # the reader's memory is for those that reload
+                self._start()
+            self._wake.notify()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="reload", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                wait_s = FOLLOW_S if self._follows else None
+                is_asked = self._wake.wait_for(lambda: self.state.asked > self.state.answered, wait_s)
+                asked = self.state.asked
+            if not is_asked:
+                self._follow()
+                continue
+            try:
+                changed = self._reload()
+            except _HalfTaken as error:
+                self._view.log.error("the configuration is reloaded in part", problem=str(error))
+                self._answer(asked, refused=self.state.refused + 1, problem=str(error), half_taken=True)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, the daemon goes on as it was
+                problem = str(error) if isinstance(error, MonitorError) else f"{type(error).__name__}: {error}"
+                self._view.log.error("the configuration is not reloaded; the old one stays in force", problem=problem)
+                self._answer(asked, refused=self.state.refused + 1, problem=problem, half_taken=False)
+            else:
+                self._view.log.info("configuration reloaded", changed=changed)
+                self._answer(
+                    asked,
+                    taken=self.state.taken + 1,
+                    problem="",
+                    half_taken=False,
+                    changed=tuple(changed),
+                    taken_at=time.time(),
+                )
+
+    def _follow(self) -> None:
+        """Have the default threshold follow what the kernel keeps for itself (`monitor.settings.kernels_share`). Up, if
+        two looks show it: pages of a large process that is going are on no list for a moment, and a higher line kills.
+        """
+        before = self._view.config
+        try:
+            self._share, share = (seen := meminfo.kernels_share()), min(seen, self._share)
+            if abs(share - before.kernels_share) < FOLLOW_STEP or before.record or is_replaced():
+                return
+            from monitor.settings.kernels_share import over_the_kernels_share
+
+            config = over_the_kernels_share(before, share)
+            if config.eviction_hard == before.eviction_hard:  # it was given
+                return
+            self._have_taken(config, staged=False)
+            self._go_by(config)
+        except Exception as error:  # noqa: BLE001 - the daemon goes on as it was
+            problem = str(error) or type(error).__name__
+            self._view.log.error("the default threshold does not follow the kernel's memory", problem=problem)
+        else:
+            was, now = (one.eviction_hard[MEMORY] for one in (before, config))
+            self._view.log.info("the default threshold follows the kernel's memory", before=was, now=now)
+
+    def _answer(self, asked: int, **fields: object) -> None:
+        with self._wake:
+            self.state = self.state._replace(answered=asked, **fields)  # type: ignore[arg-type]  # names are checked
+
+    def _reload(self) -> list[str]:
+        """The options that changed. Raises MonitorError where the old configuration stays."""
+        if is_replaced():  # what is imported here would be the new version's
+            raise MonitorError("outrace was upgraded while it runs", "restart it: systemctl restart outrace")
+        from monitor.settings.reload import reread
+
+        found = reread(self._view.config)
+        if found.config.to_json() != self._view.config.to_json():
+            self._have_taken(found.config, staged="services" in found.changed and found.config.pods == SERVICES)
+            try:
+                self._go_by(found.config)
+            except Exception as error:
+                raise _HalfTaken(
+                    f"evictions go by the new configuration, alerts or disks by the old one: {error}; restart outrace"
+                ) from error
+        return list(found.changed)
+
+    def _have_taken(self, config: RunConfig, *, staged: bool) -> None:
+        """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``staged``: with
+        the pods that it changes.
+        """
+        stats = self._view.stats
+        # Above those that were refused too: the answer to an earlier one would be taken for that to this one.
+        number = 1 + max(map(stats.get, ("config_number", "config_staged", "config_refused")))
+        message = Reconfigure(number, config.to_json(), staged)
+        try:
+            channel.encode(message)
+        except channel.TooLarge as error:
+            raise MonitorError(f"too large to change while running: {error.message}", "restart outrace") from None
+        if not self._view.send(message):
+            raise MonitorError("the hot process takes no messages", "try again: outrace reload")
+        if staged:
+            self._wait("config_staged", number)
+            self._look_by(config)
+            self.due = Apply(number)
+        self._wait("config_number", number)
+
+    def _look_by(self, config: RunConfig) -> None:
+        """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
+        view = self._view
+        if view.pod_source is None:
+            return
+        view.pod_source.take_rules(config.services)
+        enough = view.look_at_pods() + 2
+        while view.look_at_pods() < enough:
+            time.sleep(_POLL_S)
+
+    def _wait(self, counter: str, number: int) -> None:
+        """For the hot process: it answers in its next turn. Raises MonitorError where it refuses."""
+        view = self._view
+        for pause_s in _pauses():
+            if view.stats.get(counter) == number:
+                return
+            if view.stats.get("config_refused") == number:
+                raise MonitorError(
+                    "the hot process has no descriptor left for it, or is of another version than the side process",
+                    "try again: outrace reload; if that is refused too, restart outrace",
+                )
+            if self.due is not None:
+                view.wake_side()
+            time.sleep(pause_s)
+
+    def apply(self, due: Apply) -> None:
+        """The main loop has sent the pods that a configuration changes."""
+        if self._view.send(due):
+            self.due = None
+
+    def _go_by(self, config: RunConfig) -> None:
+        """What the hot process has, the side has too."""
+        view = self._view
+        view.config, view.thresholds = config, config.thresholds()
+        if view.disks is not None:
+            view.disks.take_config(config)
+        if view.races is not None:
+            view.races.take_config(config)
+
+
+def _pauses() -> Iterator[float]:
+    """For ever: once it is sent, it may be taken at any time."""
+    for _ in range(_QUICK):
+        yield _POLL_S
+    while True:
+        yield _SLOW_POLL_S
