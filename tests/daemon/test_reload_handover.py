@@ -1,0 +1,231 @@
+"""A configuration that was read again is handed over: the side asks, the hot process takes it, the side goes by it."""
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.cli.reload import _answer
+from monitor.errors import MonitorError
+from monitor.hot import ladder
+from monitor.hot.reconfigure import Configuration
+from monitor.kernel import meminfo
+from monitor.link import upgrade
+from monitor.link.config_messages import Reconfigure
+from monitor.policy.eviction_pass import KNOWN_LAYOUT
+from monitor.policy.synchronize import Observation
+from monitor.policy.thresholds import kubelets as kubelets_lines
+from monitor.settings.config import RunConfig
+from monitor.settings.kernels_share import over_the_kernels_share
+from monitor.side import reload
+from monitor.side.reload import Reloader
+from tests.daemon.config_files import write
+from tests.daemon.test_reload import started
+from tests.waiting import until
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+class Counters(dict[str, int]):
+    """As `SharedStats`; `config_number` is read once before the hot process has taken what waits."""
+
+    waits = 0
+
+    def get(self, name: str, _: Any = 0) -> int:
+        value = dict.get(self, name, 0)
+        if name == "config_number" and self.waits:
+            self[name], self.waits = self.waits, 0
+        return value
+
+    def set(self, name: str, value: int) -> None:
+        self[name] = value
+
+
+def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None:
+    stats = Counters()
+
+    def refuse(message: Reconfigure) -> bool:
+        stats.set("config_refused", message.number)
+        return True
+
+    view: Any = SimpleNamespace(config=RunConfig(), stats=stats, send=refuse)
+    reloader = Reloader(view)
+    with pytest.raises(MonitorError, match="no descriptor left"):
+        reloader._have_taken(RunConfig(), staged=False)
+
+    def take(message: Reconfigure) -> bool:
+        stats.waits = message.number
+        return True
+
+    view.send = take
+    reloader._have_taken(RunConfig(), staged=False)
+    assert stats.get("config_number") > stats.get("config_refused")
+
+
+class Lines:
+    """A log that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def error(self, msg: str, **fields: str) -> None:
+        self.lines.append((msg, fields["problem"]))
+
+    def info(self, msg: str, **fields: str) -> None:
+        self.lines.append((msg, f"{fields['before']} -> {fields['now']}"))
+
+
+def asked(view: Any) -> Reloader:
+    """After one request that was answered."""
+    reloader = Reloader(view)
+    reloader.ask()
+    until(lambda: reloader.state.answered == 1, "an answer")
+    return reloader
+
+
+def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path: Path) -> None:
+    """The hot process has the new one by then."""
+    before = started("eviction-hard: memory.available<100Mi\n", tmp_path)
+    write(tmp_path, "own.yaml", "eviction-hard: memory.available<200Mi\n")
+    stats, log = Counters(), Lines()
+
+    def take(message: Reconfigure) -> bool:
+        stats.set("config_number", message.number)
+        return True
+
+    def full(_: RunConfig) -> None:
+        raise OSError(28, "No space left on device")
+
+    races = SimpleNamespace(take_config=full)
+    view: Any = SimpleNamespace(config=before, stats=stats, send=take, log=log, disks=None, races=races)
+    reloader = asked(view)
+    assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
+    [(msg, problem)] = log.lines
+    assert (msg, problem) == ("the configuration is reloaded in part", reloader.state.problem)
+    assert "evictions go by the new configuration" in problem
+    assert "No space left on device" in problem
+
+
+def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Steps of less than 16 MiB are none, and what only one look shows is no rise.
+    shares = [90 * MIB, 500 * MIB, 90 * MIB, 200 * MIB, 210 * MIB, 205 * MIB, 190 * MIB]
+    monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(meminfo, "kernels_share", lambda: shares.pop(0) if len(shares) > 1 else shares[0])
+    config = dataclasses.replace(started("{}\n", tmp_path), pods="services")
+    stats, log = Counters(), Lines()
+
+    def take(message: Reconfigure) -> bool:
+        stats.set("config_number", message.number)
+        return True
+
+    view: Any = SimpleNamespace(
+        config=over_the_kernels_share(config, 80 * MIB), stats=stats, send=take, log=log, disks=None, races=None
+    )
+    reloader = Reloader(view)
+    until(lambda: len(shares) == 1 and log.lines, "the third look")
+    assert log.lines == [("the default threshold follows the kernel's memory", "180Mi -> 300Mi")]
+    assert view.config.eviction_hard["memory.available"] == "300Mi"
+    assert [t.quantity(GIB) for t in view.thresholds if t.signal == "memory.available"] == [300 * MIB]
+    assert reloader.state == reload.Reloads()  # nobody asked for a reload
+
+
+@pytest.mark.parametrize("text", ["eviction-hard: {memory.available: 50Mi}\n", "record: /nowhere\n"])
+def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(meminfo, "kernels_share", lambda: looks.append(1) or 900 * MIB)
+    config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
+    view: Any = SimpleNamespace(config=config, stats=Counters(), log=Lines())
+    Reloader(view)
+    until(lambda: len(looks) > 2, "several looks")
+    assert (view.config, view.log.lines) == (config, [])
+
+
+def test_after_an_upgrade_nothing_is_read_by_the_new_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(upgrade, "MINE", "another file")
+    log = Lines()
+    view: Any = SimpleNamespace(config=started("{}\n", tmp_path), stats=Counters(), log=log)
+    assert "outrace was upgraded while it runs; restart it" in asked(view).state.problem
+    bpf = RunConfig(rung="kprobe")
+    assert not ladder.may_step_down(bpf)
+    monkeypatch.undo()
+    assert ladder.may_step_down(bpf)
+
+
+def configuration(**parts: Any) -> tuple[Configuration, Any]:
+    """With what stands in for the parts of a hot process."""
+    made: Any = SimpleNamespace(config=RunConfig(), stats=Counters(), **parts)
+    return Configuration(made, made), made
+
+
+def test_what_a_newer_side_sends_is_refused_and_ends_nobody() -> None:
+    made, parts = configuration()
+    made.take(Reconfigure(3, '{"of_a_later_version": 1}'))
+    made.apply()
+    assert parts.stats == {"config_refused": 3}
+    assert made.config == RunConfig()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was_compared_ends(known: bool) -> None:
+    """A domain that is not counted yet is no reason to leave the trigger with the ceilings of before."""
+    done: list[str] = []
+    lines = kubelets_lines(RunConfig(eviction_hard={"memory.reclaimable": "1Gi"}).thresholds())
+    after = RunConfig(eviction_hard={"memory.available": "8Mi", "memory.reclaimable": "1Gi"})
+    watch: Any = SimpleNamespace(
+        name="node",
+        signal="memory.available",
+        compared=True,
+        index=0,
+        capacity=GIB,
+        set_thresholds=lambda _, compared: setattr(watch, "compared", compared),
+        observation=lambda *_: Observation(available=50, capacity=GIB, stamp_ns=1),
+    )
+
+    def step(name: str) -> Any:
+        return lambda *_: done.append(name)
+
+    made, parts = configuration(
+        records=SimpleNamespace(read_events=step("read"), watch=step("watch")),
+        side=SimpleNamespace(take_config=os.close),
+        trigger=SimpleNamespace(stand_down=step("stand down")),
+        gauge=SimpleNamespace(
+            watches=[watch], known=lambda _: known, arm_thresholds=step("arm"), reading=lambda _: None
+        ),
+        decider=SimpleNamespace(
+            config=RunConfig().pass_config(),
+            state=KNOWN_LAYOUT,
+            compared=SimpleNamespace(met=lines),
+            run_pass=step("pass"),
+            prepare=step("prepare"),
+        ),
+        outbox=SimpleNamespace(send=lambda message: done.append(f"{message.signal} {message.available}")),
+        watch_thresholds=step("sweep"),
+        look=step("look"),
+    )
+    made.take(Reconfigure(1, after.to_json()))
+    over = "memory.available 50"
+    assert done == ["read", "stand down", "arm", "watch" if known else "sweep", over, "look", "pass", "prepare"]
+    assert parts.decider.compared.met == ()
+    assert made.config.eviction_hard == after.eviction_hard
+
+
+@pytest.mark.kernel
+def test_a_daemon_that_may_not_be_signalled_is_one_error() -> None:
+    info = SimpleNamespace(reload={"asked": 0}, hot_pid=0)
+    found: Any = SimpleNamespace(name="one", info=info)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        info.hot_pid = other.pid
+        os.setresuid(65534, 65534, 0)  # the real one counts for signals
+        try:
+            with pytest.raises(MonitorError, match="the daemon one may not be signalled"):
+                _answer(found)
+        finally:
+            os.setresuid(0, 0, 0)
+            other.kill()
