@@ -13,8 +13,17 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from monitor.pods.spec import SERVICES
 from monitor.policy.compat import SANE
 from monitor.policy.quantity import Quantity
+from monitor.policy.signals import (
+    ALLOCATABLE_OBTAINABLE,
+    ALLOCATABLE_RECLAIMABLE,
+    OBTAINABLE,
+    OF_DOMAIN,
+    PID,
+    RECLAIMABLE,
+)
 from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, LESS_THAN, Threshold, ThresholdValue, effective_hard
 
 if TYPE_CHECKING:
@@ -33,6 +42,8 @@ SIDE = "OUTRACE_SIDE"
 
 #: `monitor.policy.releases.CURRENT.name`, spelt out because that module is read only when thresholds are asked for.
 CURRENT_POLICY = "kubelet-1.36"
+#: What is done about a pod at a crossing: logged, braked, killed.
+OBSERVE, HOLD, ENFORCE = MODES = ("observe", "hold", "enforce")
 _TUPLES = (
     "kubelet_differs",
     "enforce_node_allocatable",
@@ -53,7 +64,7 @@ def fastest_fill() -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything `outrace run` needs to know. Sizes are bytes, times say their unit."""
+    """Everything `outrace run` needs to know. Sizes are bytes, times name their unit."""
 
     node_cgroup: str | None = None  # absolute directory; None: the whole machine
     pods: str = "auto"  # until `outrace run` starts: then what was chosen
@@ -63,11 +74,20 @@ class RunConfig:
     kubelet_insecure: bool = False
     #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
     kubelet_flags: Mapping[str, str] = field(default_factory=dict)
-    kubelet_differs: tuple[str, ...] = ()  # where an option says something else than the kubelet, a line each
+    kubelet_differs: tuple[str, ...] = ()  # where an option differs from the kubelet, a line each
     kubelet_unread: str = ""  # why the kubelet's own configuration is not known, though it has one
     hard_guessed: bool = False  # then: whether --eviction-hard is a default that may not be the kubelet's
     cgroup_root: str = ""  # the kubelet's ``cgroupRoot``, below which its kubepods is believed to be
-    enforce: bool = False
+    #: The table `services:`, pattern -> ``priority``, ``request`` (bytes), ``never``; the first that fits counts.
+    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    enforce: bool = False  # not mode observe
+    hold: bool = False  # mode hold; with ``enforce``
+    never_kill: bool = False  # in mode hold: nobody is signalled at the second line either
+    hold_limit_ns: int = 120_000_000_000  # a hold is over after this
+    hold_brake: str = "auto"  # or ``limit``, ``freeze``: what brakes a pod on cgroup v1
+    two_steps: bool = False  # in mode hold: a kubelet evicts at the same line; filled in at start
+    hard_grace_ns: int = 0  # mode enforce: between SIGTERM and SIGKILL at a hard threshold; 0: SIGKILL at once
+    guide_oom_killer: bool = True  # unless mode observe: the next victim has oom_score_adj 1000 near a threshold
     enforce_unknown_specs: bool = False  # evict although ``pods`` is ``cgroups``: no priority is known then
     evict_by: str = "kill"  # or ``api``: under ``enforce`` by pods/eviction, and nobody is signalled
     node_taints: str = "none"  # or ``own``: outrace.io/memory-pressure:NoSchedule and so on, while a condition holds
@@ -76,6 +96,8 @@ class RunConfig:
     listen_host: str = "127.0.0.1"
     listen_port: int = 9469
     state_dir: str = "/var/lib/outrace"
+    run_dir: str = "/run/outrace"  # of the socket on which commands ask the daemon
+    name: str = ""  # for `--daemon NAME`; "": the last part of the state dir
     log_format: str = "logfmt"
     record: str = ""  # file that every input is recorded in, for `outrace replay`
     alertmanagers: tuple[str, ...] = ()  # base URLs
@@ -118,6 +140,9 @@ class RunConfig:
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False
     layout_container_fs: bool = False
+    #: Bytes that the kernel keeps from processes, which the default threshold is above (`settings.kernels_share`);
+    #: filled in at start, 0 where it is not.
+    kernels_share: int = 0
     #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
     #: filled in at start, and again when it steps down. `stepped_from`: the rung left while running, "" for none.
     rung: str = "memcg-tracepoint"
@@ -134,6 +159,12 @@ class RunConfig:
     #: The same for each entry of a map: field name -> signal (or resource) -> origin.
     entry_origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    #: What the maps and their origins were made of (`monitor.settings.inputs`), for `outrace config show`. Not
+    #: compared: two configurations with the same values are the same.
+    inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    #: What it was read from, to read it again (`monitor.settings.reload`); empty where it was not read.
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
     @property
     def reserved(self) -> int:
         """Bytes reserved for the system and Kubernetes itself."""
@@ -141,18 +172,28 @@ class RunConfig:
 
     @property
     def mode(self) -> str:
-        """``enforce`` or ``observe``."""
-        return "enforce" if self.enforce else "observe"
+        """``observe``, ``hold`` or ``enforce``."""
+        return HOLD if self.hold else ENFORCE if self.enforce else OBSERVE
 
     @property
     def kills(self) -> bool:
-        """Whether outrace itself signals pods."""
-        return self.enforce and self.evict_by == "kill"
+        """Whether outrace itself signals pods; in mode hold at the second line."""
+        return self.enforce and self.evict_by == "kill" and not self.never_kill
+
+    @property
+    def holds(self) -> bool:
+        """Whether a pod is braked at a crossing before anybody is killed."""
+        return self.hold or self.hard_grace_ns > 0
+
+    @property
+    def guides(self) -> bool:
+        """Whether the kernel's OOM killer is guided to the policy's next victim."""
+        return self.enforce and self.guide_oom_killer
 
     @property
     def asks_api(self) -> bool:
         """Whether the API server is asked to evict pods (``--evict-by api``)."""
-        return self.enforce and not self.kills
+        return self.enforce and self.evict_by == "api"
 
     @property
     def taints_node(self) -> bool:
@@ -169,7 +210,7 @@ class RunConfig:
         from monitor.policy.releases import era
 
         maps = (self.eviction_hard, self.eviction_soft, self.eviction_soft_grace_period, self.eviction_minimum_reclaim)
-        return era(self.policy).parse_thresholds(*maps, self.enforce_node_allocatable)
+        return era(self.policy).parse_thresholds(*maps, self.enforce_node_allocatable, own=True)
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """The eviction thresholds in force: where the release knows a container file system, with those of the layout
@@ -181,8 +222,20 @@ class RunConfig:
         found = self.parse_thresholds() if self.parsed is None else self.parsed
         if era(self.policy).containerfs:
             found = overlay_containerfs(found, DiskLayout(self.layout_image_fs, self.layout_container_fs)).thresholds
+        # Services leave their files behind when they are killed: for a disk nobody is. And there is no kubepods.
+        kept = {*OF_DOMAIN["node"], PID} if self.pods == SERVICES else None
         # One without an operator had nothing to copy, and is never met.
-        return tuple(threshold for threshold in found if threshold.operator == LESS_THAN)
+        return tuple(t for t in found if t.operator == LESS_THAN and (kept is None or t.signal in kept))
+
+    @property
+    def formulas(self) -> int:
+        """What the BPF programs have to compare: 0 if every threshold is the kubelet's, 1 with `*.reclaimable`, 2 with
+        `*.obtainable` (`monitor.kernel.loader`). Raises PolicyError.
+        """
+        signals = {threshold.signal for threshold in self.thresholds()}
+        if signals & {OBTAINABLE, ALLOCATABLE_OBTAINABLE}:
+            return 2
+        return int(bool(signals & {RECLAIMABLE, ALLOCATABLE_RECLAIMABLE}))
 
     def cleanups(self) -> frozenset[str]:
         """The actions of `monitor.policy.layout` that there is a command for."""
@@ -206,6 +259,7 @@ class RunConfig:
             compat=self.compat,
             era=era(self.policy),
             kill_at_once=kill_at_once,
+            hard_grace_s=self.hard_grace_ns // 1_000_000_000,
         )
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""The configuration of the kubelet of this node, read from the kubelet itself: nothing has to be said twice."""
+"""The configuration of the kubelet of this node, read from the kubelet itself: nothing has to be configured twice."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
             if kubelet.unread:
                 on_unread(f"{kubelet.unread} (--config of the kubelet, process {kubelet.pid}); /configz: {error}")
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
-    said = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
+    sources = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
-        said.append(Source(f"the kubelet's command line ({kubelet.whose})", _replacing(flags, said)))
-    if said and not files:
+        sources.append(Source(f"the kubelet's command line ({kubelet.whose})", _replacing(flags, sources)))
+    if sources and not files:
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
-        said.insert(0, Source(f"the kubelet ({kubelet.whose}, without a file)", {}))
-    return tuple(said)
+        sources.insert(0, Source(f"the kubelet ({kubelet.whose}, without a file)", {}))
+    return tuple(sources)
 
 
-def differences(said: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:
-    """One line for each option that says something else than the kubelet; ``said``: by option name, parsed."""
+def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:
+    """One line for each option that differs from the kubelet; ``options``: by option name, parsed."""
     lines = []
     for setting in SETTINGS:
-        given = said.get(setting.name)
+        given = options.get(setting.name)
         theirs = next((s for s in reversed(kubelet) if setting.kubelet_key in s.content), None)
         if given is None or theirs is None:
             continue
@@ -69,7 +69,7 @@ def differences(said: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple
 
 
 def _configz(access: Access) -> Source:
-    """What the kubelet says of itself. MonitorError where it cannot be asked."""
+    """The kubelet's own settings. MonitorError where it cannot be asked."""
     cluster, whose = access.api_server()
     if not cluster.credentials.current().token:
         raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")

@@ -1,258 +1,310 @@
 """The options of `outrace run`, one table: for the command line, the environment, the own file and a kubelet's.
 
 ``--eviction-hard`` is `OUTRACE_EVICTION_HARD` in the environment and ``eviction-hard`` in the own file.
-`monitor.cli.options` makes click's options of the table, `monitor.settings.read` reads the files by it.
+`monitor.cli.options` makes click's options of the table, `monitor.settings.read` reads the files by it, and
+`monitor.settings.documented` makes the example and the JSON schema of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from monitor.kernel.rungs import AUTO, NAMES
-from monitor.policy.compat import CHOICES
 from monitor.policy.configuration import MERGE_DEFAULTS
-from monitor.policy.releases import ERAS
-from monitor.settings import values
+from monitor.settings.crossing_options import CROSSING_OPTIONS, HOLD_BRAKES
+from monitor.settings.option import (
+    ABSOLUTE_PATH,
+    COMMAND,
+    DAEMON_NAME,
+    DIRECTORY,
+    FILE_NAME,
+    KUBELET_SWITCH,
+    LISTEN,
+    NAME,
+    NUMBER,
+    OPTIONAL_PATH,
+    PODS,
+    RECORDING,
+    SERVICES,
+    SIZE,
+    SWITCH,
+    TABLE,
+    TEXT,
+    TEXTS,
+    Option,
+    choice,
+    setting,
+    switch,
+    urls,
+)
+from monitor.settings.threshold_options import THRESHOLD_OPTIONS
 
-TRIGGERS = ("user", "kernel")
-KILL, API = EVICT_BY = ("kill", "api")
-NODE_TAINTS = ("none", "own")
+__all__ = ["HOLD_BRAKES", "KUBELET_SWITCH", "NUMBER", "SWITCH", "TABLE", "TEXT", "TEXTS", "Option"]
+
 HOOKS = (AUTO, *NAMES)
 LOG_FORMATS = ("logfmt", "json")
 
-#: How an option is written on the command line: with a text, with a number, with a text and several times,
-#: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
-TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """`parse` raises ValueError for a wrong value. `default` is what the help shows; the default itself is that of
-    RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
-    """
-
-    name: str
-    parse: Callable[[Any], Any]
-    help: str
-    metavar: str = ""
-    default: str = ""
-    kind: str = TEXT
-    kubelet_key: str = ""
-    field: str = ""
-    own_file: bool = True
-
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return "OUTRACE_" + self.name.upper().replace("-", "_")
-
-
-def _setting(
-    name: str,
-    parse: Callable[[Any], Any],
-    help: str,  # noqa: A002
-    metavar: str = "",
-    *,
-    kubelet: bool = False,
-    **rest: Any,
-) -> Option:
-    """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
-    first, *others = name.split("-")
-    key = first + "".join(map(str.capitalize, others)) if kubelet else ""
-    return Option(name, parse, help, metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
-
-
-def _choice(name: str, choices: Sequence[str], help: str, **rest: Any) -> Option:  # noqa: A002
-    return _setting(name, values.choice(*choices), help, "|".join(choices), **rest)
-
-
-def _map(name: str, operator: str, what: str, example: str) -> Option:
-    return _setting(name, values.text_map(operator), f"{what}, such as '{example}'.", "MAP", kubelet=True)
-
-
-def _urls(name: str, help: str) -> Option:  # noqa: A002
-    return _setting(name, values.urls(f"--{name}"), help, "URL", kind=TEXTS, field=f"{name}s")
-
-
-OPTIONS = (
-    Option(
-        "config", values.text, "Own configuration, YAML or TOML; keys are the option names.", "FILE", own_file=False
+#: The table, by what the options are about.
+GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
+    (
+        "Files",
+        (
+            Option(
+                "config",
+                FILE_NAME,
+                "Own configuration, YAML or TOML; keys are the option names.",
+                "FILE",
+                own_file=False,
+            ),
+            Option(
+                "kubelet-config",
+                FILE_NAME,
+                "A KubeletConfiguration, as it is.",
+                "FILE",
+                default="that of the kubelet of this node",
+                example="/var/lib/kubelet/config.yaml",
+                why="So that nothing has to be written twice. Where a kubelet runs it is asked.",
+            ),
+            Option(
+                "kubelet-config-dir",
+                FILE_NAME,
+                "Its drop-ins, *.conf, as the kubelet's --config-dir.",
+                "DIR",
+                default="that of the kubelet of this node",
+                example="/etc/kubernetes/kubelet.conf.d",
+                why="A kubelet with drop-ins has another configuration than its file says.",
+            ),
+        ),
     ),
-    Option("kubelet-config", values.text, "A KubeletConfiguration, as it is.", "FILE"),
-    Option("kubelet-config-dir", values.text, "Its drop-ins, *.conf, as the kubelet's --config-dir.", "DIR"),
-    _setting("node-cgroup", values.text, "Treat this cgroup as the node; its limit is the capacity.", "PATH"),
-    _setting(
-        "pods",
-        values.pods,
-        "auto (the kubelet's, where there is one), kubelet[:URL], apiserver, manifests:DIR or cgroups.",
-        "SOURCE",
-        default="auto",
+    (
+        "Node and pods",
+        (
+            setting(
+                "node-cgroup",
+                NAME,
+                "Treat this cgroup as the node; its limit is the capacity.",
+                "PATH",
+                default="the whole machine",
+                example="/node.slice",
+                why="For a node within a machine, and to try outrace where nothing else is at risk.",
+            ),
+            setting(
+                "pods",
+                PODS,
+                "auto (the kubelet's, where there is one, else services), kubelet[:URL], apiserver, manifests:DIR, "
+                "services or cgroups.",
+                "SOURCE",
+                default="auto",
+                why="What is right on a node and on a plain VM; the log says what was chosen and why.",
+            ),
+            setting(
+                "services",
+                SERVICES,
+                "Priority, request and never of services, by pattern.",
+                kind=TABLE,
+                default="none",
+                example={
+                    "system/batch*": {"priority": -10},
+                    "postgresql*": {"priority": 100, "request": "2Gi"},
+                    "vault": {"never": True},
+                },
+                live=True,
+                why="Who is evicted first where no Kubernetes says it. The first pattern that fits counts; units and "
+                "labels say the rest.",
+            ),
+            setting(
+                "kubeconfig",
+                ABSOLUTE_PATH,
+                "A kubeconfig with credentials for the cluster.",
+                "FILE",
+                default="those of the pod, or the kubelet's",
+                example="/etc/outrace/kubeconfig",
+                why="Credentials of its own can have fewer rights than the kubelet's.",
+            ),
+            setting(
+                "node-name",
+                NAME,
+                "The node's name in the cluster.",
+                "NAME",
+                default="the kubelet's",
+                example="node-1",
+                why="Known where the kubelet is seen; in a pod without the host's network it has to be given.",
+            ),
+            setting(
+                "kubelet-ca",
+                ABSOLUTE_PATH,
+                "CA file that signed the kubelet's certificate.",
+                "FILE",
+                default="require the certificate in the kubelet's own directory",
+                example="/etc/kubernetes/pki/kubelet-ca.crt",
+                why="Who answers on the kubelet's port decides who is evicted: it has to show who it is.",
+            ),
+            switch(
+                "kubelet-insecure",
+                "Take any certificate of a kubelet on this machine's own address 127.0.0.1.",
+                why="Off: while the kubelet restarts, anybody on the node may serve its port.",
+            ),
+            setting(
+                "cgroup-root",
+                OPTIONAL_PATH,
+                "As the kubelet's --cgroup-root: kubepods is below it.",
+                "PATH",
+                default="the root",
+                example="/kubelet",
+                kubelet=True,
+                why="A cgroup called kubepods anywhere else may be anybody's.",
+            ),
+        ),
     ),
-    _setting(
-        "kubeconfig",
-        values.absolute_path,
-        "A kubeconfig with credentials for the cluster.",
-        "FILE",
-        default="those of the pod, or the kubelet's",
+    ("What is done at a crossing", CROSSING_OPTIONS),
+    ("Policy and thresholds", THRESHOLD_OPTIONS),
+    (
+        "Disks",
+        (
+            setting(
+                "nodefs",
+                ABSOLUTE_PATH,
+                "A path on the node's file system.",
+                "PATH",
+                default="found at start",
+                example="/var/lib/kubelet",
+                why="Found by where the kubelet and the container runtime keep their files.",
+            ),
+            setting(
+                "imagefs",
+                ABSOLUTE_PATH,
+                "A path on the file system of images.",
+                "PATH",
+                default="found at start",
+                example="/var/lib/containerd",
+                why="As nodefs.",
+            ),
+            setting(
+                "containerfs",
+                ABSOLUTE_PATH,
+                "A path on the file system of writable layers.",
+                "PATH",
+                default="that of images",
+                example="/var/lib/containerd",
+                why="Few runtimes have them apart.",
+            ),
+            setting(
+                "reclaim-containers",
+                COMMAND,
+                "Whose dead containers are removed before pods are evicted: cri, cri:unix:///PATH, podman (root's); "
+                "or a command that does it.",
+                "RUNTIME|COMMAND",
+                default="none",
+                example="cri",
+                why="None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work; "
+                "on a VM a stopped container may be somebody's data.",
+            ),
+            setting(
+                "reclaim-images",
+                COMMAND,
+                "Whose unused images are removed before pods are evicted: cri, cri:unix:///PATH, podman (root's); or "
+                "a command that does it, such as 'crictl rmi --prune'.",
+                "RUNTIME|COMMAND",
+                default="none",
+                example="cri",
+                why="As reclaim-containers.",
+            ),
+        ),
     ),
-    _setting("node-name", values.text, "The node's name in the cluster.", "NAME", default="the kubelet's"),
-    _setting(
-        "kubelet-ca",
-        values.absolute_path,
-        "CA file that signed the kubelet's certificate.",
-        "FILE",
-        default="require the certificate in the kubelet's own directory",
+    (
+        "How memory is watched",
+        (
+            choice(
+                "hooks",
+                HOOKS,
+                f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
+                "NAME",
+                why="The best hook that this kernel and these privileges allow; a name makes its lack an error.",
+            ),
+            setting(
+                "max-fill-rate",
+                SIZE,
+                "How much the machine can fault in per second.",
+                "BYTES",
+                default="6Gi for each CPU, at most 96Gi",
+                example="12Gi",
+                why="Decides how early every charge is compared. A CPU was measured at 5.8 GiB/s; too low a value "
+                "misses a crossing, a higher one costs time while memory is plenty.",
+            ),
+            setting(
+                "step",
+                SIZE,
+                "Rank a pod again after it moved by this much.",
+                "BYTES",
+                default="1Mi",
+                why="Small against any threshold, and still few records from a pod at full speed.",
+            ),
+        ),
     ),
-    _setting(
-        "kubelet-insecure",
-        values.boolean,
-        "Take any certificate of a kubelet on this machine's own address 127.0.0.1.",
-        kind=SWITCH,
+    (
+        "The daemon",
+        (
+            setting(
+                "listen",
+                LISTEN,
+                "Serve /metrics and the rest on this address.",
+                "HOST:PORT",
+                default="127.0.0.1:9469",
+                why="Only this machine: nobody is asked who he is.",
+            ),
+            setting(
+                "record",
+                RECORDING,
+                "Record every input to FILE, for outrace replay.",
+                "FILE",
+                default="none",
+                example="/var/tmp/outrace.rec",
+                why="Takes disk space all the time; for finding out why a decision was made.",
+            ),
+            urls(
+                "alertmanager",
+                "Push alerts to this Alertmanager; repeatable.",
+                default="none",
+                example=["http://127.0.0.1:9093"],
+                live=True,
+                why="An alert is there within a second; a rule on metrics waits for the next scrape.",
+            ),
+            urls(
+                "webhook",
+                "POST every alert to this URL; repeatable.",
+                default="none",
+                example=["http://127.0.0.1:8080/outrace"],
+                live=True,
+                why="For receivers that are no Alertmanager.",
+            ),
+            setting(
+                "state-dir",
+                DIRECTORY,
+                "Where statuses of evicted pods and the lock live.",
+                "DIR",
+                default="/var/lib/outrace",
+                why="Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.",
+            ),
+            setting(
+                "run-dir",
+                DIRECTORY,
+                "Where the daemon puts the socket on which commands ask it.",
+                "DIR",
+                default="/run/outrace",
+                why="Empty after every boot, and only root may look into it.",
+            ),
+            setting(
+                "name",
+                DAEMON_NAME,
+                "The name of the daemon for commands with --daemon NAME.",
+                "NAME",
+                default="the last part of the state dir",
+                example="node-1",
+                why="Two daemons never share a state dir.",
+            ),
+            choice("log-format", LOG_FORMATS, "How log lines look.", why="Readable without a tool; json for machines."),
+        ),
     ),
-    _setting(
-        "cgroup-root",
-        values.optional_text,
-        "As the kubelet's --cgroup-root: kubepods is below it.",
-        "PATH",
-        default="the root",
-        kubelet=True,
-    ),
-    _setting("enforce", values.boolean, "Really evict. The default only observes and logs.", kind=SWITCH),
-    _setting(
-        "enforce-unknown-specs",
-        values.boolean,
-        "Evict although --pods cgroups knows neither priorities nor all critical pods.",
-        kind=SWITCH,
-    ),
-    _choice("trigger", TRIGGERS, "Who kills under --enforce: user space, or the BPF program too."),
-    _choice(
-        "evict-by",
-        EVICT_BY,
-        "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
-        default=KILL,
-    ),
-    _choice(
-        "node-taints",
-        NODE_TAINTS,
-        "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
-        default=NODE_TAINTS[0],
-    ),
-    _choice("policy", ERAS, "The release whose policy decides.", default=ERAS[0]),
-    _choice(
-        "compat",
-        CHOICES,
-        "What to do where that release has a defect: correct it (sane) or repeat it.",
-        default=CHOICES[0],
-    ),
-    _map("eviction-hard", "<", "Hard eviction thresholds", "memory.available<100Mi"),
-    _map("eviction-soft", "<", "Soft eviction thresholds", "memory.available<300Mi"),
-    _map(
-        "eviction-soft-grace-period",
-        "=",
-        "How long a soft threshold has to be met before pods are evicted",
-        "memory.available=1m30s",
-    ),
-    _setting(
-        "eviction-max-pod-grace-period",
-        values.seconds,
-        "Longest grace of a soft eviction.",
-        "SECONDS",
-        kind=NUMBER,
-        kubelet=True,
-        field="eviction_max_pod_grace_period_s",
-    ),
-    _map(
-        "eviction-minimum-reclaim",
-        "=",
-        "How far above its threshold a signal has to be brought back",
-        "memory.available=0Mi",
-    ),
-    _setting(
-        "eviction-pressure-transition-period",
-        values.duration_ns,
-        "How long a condition stays.",
-        "DURATION",
-        default="5m",
-        kubelet=True,
-        field="eviction_pressure_transition_period_ns",
-    ),
-    _setting(
-        "enforce-node-allocatable",
-        values.enforceable,
-        "As the kubelet's --enforce-node-allocatable.",
-        "LIST",
-        default="pods",
-        kubelet=True,
-    ),
-    _map("system-reserved", "=", "Reserved for daemons of the system", "memory=500Mi"),
-    _map("kube-reserved", "=", "Reserved for daemons of Kubernetes", "memory=500Mi"),
-    _setting(
-        "kernel-memcg-notification",
-        values.boolean,
-        "Accepted for compatibility; no effect.",
-        kind=KUBELET_SWITCH,
-        kubelet=True,
-    ),
-    _setting(
-        "local-storage-capacity-isolation",
-        values.boolean,
-        "Evict pods over their own limits of local storage.",
-        default="true",
-        kind=KUBELET_SWITCH,
-        kubelet=True,
-        field="local_storage",
-    ),
-    _setting("nodefs", values.absolute_path, "A path on the node's file system.", "PATH", default="found at start"),
-    _setting("imagefs", values.absolute_path, "A path on the file system of images.", "PATH", default="found at start"),
-    _setting(
-        "containerfs",
-        values.absolute_path,
-        "A path on the file system of writable layers.",
-        "PATH",
-        default="that of images",
-    ),
-    _setting(
-        "reclaim-containers",
-        values.command,
-        "Command that removes dead containers, run before pods are evicted.",
-        "COMMAND",
-        default="none",
-    ),
-    _setting(
-        "reclaim-images",
-        values.command,
-        "Command that removes unused images, such as 'crictl rmi --prune', run before pods are evicted.",
-        "COMMAND",
-        default="none",
-    ),
-    _setting(
-        "hooks",
-        values.choice(*HOOKS),
-        f"How to learn of memory: auto (the best there is), {', '.join(NAMES)}.",
-        "NAME",
-        default=AUTO,
-    ),
-    _setting(
-        "max-fill-rate",
-        values.size,
-        "How much the machine can fault in per second.",
-        "BYTES",
-        default="6Gi for each CPU, at most 96Gi",
-    ),
-    _setting("step", values.size, "Rank a pod again after it moved by this much.", "BYTES", default="1Mi"),
-    _setting(
-        "listen", values.listen, "Serve /metrics and the rest on this address.", "HOST:PORT", default="127.0.0.1:9469"
-    ),
-    _setting("record", values.record, "Record every input to FILE, for outrace replay.", "FILE"),
-    _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
-    _urls("webhook", "POST every alert to this URL; repeatable."),
-    _setting(
-        "state-dir", values.path, "Where statuses of evicted pods and the lock live.", "DIR", default="/var/lib/outrace"
-    ),
-    _choice("log-format", LOG_FORMATS, "How log lines look.", default=LOG_FORMATS[0]),
 )
+OPTIONS = tuple(option for _, options in GROUPS for option in options)
 #: Those that are a field of RunConfig.
 SETTINGS = tuple(option for option in OPTIONS if option.field)
 OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)

@@ -8,7 +8,7 @@ of every entry of a map, is kept. Which options there are says `options`; which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,9 +30,12 @@ from monitor.policy.configuration import (
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era, era
+from monitor.policy.signals import OWN_SIGNALS
 from monitor.policy.thresholds import Threshold
 from monitor.settings import files, values
 from monitor.settings.config import RunConfig
+from monitor.settings.inputs import from_inputs, given, to_inputs
+from monitor.settings.mode import check_mode, settle_mode
 from monitor.settings.options import KUBELET_KEYS, OWN_KEYS, SETTINGS, Option
 
 if TYPE_CHECKING:
@@ -80,47 +83,57 @@ def read(
     of the environment that gave its value, instead of a flag.
     ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer.
     """
+    arguments = {
+        "flags": {name: value for name, value in flags.items() if value is not None},
+        "config_file": config_file,
+        "kubelet_config_file": kubelet_config_file,
+        "kubelet_config_dir": kubelet_config_dir,
+        "variables": dict(variables),
+        "ask_kubelet": ask_kubelet,
+    }
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
     for key in ("kubelet-config", "kubelet-config-dir"):
         if not isinstance(own.get(key), str | None) or own.get(key) == "" or _has_nul(own.get(key)):
             raise ConfigError(f"{config_file}: {key}: {own[key]!r} is not the name of a file or directory")
     kubelet_config_file = kubelet_config_file or own.get("kubelet-config")
     kubelet_config_dir = kubelet_config_dir or own.get("kubelet-config-dir")
-    said = _own_settings(flags, variables, own, config_file or "")
-    if ask_kubelet and not kubelet_config_file and not kubelet_config_dir and "node-cgroup" not in said:
-        return _over_kubelet(said)
-    return resolve(
-        said,
-        files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
-        tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
-    )
+    options = _own_settings(flags, variables, own, config_file or "")
+    if ask_kubelet and not kubelet_config_file and not kubelet_config_dir and "node-cgroup" not in options:
+        resolved = _over_kubelet(options)
+    else:
+        resolved = resolve(
+            options,
+            files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None,
+            tuple(files.read_drop_ins(kubelet_config_dir, KUBELET_KEYS)) if kubelet_config_dir else (),
+        )
+    return resolved._replace(config=dataclasses.replace(resolved.config, given=given(resolved.config, arguments)))
 
 
-def _over_kubelet(said: Mapping[str, Given]) -> Resolved:
-    """What was said, over what the kubelet of this node says of itself; with what differs."""
+def _over_kubelet(options: Mapping[str, Given]) -> Resolved:
+    """The options of outrace over the kubelet of this node; with what differs."""
     from monitor.pods.kubelet_process import find_kubelet
 
     if not (kubelet := find_kubelet()).is_there:
-        return resolve(said)
+        return resolve(options)
     from monitor.pods.access import Access
     from monitor.settings.kubelet_own import differences, kubelet_sources
 
     unread: list[str] = []
-    found = kubelet_sources(Access.found(resolve(said).config, kubelet), unread.append)
-    resolved = resolve(said, found[0] if found else None, found[1:])
-    own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
+    found = kubelet_sources(Access.found(resolve(options).config, kubelet), unread.append)
+    resolved = resolve(options, found[0] if found else None, found[1:])
+    own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     config = dataclasses.replace(
         resolved.config,
         kubelet_differs=differences(own, found),
         kubelet_unread="; ".join(unread),
-        hard_guessed=bool(unread) and "eviction-hard" not in said and "eviction-hard" not in kubelet.flags,
+        hard_guessed=bool(unread) and "eviction-hard" not in options and "eviction-hard" not in kubelet.flags,
     )
     return resolved._replace(config=config)
 
 
-def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
-    """What was said to outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
-    own = {s.name: Given(_parse(s, said[s.name]), said[s.name].origin) for s in SETTINGS if s.name in said}
+def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
+    """The options of outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
+    own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
         if not isinstance(source.content.get(MERGE_DEFAULTS), bool | None):
@@ -147,14 +160,30 @@ def resolve(said: Mapping[str, Given], file: Source | None = None, drop_ins: tup
             origins[setting.field] = DEFAULT
     if "listen" in found:
         found["listen_host"], found["listen_port"] = found.pop("listen")
-    reserved = {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
+    settle_mode(found, origins)
+    reserved = _all_reserved(settings)
     for key, amounts in reserved.items():
         found[_FIELDS[key]] = amounts.get("memory", ZERO).value
     entries = {field: settings.maps[key].items() for key, field in _FIELDS.items()}
     entry_origins = {field: {name: entry.origin for name, entry in items} for field, items in entries.items()}
-    config = RunConfig(**found, origins=origins, entry_origins=entry_origins)
-    config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules))
+    inputs = to_inputs(kubelets, file, drop_ins)
+    config = RunConfig(**found, origins=origins, entry_origins=entry_origins, inputs=inputs)
+    check_mode(config)
+    ours = {given.origin for given in own.values()}
+    config = dataclasses.replace(config, parsed=_parse_thresholds(config, settings, rules, ours))
     return Resolved(config, settings, reserved, file, drop_ins)
+
+
+def resolved_again(config: RunConfig) -> Resolved:
+    """What a daemon's configuration was made of when it was read (`RunConfig.inputs`); its files may have changed
+    since. Raises ConfigError.
+    """
+    kubelets, file, drop_ins = from_inputs(config.inputs)
+    try:
+        settings = configuration.in_force(file, drop_ins, kubelets, era(config.policy))
+    except PolicyError as error:
+        raise ConfigError(str(error)) from None
+    return Resolved(config, settings, _all_reserved(settings), file, drop_ins)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -195,10 +224,10 @@ def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
 def _own_settings(
     flags: Mapping[str, Any], variables: Mapping[str, str], own: Mapping[str, Any], config_file: str
 ) -> dict[str, Given]:
-    """What was said to outrace itself: a flag, a variable of the environment, or what the own file says."""
-    said = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
+    """The options of outrace itself: a flag, a variable of the environment, or an entry of the own file."""
+    from_file = {key: Given(value, f"{config_file}: {key}") for key, value in own.items() if value is not None}
     given = {name: value for name, value in flags.items() if value is not None}
-    return said | {name: Given(value, variables.get(name, f"--{name}")) for name, value in given.items()}
+    return from_file | {name: Given(value, variables.get(name, f"--{name}")) for name, value in given.items()}
 
 
 def _parse(setting: Option, given: Given) -> Any:
@@ -216,43 +245,58 @@ def _has_nul(value: Any) -> bool:
     return any(map(_has_nul, value)) if isinstance(value, list | tuple) else isinstance(value, str) and "\0" in value
 
 
+def _all_reserved(settings: Settings) -> dict[str, dict[str, Quantity]]:
+    return {key: _reserved(settings, key) for key in ("systemReserved", "kubeReserved")}
+
+
 def _reserved(settings: Settings, key: str) -> dict[str, Quantity]:
     amounts = {}
     for name, (amount, origin) in settings.maps[key].items():
         try:
             amounts[name] = values.reserved(name, amount)
         except ValueError as error:
-            raise ConfigError(f"{origin}: {name}: {amount}: {error}", _remedy(str(error))) from None
+            remedy = _remedy(str(error)).partition(", or a percentage")[0]  # no part of a capacity can be reserved
+            raise ConfigError(f"{origin}: {name}: {amount}: {error}", remedy) from None
     return amounts
 
 
-def _parse_thresholds(config: RunConfig, settings: Settings, rules: Era) -> tuple[Threshold, ...]:
-    """Every entry by itself first: the kubelet's own messages often do not say which entry they mean."""
+def _parse_thresholds(
+    config: RunConfig, settings: Settings, rules: Era, ours: Collection[str]
+) -> tuple[Threshold, ...]:
+    """Every entry by itself first: the kubelet's own messages often do not name the entry.
+
+    ``ours``: the origins of what was said to outrace itself, where its own signals are known. A kubelet refuses to
+    start with them in its file.
+    """
     parse = rules.parse_thresholds
-    checks: tuple[tuple[str, Callable[[dict[str, str]], object]], ...] = (
-        (HARD, lambda one: parse(one)),
-        (SOFT_GRACE, lambda one: parse({}, {}, one)),
-        (MIN_RECLAIM, lambda one: parse({}, {}, {}, one)),
-        (SOFT, lambda one: parse({}, one, config.eviction_soft_grace_period)),
+    checks: tuple[tuple[str, Callable[[dict[str, str], bool], object]], ...] = (
+        (HARD, lambda one, own: parse(one, own=own)),
+        (SOFT_GRACE, lambda one, own: parse({}, {}, one, own=own)),
+        (MIN_RECLAIM, lambda one, own: parse({}, {}, {}, one, own=own)),
+        (SOFT, lambda one, own: parse({}, one, config.eviction_soft_grace_period, own=own)),
     )
     for key, check in checks:
         for signal, (text, origin) in settings.maps[key].items():
             try:
-                check({signal: text})
+                check({signal: text}, origin in ours)
                 if key != SOFT_GRACE and not text.endswith("%"):
                     values.check_fits(text)
             except PolicyError as error:
-                raise ConfigError(f"{origin}: {signal}: {text}: {error}", _remedy(str(error), rules)) from None
+                remedy = _remedy(str(error), rules, own=origin in ours)
+                if signal in OWN_SIGNALS and origin not in ours:
+                    remedy = "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
+                raise ConfigError(f"{origin}: {signal}: {text}: {error}", remedy) from None
     try:
         return config.parse_thresholds()
     except PolicyError as error:  # whatever only shows in the whole
         raise ConfigError(f"eviction thresholds: {error}") from None
 
 
-def _remedy(problem: str, rules: Era | None = None) -> str:
-    """What to do about one of the kubelet's messages."""
+def _remedy(problem: str, rules: Era | None = None, *, own: bool = False) -> str:
+    """What to do about one of the kubelet's messages. ``own``: outrace's own signals are good there as well."""
     if problem.startswith("unsupported eviction signal"):
-        return f"signals are {', '.join((rules or CURRENT).signals)}"
+        ours = f"; outrace's own {', '.join(OWN_SIGNALS)}" if own else ""
+        return f"signals are {', '.join((rules or CURRENT).signals)}{ours}"
     if problem.startswith("grace period must be specified"):
         return "give it one: --eviction-soft-grace-period SIGNAL=30s (evictionSoftGracePeriod)"
     if problem.startswith("malformed pair") and "expect signal=" in problem:

@@ -1,11 +1,12 @@
 """Reading one value as a user writes it: each function takes what a flag or a file gave and returns what is meant.
 
-All raise ValueError (a PolicyError is one) saying what is wrong with the value; the caller adds its origin.
+All raise ValueError (a PolicyError is one) naming what is wrong with the value; the caller adds its origin.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 
 from monitor.pods.owner import changed_by, mend
 from monitor.pods.spec import MANIFESTS, check_spec
+from monitor.pods.stores import store_of
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
+from monitor.policy.qos import MOST_PRIORITY
 from monitor.policy.quantity import Quantity
 from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, parse_flag_map
 
@@ -22,7 +25,9 @@ from monitor.policy.thresholds import DEFAULT_TRANSITION_PERIOD_NS, parse_flag_m
 RESERVABLE = ("cpu", "memory", "ephemeral-storage", "pid")
 _SLICES = ("system-reserved", "kube-reserved")
 ENFORCEABLE = ("none", "pods", *(name for whose in _SLICES for name in (whose, f"{whose}-compressible")))
+_LONGEST_NS = 24 * 3600 * 10**9
 _LARGEST_NANOS = 10**9 << 62
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def choice(*choices: str) -> Callable[[Any], str]:
@@ -41,8 +46,8 @@ def boolean(value: Any) -> bool:
     return value
 
 
-def seconds(value: Any) -> int:
-    """A whole number as the kubelet holds it, in 32 bits; it may be negative."""
+def whole_number(value: Any) -> int:
+    """As the kubelet holds one, in 32 bits; it may be negative."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
     if not -(2**31) <= value < 2**31:
@@ -75,13 +80,24 @@ def absolute_path(value: Any) -> str:
     return os.path.normpath(absolute)
 
 
+def daemon_name(value: Any) -> str:
+    name = text(value)
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name: a letter or digit, then at most 63 letters, digits, '.', '_' or '-'")
+    return name
+
+
 def command(value: Any) -> tuple[str, ...]:
-    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one."""
+    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one.
+
+    One word may name a runtime's store instead (`monitor.pods.stores`).
+    """
     words = shlex.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise ValueError(f"{value!r} is not a command such as 'crictl rmi --prune'")
     if words and not words[0]:
         raise ValueError("the command has no name")
+    store_of(words)  # raises ValueError for one that is written wrong
     return tuple(words)
 
 
@@ -101,6 +117,22 @@ def duration_ns(value: Any) -> int:
     if period < 0:
         raise ValueError(f"{value!r} is negative")
     return period or DEFAULT_TRANSITION_PERIOD_NS  # the kubelet replaces a period of zero by its default
+
+
+def positive_duration_ns(value: Any) -> int:
+    """A duration of more than nothing, such as ``90s`` or ``2m``; at most a day."""
+    period = parse_duration(text(value))
+    if not 0 < period <= _LONGEST_NS:
+        raise ValueError(f"{value!r} is not a duration above 0 and of at most 24h, such as 30s or 2m")
+    return period
+
+
+def whole_seconds_ns(value: Any) -> int:
+    """A `positive_duration_ns` of whole seconds, as a pod's grace is."""
+    period = positive_duration_ns(value)
+    if period % 1_000_000_000:
+        raise ValueError(f"{value!r} is not a number of whole seconds, such as 30s")
+    return period
 
 
 def text_map(operator: str) -> Callable[[Any], dict[str, str]]:
@@ -162,6 +194,35 @@ def pods(value: Any) -> str:
     if problem:
         raise ValueError(f"{problem}, who could have any pod killed; {mend(problem)}, or name another directory")
     return f"manifests:{os.path.abspath(directory)}"
+
+
+def services(value: Any) -> dict[str, dict[str, Any]]:
+    """The table `services:`: pattern of names -> ``priority``, ``request`` (bytes from a quantity), ``never``."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{value!r} is not a table of patterns, such as "system/batch*": {{priority: -10}}')
+    found: dict[str, dict[str, Any]] = {}
+    for pattern, rule in value.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"{pattern!r} is not a pattern of names, such as system/batch*; put it in quotes")
+        if not isinstance(rule, Mapping) or not rule:
+            raise ValueError(f"{pattern}: {rule!r} is not a map; keys are {', '.join(_SERVICE_KEYS)}")
+        found[pattern] = {str(key): _service_value(pattern, key, item) for key, item in rule.items()}
+    return found
+
+
+def _service_value(pattern: str, key: Any, value: Any) -> Any:
+    if key not in _SERVICE_KEYS:
+        raise ValueError(f"{pattern}: unknown key {key!r}; keys are {', '.join(_SERVICE_KEYS)}")
+    try:
+        found = _SERVICE_KEYS[key](value)
+    except ValueError as error:
+        raise ValueError(f"{pattern}: {key}: {error}") from None
+    if key == "priority" and found > MOST_PRIORITY:
+        raise ValueError(f"{pattern}: priority: {value} is above {MOST_PRIORITY}; never: true protects for good")
+    return found
+
+
+_SERVICE_KEYS: dict[str, Callable[[Any], Any]] = {"priority": whole_number, "request": size, "never": boolean}
 
 
 def record(value: Any) -> str:

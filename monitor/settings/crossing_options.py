@@ -1,0 +1,82 @@
+"""The options of what is done at a crossing. A part of the table in `monitor.settings.options`."""
+
+from __future__ import annotations
+
+from monitor.settings.config import MODES
+from monitor.settings.option import DURATION, WHOLE_SECONDS, Option, choice, setting, switch
+
+TRIGGERS = ("user", "kernel")
+KILL, API = EVICT_BY = ("kill", "api")
+NODE_TAINTS = ("none", "own")
+HOLD_BRAKES = ("auto", "limit", "freeze")
+
+CROSSING_OPTIONS: tuple[Option, ...] = (
+    choice(
+        "mode",
+        MODES,
+        "At a crossing: observe logs, hold brakes the pod until room is there again and kills only below a "
+        "second line, enforce kills at once.",
+        why="Nobody is touched before somebody asks for it.",
+    ),
+    switch("enforce", "Short for --mode enforce.", why="As short as possible; mode says the same."),
+    switch(
+        "never-kill",
+        "With --mode hold: below the second line brake harder, and leave the kill to the kernel.",
+        why="Off: a brake that is not enough ends in a kill by the kernel, which chooses by other rules.",
+    ),
+    setting(
+        "hold-limit",
+        DURATION,
+        "How long a pod is held at most.",
+        "DURATION",
+        default="2m",
+        field="hold_limit_ns",
+        why="A pod that stands still for longer fails its probes; what would have made room has had time.",
+    ),
+    choice(
+        "hold-brake",
+        HOLD_BRAKES,
+        "How a pod is held: limit caps its memory, freeze stops its processes; auto is both.",
+        why="Freezing alone does not stop a large system call; a limit alone has system calls fail on cgroup v1.",
+    ),
+    setting(
+        "hard-grace",
+        WHOLE_SECONDS,
+        "With --mode enforce: brake, then SIGTERM, and SIGKILL after this or below the second line.",
+        "DURATION",
+        default="none",
+        example="5s",
+        field="hard_grace_ns",
+        why="None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.",
+    ),
+    switch(
+        "guide-oom-killer",
+        "Near a threshold, have the kernel take the pod that would be evicted next if it must kill "
+        "(oom_score_adj 1000); not with --mode observe.",
+        default="true",
+        why="A race that is lost then kills the pod that the policy would have evicted.",
+    ),
+    switch(
+        "enforce-unknown-specs",
+        "Evict although --pods cgroups knows neither priorities nor all critical pods.",
+        why="Off: a guess must not kill.",
+    ),
+    choice(
+        "trigger",
+        TRIGGERS,
+        "Who kills under --enforce: user space, or the BPF program too.",
+        why="User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.",
+    ),
+    choice(
+        "evict-by",
+        EVICT_BY,
+        "How --enforce evicts: kill, at once; or api, by pods/eviction, which asks PodDisruptionBudgets.",
+        why="An eviction by the API takes seconds, and the OOM killer does not wait.",
+    ),
+    choice(
+        "node-taints",
+        NODE_TAINTS,
+        "Taint the node while a condition holds: own is outrace.io/memory-pressure:NoSchedule and so on.",
+        why="None: the kubelet's own conditions taint the node too, and taints take rights in the cluster.",
+    ),
+)

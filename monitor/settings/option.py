@@ -1,0 +1,152 @@
+"""One option of `outrace run`: what it is called, how its value is written, its default and why, when it may change.
+
+`monitor.settings.options` is the table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monitor.settings import values
+
+#: How an option is written on the command line: with a text, with a number, with a text and several times,
+#: ``--x/--no-x``, and as the kubelet's own switches: ``--x``, ``--x=true``, ``--x=false``.
+TEXT, NUMBER, TEXTS, SWITCH, KUBELET_SWITCH = "text", "number", "texts", "switch", "kubelet switch"
+#: ... and what only the own file has.
+TABLE = "table"
+
+_QUANTITY = r"^\+?[0-9]*\.?[0-9]*([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+_STRING = {"type": "string"}
+_COMMAND = {"anyOf": [_STRING, {"type": "array", "items": _STRING}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """`parse` raises ValueError for a wrong value. `unit`: how it is written. `schema`: the JSON schema of a value in
+    the own file; it accepts all that `parse` does, and less of what is wrong than that refuses.
+    """
+
+    parse: Callable[[Any], Any]
+    unit: str
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})
+
+
+FILE_NAME = Value(values.text, "name of a file or directory")
+DIRECTORY = Value(values.path, "path of a directory")
+ABSOLUTE_PATH = Value(values.absolute_path, "absolute path", {"type": "string", "pattern": "^/"})
+NAME = Value(values.text, "text")
+DAEMON_NAME = Value(values.daemon_name, "name", {"type": "string", "pattern": values.NAME.pattern.join("^$")})
+OPTIONAL_PATH = Value(values.optional_text, 'path; may be ""', _STRING)
+RECORDING = Value(values.record, "path of a file")
+PODS = Value(values.pods, "source of pods")
+BOOLEAN = Value(values.boolean, "true or false", {"type": "boolean"})
+SECONDS = Value(values.whole_number, "seconds", {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1})
+SIZE = Value(
+    values.size,
+    "bytes: a quantity such as 512Ki, 1Mi, 6Gi",
+    {"anyOf": [{"type": "string", "pattern": _QUANTITY}, {"type": "integer", "minimum": 1, "maximum": 1 << 62}]},
+)
+_DURATION = {"type": "string", "pattern": r"^\+?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)$"}
+DURATION = Value(values.positive_duration_ns, "duration such as 90s, 1m30s; at most 24h", _DURATION)
+WHOLE_SECONDS = Value(values.whole_seconds_ns, "duration of whole seconds such as 30s; at most 24h", _DURATION)
+PERIOD = Value(values.duration_ns, "duration such as 90s, 5m; 0 is the default", _DURATION)
+COMMAND = Value(
+    values.command, "cri, cri:unix:///PATH, podman, or a command: a list, or one text split as a shell does", _COMMAND
+)
+LISTEN = Value(values.listen, "HOST:PORT", {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
+ENFORCEABLE = Value(
+    values.enforceable,
+    "list",
+    {"anyOf": [_STRING, {"type": "array", "items": {"enum": list(values.ENFORCEABLE)}}]},
+)
+_RULE = {"priority": {"type": "integer"}, "request": SIZE.schema, "never": BOOLEAN.schema}
+SERVICES = Value(
+    values.services,
+    "table of patterns: priority (a number; lower goes first), request (bytes), never (true or false)",
+    {
+        "type": "object",
+        "propertyNames": {"minLength": 1},
+        "additionalProperties": {
+            "type": "object",
+            "minProperties": 1,
+            "properties": _RULE,
+            "additionalProperties": False,
+        },
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`default` is what the help shows; the default itself is that of RunConfig's `field` ("": a file to read, not a
+    setting). `kubelet_key`: where a KubeletConfiguration has it. `why`: why it is there, and why its default is that.
+    `example`: a value for who has none to copy; None: the default is one. `live`: a running daemon takes another value
+    at `outrace reload`.
+    """
+
+    name: str
+    value: Value
+    help: str
+    metavar: str = ""
+    why: str = ""
+    default: str = ""
+    kind: str = TEXT
+    kubelet_key: str = ""
+    field: str = ""
+    own_file: bool = True
+    example: Any = None
+    live: bool = False
+
+    @property
+    def parse(self) -> Callable[[Any], Any]:
+        return self.value.parse
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return "OUTRACE_" + self.name.upper().replace("-", "_")
+
+
+def setting(
+    name: str,
+    value: Value,
+    help: str,  # noqa: A002
+    metavar: str = "",
+    *,
+    kubelet: bool = False,
+    **rest: Any,
+) -> Option:
+    """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
+    first, *others = name.split("-")
+    key = first + "".join(map(str.capitalize, others)) if kubelet else ""
+    return Option(name, value, help, metavar, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+
+
+def switch(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
+    return setting(name, BOOLEAN, help, **{"kind": SWITCH, "default": "false", **rest})
+
+
+def choice(name: str, choices: Sequence[str], help: str, metavar: str = "", **rest: Any) -> Option:  # noqa: A002
+    value = Value(values.choice(*choices), f"one of {', '.join(choices)}", {"enum": list(choices)})
+    return setting(name, value, help, metavar or "|".join(choices), **{"default": choices[0], **rest})
+
+
+def text_map(name: str, operator: str, what: str, example: str, **rest: Any) -> Option:
+    """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
+    parse = values.text_map(operator)
+    schema = {"anyOf": [_STRING, {"type": "object", "additionalProperties": _STRING}]}
+    unit = "durations by signal" if "grace" in name else "quantities or percentages by signal"
+    if "reserved" in name:
+        unit = "quantities by resource"
+    value = Value(parse, unit, schema)
+    return setting(
+        name, value, f"{what}, such as '{example}'.", "MAP", kubelet=True, **{"example": parse(example), **rest}
+    )
+
+
+def urls(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
+    url = {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}
+    value = Value(values.urls(f"--{name}"), "URL, or a list of them", {"anyOf": [url, {"type": "array", "items": url}]})
+    return setting(name, value, help, "URL", kind=TEXTS, field=f"{name}s", **rest)

@@ -1,0 +1,133 @@
+"""`outrace config example` and `schema`: made of the table of options, held against what the reader takes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from monitor import documents
+from monitor.cli.main import main
+from monitor.errors import ConfigError
+from monitor.settings import files
+from monitor.settings.documented import example, schema
+from monitor.settings.options import OPTIONS, OWN_KEYS
+from monitor.settings.read import build, read
+
+OWN = tuple(option for option in OPTIONS if option.own_file)
+
+
+def _uncommented(line: str) -> str:
+    """`# ` is prose; `#` and a key, or `#  ` and an entry of a table, is configuration."""
+    return line[1:] if line.startswith("#  ") or line[1:2].isalpha() else line
+
+
+def uncommented() -> str:
+    return "".join(f"{_uncommented(line)}\n" for line in example().splitlines())
+
+
+def all_keys() -> dict[str, Any]:
+    (found,) = documents.from_yaml(uncommented())
+    assert isinstance(found, dict)
+    return found
+
+
+def is_valid(own: Any) -> bool:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    return bool(jsonschema.Draft202012Validator(schema()).is_valid(own))
+
+
+def test_the_example_changes_nothing_as_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "outrace.yaml"
+    file.write_text(example())
+    assert build({}, str(file)) == build({})
+
+
+def test_the_example_has_every_key_with_unit_default_and_reason() -> None:
+    assert tuple(all_keys()) == OWN_KEYS
+    text = " ".join(example().replace("\n# ", " ").split())
+    for option in OWN:
+        assert option.why, option.name
+        assert option.value.unit, option.name
+        assert option.default, option.name
+        assert f"Unit: {option.value.unit}. Default: {option.default}. Changes: at re" in text, option.name
+
+
+def test_every_key_of_the_example_is_one_that_the_reader_takes(tmp_path: Path) -> None:
+    file = tmp_path / "outrace.yaml"
+    file.write_text(uncommented())
+    found = files.read_own(str(file), OWN_KEYS)
+    for option in OWN:
+        if option.name != "record":  # its directory has to exist
+            option.parse(found[option.name])
+
+
+def test_the_schema_takes_the_example_and_the_empty_file() -> None:
+    assert is_valid(all_keys())
+    assert is_valid({})
+    assert is_valid(dict.fromkeys(OWN_KEYS))  # a key without a value is not given
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"eviction-hrad": {}},
+        {"mode": "kill"},
+        {"enforce": "yes"},
+        {"step": "1 Mi"},
+        {"hold-limit": 120},
+        {"kubelet-ca": "ca.crt"},
+        {"services": {"a": {"prio": 1}}},
+        {"services": {"a": {}}},
+        {"webhook": ["ftp://host"]},
+        {"eviction-hard": {"memory.available": 100}},
+        {"eviction-max-pod-grace-period": 1.5},
+        {"enforce-node-allocatable": ["pods", "podz"]},
+        {"name": "-x"},
+        [],
+    ],
+    ids=str,
+)
+def test_what_the_schema_refuses_outrace_refuses_too(own: Any, tmp_path: Path) -> None:
+    assert not is_valid(own)
+    file = tmp_path / "outrace.yaml"
+    file.write_text(json.dumps(own))
+    with pytest.raises(ConfigError):
+        read({}, str(file))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"step": 1048576},
+        {"step": "1.5Mi"},
+        {"step": "1e6"},
+        {"step": "+2M"},
+        {"max-fill-rate": ".5Gi"},
+        {"eviction-pressure-transition-period": "0"},
+        {"eviction-pressure-transition-period": "1h2m3.5s"},
+        {"eviction-pressure-transition-period": "100µs"},
+        {"eviction-hard": "memory.available<100Mi,nodefs.available<5%"},
+        {"eviction-max-pod-grace-period": -1},
+        {"enforce-node-allocatable": "pods,kube-reserved"},
+        {"reclaim-images": "crictl rmi --prune"},
+        {"webhook": "https://host/path"},
+        {"cgroup-root": ""},
+        {"listen": "[::1]:0"},
+    ],
+    ids=str,
+)
+def test_what_outrace_takes_the_schema_takes_too(own: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "outrace.yaml"
+    file.write_text(json.dumps(own))
+    read({}, str(file))
+    assert is_valid(own)
+
+
+def test_the_commands_print_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "example"]) == os.EX_OK
+    assert capsys.readouterr().out == example()
+    assert main(["config", "schema"]) == os.EX_OK
+    assert json.loads(capsys.readouterr().out) == schema()
