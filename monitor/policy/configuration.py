@@ -1,6 +1,6 @@
 """Which settings are in force, and where each entry of them came from. Nothing else in outrace decides that.
 
-In this order, later ones win: defaults, the kubelet's configuration file, its drop-ins, then what was said to outrace
+In this order, later ones win: defaults, the kubelet's configuration file, its drop-ins, then the options of outrace
 itself (own file, flags). A file that names no hard thresholds has all the defaults; one that names any has none of them
 unless it asks for them (`mergeDefaultEvictionSettings`). Drop-ins are JSON merge patches (RFC 7396) on what that gave:
 maps entry by entry, everything else as a whole, null takes away. A flag replaces its whole map.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
+from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
 DEFAULT = "default"
@@ -29,7 +29,7 @@ ENFORCE = "enforceNodeAllocatable"
 #: Keys of a KubeletConfiguration that hold a map of texts, and so are merged entry by entry.
 TEXT_MAPS = (HARD, SOFT, SOFT_GRACE, MIN_RECLAIM, "systemReserved", "kubeReserved")
 
-_RANK = {signal: i for i, signal in enumerate(SIGNALS)}
+_RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
 
 
 class Source(NamedTuple):
@@ -91,19 +91,20 @@ class Settings:
         Raises PolicyError, as parsing the maps does.
         """
         grace, reclaim = self.texts(SOFT_GRACE), self.texts(MIN_RECLAIM)
-        rules.parse_thresholds(self.texts(HARD), self.texts(SOFT), grace, reclaim)  # it is the whole that must be right
+        # It is the whole that must be right.
+        rules.parse_thresholds(self.texts(HARD), self.texts(SOFT), grace, reclaim, own=True)
         found = []
         for key in (HARD, SOFT):
             for signal, entry in self.maps[key].items():
                 one = {signal: entry.text}
                 maps = (one, {}) if key == HARD else ({}, one)
-                for threshold in rules.parse_thresholds(*maps, grace, reclaim):  # none, if it is switched off
+                for threshold in rules.parse_thresholds(*maps, grace, reclaim, own=True):  # none, if it is switched off
                     found.append(Effective(threshold, entry.text, reclaim.get(signal), entry.origin))
         if "pods" in self.enforced():
-            for original in [e for e in found if e.threshold.signal == MEMORY and e.threshold.hard]:
+            for original in [e for e in found if e.threshold.signal in ALLOCATABLE_OF and e.threshold.hard]:
                 t = original.threshold
-                copy = Threshold(ALLOCATABLE_MEMORY, t.value, t.grace_ns, t.min_reclaim)
-                origin = f"copy of {MEMORY} ({original.origin})"
+                copy = Threshold(ALLOCATABLE_OF[t.signal], t.value, t.grace_ns, t.min_reclaim)
+                origin = f"copy of {t.signal} ({original.origin})"
                 found.append(original._replace(threshold=copy, origin=origin, copy=True))
         found.sort(key=lambda e: (_RANK[e.threshold.signal], e.threshold.grace_ns))
         return _overlaid(found, layout) if rules.containerfs else tuple(found)
@@ -133,12 +134,12 @@ def _overlaid(found: list[Effective], layout: DiskLayout) -> tuple[Effective, ..
 def in_force(
     file: Source | None = None,
     drop_ins: Iterable[Source] = (),
-    said: Mapping[str, Given] | None = None,
+    own: Mapping[str, Given] | None = None,
     rules: Era = CURRENT,
 ) -> Settings:
-    """The settings that this configuration file, these drop-ins in order, and what was said to outrace itself make.
+    """The settings that this configuration file, these drop-ins in order, and outrace's own options make.
 
-    ``said``: by key of a KubeletConfiguration, already of the right type (a map of texts for `TEXT_MAPS`). ``rules``
+    ``own``: by key of a KubeletConfiguration, already of the right type (a map of texts for `TEXT_MAPS`). ``rules``
     brings the defaults. Raises PolicyError naming the source and the key if a value is of the wrong type.
     """
     file = file or Source("", {})
@@ -162,7 +163,7 @@ def in_force(
                 origins[key] = f"{drop_in.name}: {key}"
         taken = {key for key, value in drop_in.content.items() if value is None}
         values = {key: given for key, given in values.items() if key not in taken} | _values(drop_in)
-    for key, given in (said or {}).items():
+    for key, given in (own or {}).items():
         if key in maps:
             maps[key] = {name: Entry(text, given.origin) for name, text in given.value.items()}
             origins[key] = given.origin

@@ -11,7 +11,7 @@ from typing import Any
 from monitor.policy import patience
 from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
 from monitor.policy.patience import Coming
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, RESOURCE
+from monitor.policy.signals import DOMAIN_OF, RESOURCE
 from monitor.policy.synchronize import Observation, Outcome
 
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
@@ -19,7 +19,6 @@ REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
 #: log.
 QUIET_NS = 20_000_000
-_DOMAINS = {MEMORY: "node", ALLOCATABLE_MEMORY: "kubepods"}
 
 
 def waits(
@@ -48,7 +47,7 @@ def for_threshold(result: PassResult, observations: Mapping[str, Observation], h
     return {
         "signal": threshold.signal,
         "kind": "hard" if threshold.hard else "soft",
-        "domain": _DOMAINS.get(threshold.signal) or threshold.signal.partition(".")[0],
+        "domain": DOMAIN_OF.get(threshold.signal) or threshold.signal.partition(".")[0],
         "quantity": threshold.quantity(seen.capacity),
         "available": seen.available,
         "capacity": seen.capacity,

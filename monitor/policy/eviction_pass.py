@@ -46,6 +46,8 @@ class PassConfig:
     #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
     #: at least. False: the graces a kubelet passes on.
     kill_at_once: bool = False
+    #: With that: seconds between SIGTERM and SIGKILL at a hard threshold all the same, under a brake (`--hard-grace`).
+    hard_grace_s: int = 0
     #: What a kubelet's first pass looks at, which learns the layout only while it runs, and what all later ones do.
     first: EvictionConfig = field(init=False, repr=False, compare=False)
     later: EvictionConfig = field(init=False, repr=False, compare=False)
@@ -147,6 +149,39 @@ def carried(
     return State(tuple(first), tuple(position_of[i] for i in state.met), tuple(stamps), last, state.conditions)
 
 
+def reconfigured(old: PassConfig, state: PassState, new: PassConfig) -> PassState:
+    """The state for the next pass where another configuration has come into force between two passes.
+
+    A threshold that is in both (signal, kind and value) stays met since when it was, so that a changed grace period
+    counts from there, and is held by min reclaim as before. One that is gone holds nobody's end any more, and one that
+    is new begins. A condition stays for the transition period, unless no threshold speaks of it any more.
+    """
+    if not state.laid_out:
+        return state
+    before, after, core = old.later, new.later, state.core
+    if not core.first and not core.stamps:
+        return PassState(State(), True)
+    since = {_identity(rule.threshold): core.first[i] for i, rule in enumerate(before.rules)}
+    held = {_identity(before.rules[i].threshold) for i in core.met}
+    stamps = dict(zip(before.signals, core.stamps, strict=True))
+    lasts = dict(zip(before.conditions, core.last, strict=True))
+    identities = [_identity(rule.threshold) for rule in after.rules]
+    return PassState(
+        State(
+            tuple(since.get(one) for one in identities),
+            tuple(i for i, one in enumerate(identities) if one in held),
+            tuple(stamps.get(signal) for signal in after.signals),
+            tuple(lasts.get(condition) for condition in after.conditions),
+            core.conditions & frozenset(after.conditions),
+        ),
+        True,
+    )
+
+
+def _identity(threshold: Threshold) -> tuple[object, ...]:
+    return threshold.signal, threshold.hard, threshold.value
+
+
 def _nobody(_signal: str) -> Sequence[Candidate]:
     return ()
 
@@ -159,7 +194,8 @@ def _after(clean: Callable[[str], bool], rank: Rank) -> Rank:
 def grace_s(config: PassConfig, outcome: Outcome) -> int:
     """Seconds between SIGTERM and SIGKILL for the threshold that is acted on; 0: SIGKILL at once."""
     if config.kill_at_once:
-        return 0 if is_of_memory(outcome) and is_urgent(outcome) else max(LEAST_GRACE_S, outcome.grace_s)
+        at_once = is_of_memory(outcome) and is_urgent(outcome)
+        return config.hard_grace_s if at_once else max(LEAST_GRACE_S, outcome.grace_s)
     assert outcome.starved is not None
     return config.era.hard_grace_s if outcome.starved.hard else outcome.grace_s
 

@@ -43,7 +43,7 @@ def findings(
     settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT, compat: str = SANE
 ) -> list[str]:
     """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
-    # What holds for a threshold holds for its copy on the container file system too, and is said once.
+    # What holds for a threshold holds for its copy on the container file system too, and is reported once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
     nothing = f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
     return [

@@ -1,5 +1,5 @@
 """A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
-the clean-up of the node, one pod, and what is said of it. Conformance and `outrace explain` run it.
+the clean-up of the node, one pod, and its message. Conformance and `outrace explain` run it.
 
 The decision is `eviction_pass.run_pass`, as in the daemon. Pure as that is: the clean-up, and the look at the stats
 after it, are a function the caller passes in.
@@ -129,7 +129,7 @@ def _evicted(config: PassConfig, result: PassResult, pods: Sequence[Pod], summar
 
 
 def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
-    """What the message of an eviction says of the containers: none are named for inodes and process ids."""
+    """The containers in the message of an eviction: none are named for inodes and process ids."""
     if resource == "memory":
         return stats.container_memory()
     return stats.container_storage() if resource == "ephemeral-storage" else []

@@ -26,7 +26,7 @@ def eviction_message(
 
     ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
     ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None when the
-    pod has no stats (then nothing is said about containers and no annotation is made). ``pod_usage`` is the pod's own
+    pod has no stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own
     bytes (0 if its memory stats exist without a working set). ``pod_level``: the gate PodLevelResources.
     """
     message = f"The node was low on resource: {resource}. "
@@ -39,7 +39,7 @@ def eviction_message(
     annotations: dict[str, str] = {}
     request = pod.resources.requests.get("memory") if pod_level and pod.resources is not None else None
     if resource == "memory" and pod_usage is not None and request is not None:
-        # Said whether or not the pod uses more than it requested; that is how the kubelet has it.
+        # Appended whether or not the pod uses more than it requested; that is how the kubelet has it.
         usage = Quantity.of_bytes(pod_usage)
         message += f"Pod {pod.name} was using {usage}, request is {request}, "
         message += f"has larger consumption of {resource}. "

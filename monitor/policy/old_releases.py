@@ -57,7 +57,7 @@ def rank_1_17(
     storage = plain_request(pod, "ephemeral-storage")
     used = None if stats is None else disk_usage(pod, stats, signal, one_disk_for_containers(layout))
     victim = candidate(pod, storage, used)
-    # Nobody requests inodes, so any use of them is above the request; by how much, is said against that for bytes.
+    # Nobody requests inodes, so any use of them is above the request; by how much counts against the request for bytes.
     allowed = plain_request(pod, sig.RESOURCE[signal]).nanos // 10**9
     group = 0 if used is None else 1 if used > allowed else 2
     return (group, *memory_key(victim)[1:]), victim

@@ -90,6 +90,9 @@ class Pod:
     taken_critical: str = ""
     #: Whether its containers are sums of so many that each is not kept: their names are not those of any container.
     containers_summed: bool = False
+    #: Not empty for a service, session or container of the machine itself (`monitor.policy.services`): where its
+    #: priority, request and class come from. Its oom_score_adj is its operator's, and stays as it is.
+    written: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def known_priority(self) -> int | None:

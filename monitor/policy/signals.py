@@ -1,4 +1,7 @@
-"""The nine eviction signals: the resource each speaks of, the condition it raises, and the memory figures behind two.
+"""The eviction signals: the resource each speaks of, the condition it raises, and the memory figures behind some.
+
+Nine are the kubelet's. Four are outrace's own: the same memory by two other formulas, of the node and of kubepods.
+docs/signals.md says when to use which.
 
 All sizes are bytes. Memory figures are 64 bits wide and signed, as a quantity is in the kubelet: a working set above
 the limit makes `available` negative, which meets every threshold.
@@ -19,8 +22,13 @@ IMAGEFS_INODES = "imagefs.inodesFree"
 CONTAINERFS = "containerfs.available"
 CONTAINERFS_INODES = "containerfs.inodesFree"
 PID = "pid.available"
+#: Outrace's own: active page cache is available as well; and of all page cache only what the kernel gets at once.
+RECLAIMABLE = "memory.reclaimable"
+ALLOCATABLE_RECLAIMABLE = "allocatableMemory.reclaimable"
+OBTAINABLE = "memory.obtainable"
+ALLOCATABLE_OBTAINABLE = "allocatableMemory.obtainable"
 
-#: Every signal, in the order outrace lists and prefers them (the kubelet's own order is that of a Go map: random).
+#: Every signal of the kubelet, in the order outrace lists and prefers them (the kubelet's own is that of a Go map).
 SIGNALS = (
     MEMORY,
     ALLOCATABLE_MEMORY,
@@ -32,7 +40,21 @@ SIGNALS = (
     CONTAINERFS_INODES,
     PID,
 )
-MEMORY_SIGNALS = frozenset({MEMORY, ALLOCATABLE_MEMORY})
+#: No kubelet knows these, so no file or flag of one may hold them.
+OWN_SIGNALS = (RECLAIMABLE, ALLOCATABLE_RECLAIMABLE, OBTAINABLE, ALLOCATABLE_OBTAINABLE)
+#: Domain -> its memory signals, the kubelet's first.
+OF_DOMAIN = {
+    "node": (MEMORY, RECLAIMABLE, OBTAINABLE),
+    "kubepods": (ALLOCATABLE_MEMORY, ALLOCATABLE_RECLAIMABLE, ALLOCATABLE_OBTAINABLE),
+}
+DOMAIN_OF = {signal: domain for domain, signals in OF_DOMAIN.items() for signal in signals}
+#: A signal of the node -> the one of kubepods by the same formula.
+ALLOCATABLE_OF = dict(zip(*OF_DOMAIN.values(), strict=True))
+#: Memory signal -> the kubelet's for the same domain.
+KUBELETS = {signal: signals[0] for signals in OF_DOMAIN.values() for signal in signals}
+MEMORY_SIGNALS = frozenset(DOMAIN_OF)
+#: All of them, in the order outrace lists and prefers them.
+ALL_SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, *OWN_SIGNALS, *SIGNALS[2:])
 
 MEMORY_PRESSURE = "MemoryPressure"
 DISK_PRESSURE = "DiskPressure"
@@ -48,6 +70,7 @@ CONDITION: dict[str, str] = {
 RESOURCE: dict[str, str] = {
     MEMORY: "memory",
     ALLOCATABLE_MEMORY: "memory",
+    **dict.fromkeys(OWN_SIGNALS, "memory"),
     NODEFS: "ephemeral-storage",
     NODEFS_INODES: "inodes",
     IMAGEFS: "ephemeral-storage",
@@ -76,6 +99,20 @@ class Observation(NamedTuple):
 def working_set(usage: int, inactive_file: int) -> int:
     """Bytes in use that are not inactive page cache. Active cache, shmem and slab count as used, as in the kubelet."""
     return usage - inactive_file if usage > inactive_file else 0
+
+
+def used(signal: str, usage: int, inactive_file: int, active_file: int, withheld: int = 0) -> int:
+    """Bytes of the capacity that a memory signal takes for used; the rest is available.
+
+    ``withheld``: page cache on the two lists that the kernel does not get at once (dirty, under writeback, or kept by
+    memory.min and memory.low), which only `*.obtainable` knows. Shmem, mlocked and anonymous pages are on neither list.
+    """
+    if signal in (MEMORY, ALLOCATABLE_MEMORY):
+        return working_set(usage, inactive_file)
+    cache = inactive_file + active_file
+    if signal in (OBTAINABLE, ALLOCATABLE_OBTAINABLE):
+        cache = max(0, cache - withheld)
+    return max(0, usage - cache)
 
 
 def observe_available(available: int, working_set_bytes: int, stamp_ns: int) -> Observation:

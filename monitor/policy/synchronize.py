@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from monitor.policy.compat import KUBELET, SANE, check_compat
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY_SIGNALS, SIGNALS, Observation
+from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, CONDITION, MEMORY_SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
 
 __all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times", "synchronize"]
@@ -30,6 +30,8 @@ __all__ = ["EvictionConfig", "Observation", "Outcome", "State", "condition_times
 HARD_GRACE_S = 1
 #: terminationGracePeriodSeconds of a pod that names none.
 DEFAULT_POD_GRACE_S = 30
+
+_ALLOCATABLE = frozenset(ALLOCATABLE_OF.values())
 
 Rank = Callable[[str], Sequence[Candidate]]
 
@@ -94,8 +96,9 @@ class EvictionConfig:
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next. Belongs to one EvictionConfig: begin with `State()` after a change of
-    thresholds, as a kubelet does after a restart (grace periods and conditions begin anew).
+    """What one pass leaves for the next. Belongs to one EvictionConfig: for another one, begin with
+    `State()`, as a kubelet does after a restart (grace periods and conditions begin anew), or with what
+    `monitor.policy.eviction_pass.reconfigured` makes of it.
 
     Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass:
     one is made in every pass, and a frozen dataclass takes several times as long to make.
@@ -310,7 +313,7 @@ def _go_keys(thresholds: list[Threshold]) -> list[Threshold]:
 
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
     signal = threshold.signal
-    return (signal not in MEMORY_SIGNALS, not threshold.hard, signal != ALLOCATABLE_MEMORY, SIGNALS.index(signal))
+    return (signal not in MEMORY_SIGNALS, not threshold.hard, signal not in _ALLOCATABLE, ALL_SIGNALS.index(signal))
 
 
 def _fixed(threshold: Threshold) -> int | None:

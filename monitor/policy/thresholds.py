@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration, parse_percentage
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, SIGNALS
+from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, KUBELETS, OWN_SIGNALS, SIGNALS
 
 #: The kubelet's hard thresholds when its configuration names none (Linux, Kubernetes 1.36).
 DEFAULT_HARD: dict[str, str] = {
@@ -27,7 +27,7 @@ DEFAULT_HARD: dict[str, str] = {
 DEFAULT_TRANSITION_PERIOD_NS = 300 * 10**9
 
 LESS_THAN = "LessThan"
-_RANK = {signal: i for i, signal in enumerate(SIGNALS)}
+_RANK = {signal: i for i, signal in enumerate(ALL_SIGNALS)}
 _INT64_MIN = -(2**63)
 
 
@@ -123,16 +123,18 @@ def parse_thresholds(
     min_reclaim: Mapping[str, str] | None = None,
     enforce_node_allocatable: Sequence[str] = (),
     in_order: bool = False,
+    own: bool = False,
 ) -> tuple[Threshold, ...]:
     """All thresholds of a configuration, the allocatable copy included; raises PolicyError.
 
     Defaults are not applied here: None is an empty map (see `effective_hard`). ``in_order``: of the maps, hard, soft,
-    then the allocatable copies; else of `SIGNALS`.
+    then the allocatable copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
     """
-    found = [_threshold(signal, value) for signal, value in (hard or {}).items()]
-    gentle = [_threshold(signal, value) for signal, value in (soft or {}).items()]
-    graces = {signal: _grace(signal, value) for signal, value in (soft_grace or {}).items()}
-    reclaims = {signal: _reclaim(signal, value) for signal, value in (min_reclaim or {}).items()}
+    known = ALL_SIGNALS if own else SIGNALS
+    found = [_threshold(signal, value, known) for signal, value in (hard or {}).items()]
+    gentle = [_threshold(signal, value, known) for signal, value in (soft or {}).items()]
+    graces = {signal: _grace(signal, value, known) for signal, value in (soft_grace or {}).items()}
+    reclaims = {signal: _reclaim(signal, value, known) for signal, value in (min_reclaim or {}).items()}
 
     thresholds = [threshold for threshold in found if threshold is not None]
     for threshold in gentle:
@@ -144,18 +146,34 @@ def parse_thresholds(
     thresholds = [replace(t, min_reclaim=reclaims.get(t.signal)) for t in thresholds]
     if "pods" in enforce_node_allocatable:
         # The copy guards the kubepods cgroup: a percentage in it is of that cgroup's limit.
-        thresholds += [replace(t, signal=ALLOCATABLE_MEMORY) for t in thresholds if t.signal == MEMORY and t.hard]
+        thresholds += [
+            replace(t, signal=ALLOCATABLE_OF[t.signal]) for t in thresholds if t.signal in ALLOCATABLE_OF and t.hard
+        ]
     return tuple(thresholds if in_order else sorted(thresholds, key=lambda t: (_RANK[t.signal], t.grace_ns)))
 
 
-def _known(signal: str) -> None:
-    if signal not in _RANK:
+def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
+    """What a kubelet on this node would go by: its own signals, and where a domain is watched by others alone, their
+    lines taken for lines of the kubelet's signal (of several hard or soft ones the first: a kubelet has one).
+    """
+    mine = tuple(t for t in thresholds if t.signal not in OWN_SIGNALS)
+    there = {t.signal for t in mine}
+    found: dict[tuple[str, bool], Threshold] = {}
+    for t in thresholds:
+        signal = KUBELETS.get(t.signal)
+        if t.signal in OWN_SIGNALS and signal is not None and signal not in there:
+            found.setdefault((signal, t.hard), replace(t, signal=signal))
+    return (*found.values(), *mine)
+
+
+def _known(signal: str, known: Sequence[str]) -> None:
+    if signal not in known:
         raise PolicyError(f"unsupported eviction signal {signal}")
 
 
-def _threshold(signal: str, text: str) -> Threshold | None:
+def _threshold(signal: str, text: str, known: Sequence[str]) -> Threshold | None:
     """One entry of the hard or soft map; None if it switches the threshold off."""
-    _known(signal)
+    _known(signal, known)
     if text.endswith("%"):
         if text in ("0%", "100%"):
             return None
@@ -171,16 +189,16 @@ def _threshold(signal: str, text: str) -> Threshold | None:
     return Threshold(signal, ThresholdValue(quantity))
 
 
-def _grace(signal: str, text: str) -> int:
-    _known(signal)
+def _grace(signal: str, text: str, known: Sequence[str]) -> int:
+    _known(signal, known)
     grace = parse_duration(text)
     if grace < 0:
         raise PolicyError(f"invalid eviction grace period specified: {text}, must be a positive value")
     return grace
 
 
-def _reclaim(signal: str, text: str) -> ThresholdValue:
-    _known(signal)
+def _reclaim(signal: str, text: str, known: Sequence[str]) -> ThresholdValue:
+    _known(signal, known)
     if text.endswith("%"):
         fraction = parse_percentage(text)
         # Over 100% is allowed, and NaN, which compares with nothing, passes too.

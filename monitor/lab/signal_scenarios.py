@@ -1,0 +1,54 @@
+"""Scenarios of thresholds by outrace's own formulas (docs/signals.md): page cache that is, or is not, to be had."""
+
+from __future__ import annotations
+
+import time
+
+from monitor.lab.node import MIB
+from monitor.lab.scenario import CRITICAL, HOG, own, scenario, unified
+from monitor.lab.stage import STEADY, Stage
+from monitor.race import incident as i
+
+
+@scenario(own("memory.reclaimable", 32), i.EVICTION_WON, evicted=HOG, enforce=True, grows_steadily=True)
+def evicted_beside_cache(stage: Stage) -> None:
+    """By memory.reclaimable a pod that grows beside active page cache is evicted."""
+    stage.filled(stage.pod("reader"), 60, kind="file", reread=3, sync=1)
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.obtainable", 32), i.EVICTION_WON, evicted=HOG, enforce=True, needs=unified)
+def protected_cache(stage: Stage) -> None:
+    """By memory.obtainable, page cache that memory.min keeps is not available."""
+    _protected(stage)
+    time.sleep(1.5)  # it is looked at once a second
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
+def protected_and_unseen(stage: Stage) -> None:
+    """The same by memory.reclaimable, which takes it for available."""
+    _protected(stage)
+    stage.grow(stage.pod("hog"))
+
+
+def _protected(stage: Stage) -> None:
+    server = stage.pod("server", priority=CRITICAL)
+    (server.cgroup / "memory.min").write_text(str(100 * MIB))
+    stage.filled(server, 90, kind="file", reread=0, sync=1)
+
+
+@scenario(own("memory.reclaimable", 32), i.OOM_UNSEEN, killed=HOG, enforce=True)
+def active_and_pinned(stage: Stage) -> None:
+    """Active page cache that cannot be given back: here the kubelet's formula is right."""
+    stage.filled(stage.pod("server"), 100, kind="file", reread=3, sync=1, pin=1)
+    stage.grow(stage.pod("hog"))
+
+
+@scenario(own("memory.reclaimable", 32), i.RELIEVED, i.KUBELET_ONLY, enforce=True)
+def only_the_kubelet(stage: Stage) -> None:
+    """Page cache read twice by memory.reclaimable: nobody is evicted, and the kernel gets it back."""
+    reader = stage.filled(stage.pod("reader"), 140, kind="file", rate=STEADY, reread=3, sync=1)
+    server = stage.filled(stage.pod("server"), 80, rate=STEADY)  # anonymous: the page cache has to go for it
+    server.free()
+    reader.free()
