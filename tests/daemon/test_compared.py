@@ -1,0 +1,110 @@
+"""The kubelet's line where only outrace's own signals act: watched, compared, and acted on by nobody."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from monitor.hot.compared import Compared
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import NO_CEILING, OBTAINABLE, RECLAIMABLE, Reading, ReclaimableReading
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
+from monitor.policy.signals import RECLAIMABLE as SIGNAL
+from monitor.policy.synchronize import Observation
+from monitor.policy.thresholds import parse_thresholds
+from monitor.sources.polled_table import PolledTable
+from monitor.sources.watch import Watch, arm_thresholds, make_watches
+from tests import live
+
+MIB = live.MIB
+HIERARCHY = cgroupfs.detect()
+pytestmark = pytest.mark.kernel
+
+
+class Table(PolledTable):
+    """Notes where the kernel's trigger may be pulled."""
+
+    pulls: dict[int, int]
+
+    def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
+        super().set_ceilings(index, ceilings, pull_above)
+        self.pulls = {**getattr(self, "pulls", {}), index: pull_above}
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    with live.cgroup("compared", 100 * MIB) as path:
+        yield path
+
+
+class Watches(Protocol):
+    def __call__(self, hard: dict[str, str], table: Table | None = None) -> list[Watch]: ...
+
+
+@pytest.fixture
+def watches(node: Path) -> Iterator[Watches]:
+    """Watches of the node, closed at the end."""
+    with ExitStack() as stack:
+
+        def make(hard: dict[str, str], table: Table | None = None) -> list[Watch]:
+            thresholds = parse_thresholds(hard, own=True)
+            table = table or Table(HIERARCHY)
+            stack.callback(table.reset)
+            made = make_watches(table, "node", node, 100 * MIB, thresholds, HIERARCHY.version)
+            for watch in made:
+                stack.callback(watch.close)
+            return made
+
+        yield make
+
+
+def test_a_domain_is_watched_once_for_each_formula(node: Path, watches: Watches) -> None:
+    (only,) = watches({MEMORY: "10Mi"})
+    assert (only.signal, only.formula, only.compared, only.hard_line) == (MEMORY, 0, False, 10 * MIB)
+    made = watches({SIGNAL: "10Mi", "memory.obtainable": "5Mi", MEMORY: "1Mi"})
+    assert [(w.formula, w.compared, w.hard_line // MIB) for w in made] == [
+        (0, False, 1),
+        (RECLAIMABLE, False, 10),
+        (OBTAINABLE, False, 5),
+    ]
+    assert len({w.index for w in made}) == 3
+    assert {w.cgroup_id for w in made} == {cgroupfs.cgroup_id(node)}
+
+
+def test_the_kubelets_line_is_there_and_kills_nobody(watches: Watches) -> None:
+    table = Table(HIERARCHY)
+    kubelets, ours = watches({SIGNAL: "10Mi"}, table)
+    assert (kubelets.signal, kubelets.compared, kubelets.lines) == (MEMORY, True, (10 * MIB,))
+    assert kubelets.hard_line == 0, "no pod is signalled at its crossing"
+    for watch in (kubelets, ours):
+        arm_thresholds(table, watch, kernel_trigger=True)
+    assert table.pulls[kubelets.index] == NO_CEILING
+    assert table.pulls[ours.index] == 90 * MIB // 4096
+    kubelets.set_capacity(200 * MIB)
+    assert kubelets.hard_line == 0
+    assert kubelets.floor == 10 * MIB
+
+
+def test_what_is_available_is_by_the_formula(watches: Watches) -> None:
+    """80 MiB in use: 5 inactive, 45 active, 15 of that withheld."""
+    made = watches({SIGNAL: "10Mi", "memory.obtainable": "5Mi", MEMORY: "1Mi"})
+    own = Reading(80 * MIB, 5 * MIB, 45 * MIB)
+    other = ReclaimableReading(80 * MIB, 5 * MIB, 45 * MIB)
+    withheld = ReclaimableReading(80 * MIB, 5 * MIB, 45 * MIB, 15 * MIB)
+    left = [w.observation(r, 0).available // MIB for w, r in zip(made, (own, other, withheld), strict=True)]
+    assert left == [25, 70, 55]
+
+
+def test_when_a_line_is_met_no_more(watches: Watches) -> None:
+    kubelets, _ = watches({SIGNAL: "10Mi"})
+    compared = Compared()
+    assert compared.look(kubelets, Observation(11 * MIB, 100 * MIB, 1)) == ()
+    assert compared.look(kubelets, Observation(9 * MIB, 100 * MIB, 2)) == ()
+    assert [t.signal for t in compared.met] == [MEMORY]
+    other = type("Other", (), {"signal": ALLOCATABLE_MEMORY, "thresholds": (), "lines": ()})()
+    assert compared.look(other, Observation(0, 1, 2)) == (), "another domain changes nothing"
+    (over,) = compared.look(kubelets, Observation(10 * MIB, 100 * MIB, 3))
+    assert over.signal == MEMORY
+    assert compared.met == ()

@@ -1,0 +1,42 @@
+"""A daemon with thresholds by outrace's own signals, on every rung that this machine has."""
+
+import pytest
+
+from monitor.kernel import cgroupfs
+from monitor.kernel.rungs import EVENTFD, POLL, PSI
+from monitor.lab.daemon import LabDaemon
+from monitor.lab.node import LabNode
+from tests import live
+
+MIB = live.MIB
+SOFT = EVENTFD if cgroupfs.detect().version == 1 else PSI
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]  # some minutes in an emulated guest
+
+
+def available(daemon: LabDaemon, formula: str) -> float:
+    return daemon.metrics()[f'outrace_signal_available_bytes{{signal="memory.{formula}"}}']
+
+
+@pytest.mark.parametrize("hooks", ["auto", pytest.param(SOFT, marks=pytest.mark.once), POLL])
+def test_page_cache_evicts_nobody_and_growth_does(hooks: str) -> None:
+    """110 MiB of page cache in 160, read again and again, stay whatever the kubelet's line says; then a pod takes what
+    there is, page cache included, and is evicted at the line.
+    """
+    hard = "memory.reclaimable<32Mi,memory.obtainable<16Mi"
+    with LabNode("own-signals", 160 * MIB) as node:
+        reader, hog = node.add_pod("reader", priority=1), node.add_pod("hog")
+        with LabDaemon(node, "--enforce", "--hooks", hooks, "--eviction-hard", hard) as daemon:
+            if hooks != "auto":
+                assert live.rung(daemon) == hooks
+            live.filled(node, reader, 130, kind="file", sync=1, reread=3, rate=200)
+            live.until(lambda: available(daemon, "reclaimable") >= 140 * MIB, "page cache to count as available")
+            assert live.messages(daemon, "evicted") == []
+            taker = node.start_hog(hog, mib=200, rate=50)
+            taker.go()
+            taker.wait()
+            live.message(daemon, "evicted", pod="lab/hog")
+            incident = live.message(daemon, "incident", final=True)
+            assert (incident["verdict"], incident["flags"]) == ("eviction_won", [])
+            assert node.oom_kills() == 0
+            assert [record["pod"] for record in live.messages(daemon, "evicted")] == ["lab/hog"]
+            assert live.metric(daemon, 'decisions_total{mode="enforce",signal="memory.reclaimable"}') == 1

@@ -1,0 +1,247 @@
+"""Memory by outrace's own formulas, held against the kernel's files: on every hook, and without BPF."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from monitor.kernel import cgroupfs, charging, loader, meminfo
+from monitor.kernel.domains import MACHINE, OBTAINABLE, RECLAIMABLE, ReclaimableReading, ceiling_pages
+from monitor.kernel.page_cache import dirty_bytes
+from monitor.kernel.rungs import BPF_RUNGS, POLL
+from monitor.kernel.wire import CROSS, PAGE
+from monitor.sources.polled_sweeper import PolledSweeper
+from monitor.sources.polled_table import PolledTable
+from monitor.sources.source import Sweeps, Table
+from tests import live
+
+MIB = live.MIB
+HIERARCHY = cgroupfs.detect()
+
+
+class Bench(NamedTuple):
+    """A table of one rung, with what makes it exact."""
+
+    rung: str
+    table: Table
+    sweeper: Sweeps
+    watching: live.Watching | None
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.kernel) for name in (*BPF_RUNGS, POLL)])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == POLL:
+        table = PolledTable(HIERARCHY)
+        yield Bench(POLL, table, PolledSweeper(table), None)
+        table.reset()
+        return
+    offer = next(offer for offer in charging.offered() if offer.name == request.param)
+    if not offer.ok:
+        pytest.skip(f"{offer.name}: {offer.why}")
+    with live.Watching(hook=request.param, signals=loader.OBTAINABLE) as watching:
+        yield Bench(request.param, watching.table, watching.sweeper, watching)
+
+
+def add(bench: Bench, path: Path) -> tuple[int, int, int]:
+    """The cgroup's entries by the three formulas."""
+    first = bench.table.add(cgroupfs.cgroup_id(path), path=path)
+    others = [bench.table.add_formula(first, formula, path=path) for formula in (RECLAIMABLE, OBTAINABLE)]
+    bench.sweeper.run()
+    return first, others[0], others[1]
+
+
+def dirty(path: Path) -> int:
+    return dirty_bytes(b"\n" + (path / "memory.stat").read_bytes(), HIERARCHY.version)
+
+
+def drain_batches() -> None:
+    """mlock takes pages off the lists in batches, and ends with the batch of the CPU it is on (mm/mlock.c): what a
+    process left in another CPU's batch when it was moved stays on its list until something there drains it.
+    """
+    libc, allowed = ctypes.CDLL(None), os.sched_getaffinity(0)
+    page = ctypes.create_string_buffer(1)
+    try:
+        for cpu in allowed:
+            os.sched_setaffinity(0, {cpu})
+            assert libc.mlock(page, 1) == libc.munlock(page, 1) == 0
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) -> None:
+    with live.cgroup("formulas", 256 * MIB) as node:
+        pod = cgroupfs.make(node / "pod")
+        indexes = add(bench, node)
+        with live.Puppet(pod) as puppet:
+            # Anonymous and shared memory, mlocked page cache: on neither list, so taken for used by all three.
+            puppet.do("anon(8); fd = os.memfd_create('x'); os.write(fd, bytes(4 * MIB))")
+            puppet.do(f"write('{files}/read', 24); read('{files}/read'); read('{files}/read')")
+            puppet.do(f"write('{files}/once', 8)")
+            puppet.do(f"write('{files}/kept', 6); pinned('{files}/kept')")
+
+            def agree() -> bool:
+                bench.sweeper.run()
+                if bench.watching is None:
+                    for index in indexes:
+                        bench.table.read_stat(bench.table.entry(index))  # type: ignore[attr-defined]
+                kernels = cgroupfs.read_cgroup(HIERARCHY, node)
+                first, reclaimable, obtainable = (
+                    bench.table.reading(indexes[0]),
+                    *(bench.table.other_reading(index) for index in indexes[1:]),
+                )
+                cache = kernels.inactive_file + kernels.active_file
+                figures["cache"] = cache
+                return (
+                    30 * MIB <= cache <= 35 * MIB
+                    and first.used == kernels.working_set
+                    and reclaimable.used == kernels.usage - cache
+                    and obtainable.usage == kernels.usage
+                    and obtainable.inactive_file + obtainable.active_file == cache
+                )
+
+            figures: dict[str, int] = {}
+            drain_batches()
+            live.until(
+                agree, lambda: f"the formulas to agree with memory.stat, the mlocked file on neither list: {figures}"
+            )
+            reclaimable = bench.table.other_reading(indexes[1])
+            cache = reclaimable.inactive_file + reclaimable.active_file
+            assert reclaimable.usage - reclaimable.used == cache
+            if not meminfo.multi_gen_lru():
+                assert reclaimable.active_file >= 22 * MIB
+                assert bench.table.reading(indexes[0]).used - reclaimable.used >= 22 * MIB
+
+
+def test_dirty_pages_are_not_obtainable(bench: Bench, files: Path) -> None:
+    """On the tracepoints every event is added up: from 0 in a new cgroup to what memory.stat says once it has settled.
+
+    On hooks that see charges only the daemon reads that file (monitor/sources/withheld.py).
+    """
+    with live.cgroup("dirty", 256 * MIB) as node:
+        pod = cgroupfs.make(node / "pod")
+        _, reclaimable, obtainable = add(bench, node)
+        with live.Puppet(pod) as puppet:
+            puppet.do(f"fd = os.open('{files}/dirty', os.O_RDWR | os.O_CREAT)")
+            puppet.do("os.pwrite(fd, bytes(20 * MIB), 0)")
+
+            def withheld() -> int:
+                bench.sweeper.run()
+                if bench.watching is None:
+                    bench.table.read_stat(bench.table.entry(obtainable))  # type: ignore[attr-defined]
+                elif bench.watching.partial:
+                    bench.table.set_withheld(obtainable, dirty(node) // PAGE)
+                return bench.table.other_reading(obtainable).withheld
+
+            live.until(lambda: withheld() == dirty(node) > 0, "dirty pages to be those of memory.stat")
+            before = bench.table.other_reading(obtainable)
+            assert bench.table.other_reading(reclaimable).withheld == 0
+            if dirty(node) >= 18 * MIB:  # else the flusher was quicker than this test
+                assert before.used - bench.table.other_reading(reclaimable).used >= 16 * MIB
+            puppet.do("os.fdatasync(fd)")
+            live.until(lambda: withheld() == dirty(node) == 0, "nothing to be dirty")
+            after = bench.table.other_reading(obtainable)
+            assert after.used == after.usage - after.inactive_file - after.active_file
+
+
+@pytest.mark.kernel
+def test_the_kernel_reports_each_formulas_crossing_by_itself(bench: Bench, files: Path) -> None:
+    """Page cache read twice crosses the kubelet's line alone; what is anonymous crosses the others as well."""
+    if bench.watching is None:
+        pytest.skip("the loop compares what it polls: tests/daemon/test_polled_records.py")
+    # Four files, each written back before the next one: what is dirty is not obtainable.
+    active = f"[f({str(files)!r} + n) for n in ('/a', '/b', '/c', '/d') for f in (lambda p: write(p, 10), read, read)]"
+    with live.cgroup("crossings", 256 * MIB) as node:
+        pod = cgroupfs.make(node / "pod")
+        indexes = add(bench, node)
+        for index in indexes:
+            bench.table.set_ceilings(index, [ceiling_pages(256 * MIB, 256 * MIB - 32 * MIB)])
+
+        def crossed() -> set[int]:
+            bench.watching.consume()
+            return {e.domain for e in bench.watching.events if e.kind == CROSS and e.domain in indexes}
+
+        with live.Puppet(pod) as puppet:
+            puppet.do(active)
+            puppet.do("anon(4)")
+            bench.sweeper.run()
+            puppet.do("anon(4)")
+            first = bench.table.reading(indexes[0])
+            if first.active_file >= 34 * MIB:  # the multi-gen LRU decides by itself what is active
+                live.until(lambda: indexes[0] in crossed(), "the kubelet's line to be crossed")
+            assert crossed() <= {indexes[0]}
+            puppet.do("anon(40)")
+            live.until(lambda: crossed() == set(indexes), "every line to be crossed")
+        seen = {e.domain: e for e in bench.watching.events if e.kind == CROSS}
+        event = seen[indexes[1]]
+        reading = ReclaimableReading(event.usage, event.inactive_file, event.active_file)
+        assert 32 * MIB <= reading.used <= 33 * MIB + live.GATE, "reported by the charge that crossed it"
+
+
+def test_an_entry_for_a_formula_ends_with_its_cgroup(bench: Bench) -> None:
+    with live.cgroup("gone", 64 * MIB) as one, live.cgroup("next", 64 * MIB) as other:
+        indexes = add(bench, one)
+        bench.table.remove(cgroupfs.cgroup_id(one))
+        assert all(bench.table.cgroup_id(index) == 0 for index in indexes)
+        assert bench.table.index(cgroupfs.cgroup_id(one)) is None
+        again = bench.table.add(cgroupfs.cgroup_id(other), path=other)
+        assert again in indexes, "its places are given to others"
+        bench.sweeper.run()
+        assert bench.table.read(cgroupfs.cgroup_id(other)) is not None
+        assert bench.table.reading(again).usage <= live.GATE
+
+
+def test_the_machine_by_every_formula(bench: Bench) -> None:
+    first = bench.table.add(1, flags=MACHINE)
+    others = [bench.table.add_formula(first, formula) for formula in (RECLAIMABLE, OBTAINABLE)]
+    bench.sweeper.run()
+    names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file", "nr_dirty", "nr_writeback")
+
+    def vmstat() -> list[int]:
+        values = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return [int(values[name]) * PAGE for name in names]
+
+    def quiet() -> bool:
+        before = vmstat()
+        for index in (first, *others):
+            bench.sweeper.touch(index)
+        anon, cache, inactive, active, unwritten, writing = before
+        if before != vmstat():
+            return False
+        own, obtainable = bench.table.reading(first), bench.table.other_reading(others[1])
+        return (own.usage, own.used) == (anon + cache, anon + cache - inactive) and (
+            obtainable.used == anon + cache - (inactive + active - unwritten - writing)
+            and bench.table.other_reading(others[0]).used == anon + cache - inactive - active
+        )
+
+    live.until(quiet, "the machine's figures to be those of /proc/vmstat")
+
+
+def test_without_their_thresholds_nothing_of_the_formulas_is_compiled() -> None:
+    """What is left of the programs where SIGNALS is 0 names none of it; and they are still balanced."""
+    kept, depth, hidden = [], 0, []
+    for line in loader.program_text().splitlines():
+        word = line.strip()
+        if word.startswith("#if"):
+            depth += 1
+            if word.startswith("#if SIGNALS"):
+                hidden.append(depth)
+                continue
+        elif word == "#else" and hidden and hidden[-1] == depth:
+            hidden[-1] = -depth
+            continue
+        elif word == "#endif":
+            depth -= 1
+            if hidden and abs(hidden[-1]) == depth + 1:
+                hidden.pop()
+                continue
+        if not any(at > 0 for at in hidden):
+            kept.append(line.partition("//")[0])
+    assert depth == 0
+    text = "\n".join(kept)
+    names = ("other_entry", "add_other", "on_dirty", "NR_FILE_DIRTY_", "->dirty", "->withheld", "FORMULA", "_SHIFT")
+    body = text[text.index("BPF_PERCPU_ARRAY(counts") :].replace("DIRTY_ITEMS (1ULL << NR_FILE_DIRTY_", "")
+    assert [name for name in names if name in body] == []
+    assert "return (s64)d->usage - d->inactive_file;" in body

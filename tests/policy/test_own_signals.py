@@ -1,0 +1,140 @@
+"""Outrace's own memory signals: their formulas by hand, where they are known, and what a kubelet has in their place."""
+
+import pytest
+
+from monitor.kernel.page_cache import kept_by_protection
+from monitor.policy.errors import PolicyError
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import (
+    ALL_SIGNALS,
+    ALLOCATABLE_MEMORY,
+    ALLOCATABLE_OBTAINABLE,
+    ALLOCATABLE_RECLAIMABLE,
+    CONDITION,
+    MEMORY,
+    MEMORY_PRESSURE,
+    MEMORY_SIGNALS,
+    NODEFS,
+    OBTAINABLE,
+    OWN_SIGNALS,
+    RECLAIMABLE,
+    RESOURCE,
+    SIGNALS,
+    Observation,
+    used,
+)
+from monitor.policy.thresholds import kubelets, parse_thresholds
+
+HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)
+
+
+def test_the_kubelets_nine_are_as_they_were() -> None:
+    assert len(SIGNALS) == 9
+    assert not set(OWN_SIGNALS) & set(SIGNALS)
+    assert set(ALL_SIGNALS) == {*SIGNALS, *OWN_SIGNALS}
+    assert len(ALL_SIGNALS) == 13
+    assert set(OWN_SIGNALS) < MEMORY_SIGNALS
+    assert {CONDITION[signal] for signal in OWN_SIGNALS} == {MEMORY_PRESSURE}
+    assert {RESOURCE[signal] for signal in OWN_SIGNALS} == {"memory"}
+
+
+@pytest.mark.parametrize(
+    ("signal", "taken"),
+    [
+        # Of 900 in use 100 are inactive and 300 active page cache, 50 of that dirty or kept.
+        (MEMORY, 800),
+        (ALLOCATABLE_MEMORY, 800),
+        (RECLAIMABLE, 500),
+        (ALLOCATABLE_RECLAIMABLE, 500),
+        (OBTAINABLE, 550),
+        (ALLOCATABLE_OBTAINABLE, 550),
+    ],
+)
+def test_what_each_formula_takes_for_used(signal: str, taken: int) -> None:
+    assert used(signal, 900, 100, 300, 50) == taken
+
+
+def test_at_the_ends_of_the_formulas() -> None:
+    """The lists may be ahead of usage for a moment, and mlocked dirty pages are withheld though on neither list."""
+    assert used(MEMORY, 10, 20, 0) == 0
+    assert used(RECLAIMABLE, 10, 5, 20) == 0
+    assert used(OBTAINABLE, 100, 10, 10, 50) == 100, "never more than what is in use"
+    assert used(OBTAINABLE, 100, 10, 10, 20) == 100
+    assert used(OBTAINABLE, 100, 10, 10, 19) == 99
+
+
+@pytest.mark.parametrize(
+    ("usage", "cache", "protection", "kept"),
+    [
+        (300, 200, 0, 0),
+        (300, 200, 100, 0),  # reclaim ends at 100 of usage, which is what is not page cache
+        (300, 200, 150, 50),  # 150 of usage stay, 100 of them are not page cache
+        (300, 200, 300, 200),
+        (300, 200, 1 << 62, 200),  # memory.low is max
+        (50, 50, 100, 50),  # within its protection already
+        (0, 0, 100, 0),
+    ],
+)
+def test_what_memory_min_keeps(usage: int, cache: int, protection: int, kept: int) -> None:
+    assert kept_by_protection(usage, cache, protection) == kept
+
+
+@pytest.mark.parametrize("signal", OWN_SIGNALS)
+def test_a_kubelet_does_not_know_them(signal: str) -> None:
+    """By default parsing is the kubelet's, as the recorded cases have it."""
+    for maps in (({signal: "1Gi"},), ({}, {signal: "1Gi"}, {signal: "1s"}), ({}, {}, {signal: "1s"})):
+        with pytest.raises(PolicyError, match=f"^unsupported eviction signal {signal}$"):
+            parse_thresholds(*maps)
+    with pytest.raises(PolicyError, match=f"unsupported eviction signal {signal}"):
+        parse_thresholds({}, {}, {}, {signal: "1Gi"})
+
+
+def test_what_outrace_is_given_may_have_them() -> None:
+    found = parse_thresholds(
+        {RECLAIMABLE: "100Mi", NODEFS: "10%"},
+        {OBTAINABLE: "5%"},
+        {OBTAINABLE: "30s"},
+        {RECLAIMABLE: "50Mi"},
+        ("pods",),
+        own=True,
+    )
+    assert [(t.signal, t.hard, str(t.value)) for t in found] == [
+        (RECLAIMABLE, True, "100Mi"),
+        (ALLOCATABLE_RECLAIMABLE, True, "100Mi"),  # the copy, as of memory.available
+        (OBTAINABLE, False, "5%"),
+        (NODEFS, True, "10%"),
+    ]
+    assert [str(t.min_reclaim) for t in found] == ["50Mi", "50Mi", "None", "None"]
+
+
+def test_a_kubelets_lines_in_their_place() -> None:
+    def lines(hard: dict[str, str], enforced: tuple[str, ...] = ()) -> list[str]:
+        return [str(t) for t in kubelets(parse_thresholds(hard, None, None, None, enforced, own=True))]
+
+    assert lines({RECLAIMABLE: "100Mi"}) == ["memory.available<100Mi"]
+    assert lines({RECLAIMABLE: "100Mi", OBTAINABLE: "50Mi"}) == ["memory.available<100Mi"], "a kubelet has one"
+    assert lines({RECLAIMABLE: "100Mi", MEMORY: "30Mi"}) == ["memory.available<30Mi"], "its own, where it is there"
+    assert lines({RECLAIMABLE: "100Mi"}, ("pods",)) == ["memory.available<100Mi", "allocatableMemory.available<100Mi"]
+    assert lines({NODEFS: "5%"}) == ["nodefs.available<5%"]
+
+
+def test_a_pass_acts_on_them_as_on_memory() -> None:
+    """Hard before soft, kubepods before the node; MemoryPressure; the kubelet's formula beside it is not looked at."""
+    config = PassConfig(parse_thresholds({RECLAIMABLE: "100"}, None, None, None, ("pods",), own=True), 300)
+    plenty, little = Observation(500, 1000, 1), Observation(99, 1000, 1)
+
+    def passed(**seen: Observation):
+        named = {"node": RECLAIMABLE, "kubepods": ALLOCATABLE_RECLAIMABLE, "kubelets": MEMORY}
+        observations = {named[name]: o for name, o in seen.items()}
+        return run_pass(config, KNOWN_LAYOUT, observations, 1, lambda _: [HOG]).outcome
+
+    assert passed(node=plenty, kubepods=plenty, kubelets=little).victim is None
+    outcome = passed(node=little, kubepods=plenty, kubelets=little)
+    assert outcome.victim == HOG
+    assert outcome.starved is not None
+    assert outcome.starved.signal == RECLAIMABLE
+    assert outcome.conditions == {MEMORY_PRESSURE}
+    both = passed(node=little, kubepods=little)
+    assert both.starved is not None
+    assert both.starved.signal == ALLOCATABLE_RECLAIMABLE

@@ -1,0 +1,132 @@
+"""Episodes of a node whose thresholds are by outrace's own formulas, beside the line that a kubelet would have."""
+
+from dataclasses import replace
+
+import pytest
+
+from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.signals import MEMORY, OBTAINABLE, RECLAIMABLE
+from monitor.policy.thresholds import parse_thresholds
+from monitor.race.episode import Episode
+from monitor.race.facts import available_of, facts
+from monitor.race.forecast import domain_forecasts
+from monitor.side.judge import judge, kubelets_answer
+from tests.race.builders import (
+    MI,
+    S,
+    clear,
+    crossing,
+    decided,
+    gone,
+    growing,
+    judged,
+    mark,
+    ms,
+    one,
+    ranked,
+    sample,
+    signalled,
+    watched,
+)
+from tests.race.scenarios import OWN_LINES, SCENARIOS, of_scenario
+
+OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)
+
+
+def cached(t: float, used_mi: float, active_mi: int):
+    return sample(t, used_mi, active_file=active_mi * MI)
+
+
+def flood() -> Episode:
+    """The kubelet's line is crossed for 30 s by page cache: of 950 MiB in use 600 are active file pages."""
+    samples = [cached(t, 950, 600) for t in range(-2000, 30_001, 500)]
+    return one(ranked(), *OWN_LINES, *samples[:4], crossing(0), *samples[4:], clear(30_100))
+
+
+def test_only_the_kubelet_would_have_evicted() -> None:
+    found = judge(flood(), OWN, 1, 0)
+    assert (found.verdict, found.flags, found.evicted) == ("relieved", ("kubelet_only",), ())
+    # 1000 MiB less the 350 that are no page cache.
+    assert found.summary == (
+        "Nothing was wrong: only the kubelet's formula was below its line of 100 MiB: by memory.reclaimable at least "
+        "650 MiB were available, and nobody was OOM-killed."
+    )
+    poll, memcg = found.counterfactual
+    assert (poll.detected, poll.oom_ms) == (1.0, None), "its loop comes round within the 30 s"
+    assert poll.p90_ms is not None
+    assert poll.p90_ms <= 10_000
+    assert [who.pod for who in poll.victims] == ["shop/hog"]
+    assert memcg.detected == 1.0
+
+
+def test_the_kubelet_is_asked_by_its_own_formula() -> None:
+    """The same answer as with a threshold of its own, whichever signal ours is by."""
+    with_its_own = PassConfig(parse_thresholds({MEMORY: "100Mi"}), 300 * S)
+    assert kubelets_answer(flood(), OWN, 2) == kubelets_answer(flood(), with_its_own, 2)
+
+
+def test_an_eviction_by_our_own_line_is_about_that_line() -> None:
+    ours = {"signal": RECLAIMABLE}
+    found = judged(
+        ranked(),
+        *OWN_LINES,
+        crossing(-3000),
+        crossing(0, **ours),
+        decided(0.1, **ours),
+        signalled(0.15),
+        gone(8),
+        clear(12, **ours),
+        clear(13),
+    )
+    assert (found.verdict, found.flags) == ("eviction_won", ())
+    assert "within 8.0 ms of the crossing" in found.summary, "of ours, not of the kubelet's 3 s before"
+
+
+def test_a_kill_that_our_formula_did_not_see_names_the_kubelets() -> None:
+    found = of_scenario("the kubelet's formula had seen it")
+    assert found.verdict == "oom_unseen"
+    # 1000 MiB - (990 - 10 - 300).
+    assert "but by memory.reclaimable 320 MiB were available, and the threshold is 100 MiB" in found.summary
+    assert "the kubelet's formula had crossed its line of 100 MiB 2.0 s before" in found.summary
+
+
+def test_a_kubelets_line_never_decides_a_race() -> None:
+    f = facts(one(*SCENARIOS["the kubelet's formula had seen it"][0]))
+    assert f.crossed_ns is None
+    assert f.kubelets_line is not None
+    assert f.kubelets_line.ts_ns == ms(-2000)
+    assert not f.only_kubelets
+
+
+@pytest.mark.parametrize(
+    ("signal", "left"),
+    [(MEMORY, 1000 - 940), (RECLAIMABLE, 1000 - 640), (OBTAINABLE, None)],
+)
+def test_what_is_available_in_a_sample(signal: str, left: int | None) -> None:
+    """950 MiB in use, 10 of them inactive and 300 active page cache. What is dirty no sample has."""
+    found = available_of(sample(0, 950, 10, active_file=300 * MI), watched(signal=signal))
+    assert found == (None if left is None else left * MI)
+
+
+def test_a_forecast_is_of_the_formula_that_has_a_line() -> None:
+    """Anonymous memory grew by 10 MiB/s to 805 MiB, beside 45 MiB of active page cache. The line is at 900 in use: in
+    5 s by the kubelet's formula, in 9.5 by memory.reclaimable.
+    """
+    samples = [replace(s, active_file=45 * MI) for s in growing(-5000, 0, 800, 10)]
+
+    def in_s(*lines: object) -> float | None:
+        (made,) = domain_forecasts(samples, lines)
+        assert made.threshold is not None
+        return None if made.threshold.in_ns is None else made.threshold.in_ns / 1e9
+
+    assert in_s(watched()) == pytest.approx(5, rel=0.05)
+    assert in_s(watched(signal=RECLAIMABLE)) == pytest.approx(9.5, rel=0.05)
+    assert in_s(watched(), watched(signal=RECLAIMABLE)) == pytest.approx(5, rel=0.05), "the nearest"
+    assert in_s(*OWN_LINES) == pytest.approx(9.5, rel=0.05), "a line that is only compared is none"
+    assert in_s(watched(signal=OBTAINABLE)) is None
+
+
+def test_a_kill_after_the_kubelets_line_alone_is_not_called_needless() -> None:
+    found = judged(ranked(), *OWN_LINES, crossing(-500), mark(3), clear(12))
+    assert found.verdict == "oom_unseen"
+    assert "kubelet_only" not in found.flags
