@@ -1,6 +1,7 @@
 """Forecasts: time to the thresholds and to an OOM kill, and the kernel's likely victim where it is not the policy's.
 
-Looked at once a second at most, in a thread of its own: reading the processes of 110 pods takes some milliseconds.
+Looked at once a second at most, in a thread of its own: reading the processes of 110 pods takes some milliseconds. Far
+from every threshold the counters are not of this moment: then there is no forecast.
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ from monitor.policy.signals import MEMORY
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
-from monitor.race.events import Sample, Watched
-from monitor.race.forecast import DomainForecast, Forecast, domain_forecasts
+from monitor.race.events import Crossing, Sample, Watched
+from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, domain_forecasts, within
 from monitor.side.judge import Tally
 from monitor.side.view import View, pod_owners
 
-#: Samples that forecasts are made from (the longest window of `monitor.race.forecast`).
-_WINDOW_NS = 30_000_000_000
-#: An alert waits until growth, by its slowest window, would have ended in an OOM kill within a minute for so long: what
-#: breathes (a build, a service at its start) does not.
+#: An alert waits until the late end of the forecast's interval has been within a minute for so long: what breathes (a
+#: build, a service at its start) is not.
 _GROWS_NS, _SOON_NS = 10_000_000_000, 60_000_000_000
 #: As long as in the alerting rules: pods change their rank in both orders while they work.
 _DISAGREES_NS = 60_000_000_000
@@ -56,7 +55,7 @@ class Forecaster:
         self._tally = tally
         self._facts = facts
         self._changed = changed
-        self._made: dict[str, Forecast] = {}  # domain -> the forecast to be held against its next crossing
+        self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
         self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
         self._grows_ns: dict[str, int] = {}  # domain -> since when an OOM kill has been near
@@ -71,27 +70,58 @@ class Forecaster:
         """There are new samples."""
         self._samples_came.set()
 
-    def crossed(self, domain: str, ts_ns: int) -> None:
-        """A threshold was crossed: count how far off its forecast was."""
-        made = self._made.pop(domain, None)
-        if made is not None and made.in_ns is not None:
-            self._tally.missed_by((made.at_ns + made.in_ns - ts_ns) / 1e9)
+    def crossed(self, crossing: Crossing) -> None:
+        """A threshold was crossed: count how far off its forecast was, and whether it came in the interval."""
+        if any(w.compared and w.threshold == crossing.threshold for w in self._facts()[1]):
+            return  # only a kubelet would have that line: there is no forecast of it
+        made = self._made.pop((crossing.domain, crossing.signal, crossing.capacity - crossing.quantity), None)
+        # One that is older was followed by no other: growth paused.
+        if made is None or made.in_ns is None or crossing.ts_ns > made.at_ns + SEEN_NS + _STILL_NS:
+            self._tally.forecast_missing()
+            return
+        left_ns = crossing.ts_ns - made.at_ns
+        self._tally.forecast_judged((made.in_ns - left_ns) / 1e9, within(made, left_ns))
 
-    def seconds(self, what: str) -> dict[str, float | None]:
-        """Domain -> seconds until its nearest threshold (``threshold``) or its limit (``oom``); None: not growing."""
-        found: dict[str, float | None] = {}
-        for w in self._facts()[1]:
-            if what == "threshold" or w.limit is not None:
-                found[w.domain] = _seconds(self.forecasts.get(w.domain), what)
+    @property
+    def _current(self) -> Mapping[str, DomainForecast]:
+        """The latest; none once nothing is followed finely: it would stand until the next samples, up to 10 s."""
+        return self.forecasts if self.view.stats.get("armed") else {}
+
+    def outlook(self, what: str) -> dict[str, Forecast]:
+        """Domain -> the forecast of its nearest ``threshold``, or of its limit (``oom``); none where too little is
+        known, and while no threshold is near.
+        """
+        now = self._current
+        found = {name: getattr(now.get(name), what, None) for name in {w.domain for w in self._facts()[1]}}
+        return {name: made for name, made in found.items() if made is not None}
+
+    def report(self) -> list[dict[str, Any]]:
+        """The forecasts of node and kubepods as they stand, for `/stats/summary`: how many seconds, the interval that
+        ``interval_holds`` of the crossings fall into, and how fast memory grows; or why there is none.
+        """
+        found = []
+        for what in ("threshold", "oom"):
+            for domain, made in sorted(self.outlook(what).items()):
+                ends = (made.in_ns, made.soonest_ns, made.latest_ns)
+                seconds = [None if ns is None else round(ns / 1e9, 3) for ns in ends]
+                found.append(
+                    {"domain": domain, "of": what, "signal": made.signal or None}
+                    | {"level_bytes": made.level, "no": made.no or None}
+                    | dict(zip(("seconds", "soonest_s", "latest_s"), seconds, strict=True))
+                    | {"interval_holds": LEVEL, "bytes_per_s": round(made.rate)}
+                )
         return found
 
-    def alarms(self, now_ns: int) -> tuple[dict[str, float | None], Mapping[str, Any] | None]:
-        """What is worth an alert, because it has held for a while: seconds to an OOM kill by domain; the mismatch."""
-        soon: dict[str, float | None] = {}
+    def alarms(self, now_ns: int) -> tuple[dict[str, Forecast], Mapping[str, Any] | None]:
+        """What is worth an alert, because it has held for a while: forecasts of an OOM kill by domain; the mismatch."""
+        soon: dict[str, Forecast] = {}
+        if not self.view.stats.get("armed"):
+            return soon, None
         for name, since in list(self._grows_ns.items()):
-            seconds = _seconds(self.forecasts.get(name), "oom")
-            if seconds is not None and now_ns - since >= _GROWS_NS:
-                soon[name] = seconds
+            found = self.forecasts.get(name)
+            made = None if found is None else found.oom
+            if made is not None and made.in_ns is not None and now_ns - since >= _GROWS_NS:
+                soon[name] = made
         since_ns = self._disagrees_ns
         lasting = since_ns is not None and now_ns - since_ns >= _DISAGREES_NS
         return soon, self.mismatch if lasting else None
@@ -126,9 +156,9 @@ class Forecaster:
         for name in ("node", "kubepods"):
             forecast = self.forecasts.get(name)
             if forecast is not None and forecast.threshold is not None and (forecast.threshold.in_ns or 0) > 0:
-                self._made.setdefault(name, forecast.threshold)
-                if now - self._made[name].at_ns > _WINDOW_NS:
-                    self._made[name] = forecast.threshold
+                key = (name, forecast.threshold.signal, forecast.threshold.level)
+                if now - self._made.setdefault(key, forecast.threshold).at_ns > SEEN_NS:
+                    self._made[key] = forecast.threshold
         if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
             self._victims_ns = now
             self.mismatch = self._compare()
@@ -143,7 +173,7 @@ class Forecaster:
         """
         limits: dict[str, int | None] = {w.domain: w.limit for w in watched}
         found: dict[str, list[Sample]] = {}
-        for sample in sorted((s for s in samples if s.ts_ns >= now_ns - _WINDOW_NS), key=lambda s: s.ts_ns):
+        for sample in sorted((s for s in samples if s.ts_ns >= now_ns - SEEN_NS), key=lambda s: s.ts_ns):
             found.setdefault(sample.domain, []).append(sample)
         kept: list[Sample] = []
         for name, own in found.items():
@@ -161,7 +191,7 @@ class Forecaster:
     def _limit(self, uid: str, now_ns: int) -> int | None:
         """The pod's own limit; None if it has none. Looked up now and then."""
         known = self._limits.get(uid)
-        if known is not None and now_ns - known[0] < _WINDOW_NS:
+        if known is not None and now_ns - known[0] < SEEN_NS:
             return known[1]
         found = self.view.pods.get(uid)
         try:
@@ -175,7 +205,7 @@ class Forecaster:
 
     def pods(self) -> dict[str, float]:
         """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""
-        found = {forecast.pod: _seconds(forecast, "oom") for forecast in self.forecasts.values()}
+        found = {forecast.pod: _seconds(forecast, "oom") for forecast in self._current.values()}
         return {pod: seconds for pod, seconds in found.items() if pod is not None and seconds is not None}
 
     def _compare(self) -> Mapping[str, Any] | None:
