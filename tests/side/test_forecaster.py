@@ -1,0 +1,81 @@
+"""Forecasts as the side makes, compares and reports them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monitor.cli.forecast_text import forecast_lines
+from monitor.race.events import Crossing, Sample, Watched
+from monitor.side.forecasts import Forecaster
+from monitor.side.judge import Tally
+
+S = 1_000_000_000
+MIB = 1 << 20
+
+
+@pytest.fixture
+def forecaster() -> Forecaster:
+    view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
+    made = Forecaster(view, Tally(), lambda: ((), ()), lambda: None)
+    made._compare = lambda: None  # (whom the kernel would kill is no part of this)
+    return made
+
+
+def line_to(level: int, rate: int, seconds: int = 10) -> list[Sample]:
+    """The node grew by ``rate`` bytes a second for so long, up to half of ``level``."""
+    return [
+        Sample(k * S, "node", None, used := level // 2 - rate * (seconds - k), used, 0, 0) for k in range(seconds + 1)
+    ]
+
+
+def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Forecaster) -> None:
+    """100 MiB are in use of 200, 5 MiB more each second: 20 s by the plain rate, from second 10 on."""
+    level, capacity = 200 * MIB, 300 * MIB
+    watched = Watched(0, "node", "memory.available", True, capacity - level, capacity)
+    tally = forecaster._tally
+    forecaster._facts = lambda: (line_to(level, 5 * MIB), [watched])
+
+    def crossed(second: int) -> Crossing:
+        figures = (capacity - level, capacity, level, level, capacity - level - 1)
+        return Crossing(second * S, "node", "memory.available", True, *figures)
+
+    for second, outcome in ((30, "inside"), (12, "sooner"), (40, "later"), (80, "none")):
+        forecaster._update(10 * S)
+        forecaster.crossed(crossed(second))
+        assert tally.forecasts[outcome] == 1, outcome
+    forecaster.crossed(crossed(31))  # nothing was forecast since
+    assert tally.forecasts == {"inside": 1, "sooner": 1, "later": 1, "none": 2}
+    (threshold,) = forecaster.report()  # (a machine has no limit of its own)
+    assert (threshold["domain"], threshold["of"], threshold["no"]) == ("node", "threshold", None)
+    assert (threshold["level_bytes"], threshold["bytes_per_s"]) == (level, 5 * MIB)
+    assert threshold["interval_holds"] == 0.8
+    assert threshold["soonest_s"] <= threshold["seconds"] <= threshold["latest_s"]
+    assert threshold["seconds"] == pytest.approx(20, rel=0.1)
+
+
+def test_why_there_is_no_forecast_is_reported(forecaster: Forecaster) -> None:
+    watched = Watched(0, "node", "memory.available", True, 100 * MIB, 300 * MIB)
+    forecaster._facts = lambda: (line_to(200 * MIB, 0), [watched])
+    forecaster._update(10 * S)
+    (found,) = forecaster.report()
+    assert (found["seconds"], found["soonest_s"], found["latest_s"], found["no"]) == (None, None, None, "not growing")
+    forecaster._facts = lambda: ((), [watched])  # far from every threshold
+    forecaster._update(11 * S)
+    assert forecaster.report() == []
+
+
+def test_forecasts_in_words_state_the_level_of_their_interval() -> None:
+    given = {"domain": "node", "of": "threshold", "level_bytes": 448 * MIB, "no": None, "seconds": 12.0}
+    given |= {"soonest_s": 9.5, "latest_s": 15.25, "interval_holds": 0.8, "bytes_per_s": 20 * MIB}
+    given |= {"signal": "memory.available"}
+    none = given | {"of": "oom", "signal": None, "no": "growth too uneven"}
+    none |= {"seconds": None, "soonest_s": None, "latest_s": None}
+    met = given | {"seconds": 0.0, "soonest_s": 0.0, "latest_s": 0.0}
+    assert list(forecast_lines([given, none, met])) == [
+        "node reaches its next threshold of memory.available (448.0Mi in use) in 12 s, at 20.0 MiB/s "
+        "(80% of such crossings come after 9.5 s to 15 s)",
+        "no forecast of when node reaches its limit (448.0Mi in use): growth too uneven",
+    ]
+    del given["signal"]  # as an older daemon says it
+    assert next(forecast_lines([given])).startswith("node reaches its next threshold (448.0Mi in use) in 12 s")
