@@ -13,11 +13,13 @@ from monitor.policy import cce
 from monitor.policy.configuration import HARD
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
+from monitor.policy.signals import MEMORY, OWN_SIGNALS
 from monitor.policy.sizing import (
     BYTES,
     CPU,
     DISK,
     EVICTION,
+    HUGE,
     KUBE,
     LVM,
     MEMORY_RESOURCE,
@@ -25,6 +27,7 @@ from monitor.policy.sizing import (
     SYSTEM,
     Sizing,
     Term,
+    huge_pages,
     kubelet_configuration,
     kubelet_terms,
     reservations,
@@ -41,6 +44,8 @@ KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
 _KEYS = {MEMORY_RESOURCE: "memory", CPU: "cpu", DISK: "data_disk"}
 #: Options that only the model `kubelet` has: those of CCE work these values out.
 _KUBELET_ONLY = ("system-reserved", "kube-reserved", "eviction-hard", "enforce-node-allocatable", "kubelet-config")
+#: What stands in enforceNodeAllocatable where a reservation is a limit, also as `...-compressible`.
+_ENFORCED = {SYSTEM: "system-reserved", KUBE: "kube-reserved"}
 #: Nothing larger is an integer of 64 bits any more.
 _LARGEST = 1 << 62
 
@@ -51,6 +56,7 @@ class _Node(NamedTuple):
     memory: int
     cpu: int | None
     disk: int | None
+    huge_pages: int
     origins: Mapping[str, str]
 
 
@@ -63,30 +69,40 @@ class _Node(NamedTuple):
 @click.option("--runtime", type=click.Choice([cce.DOCKER, cce.CONTAINERD]), default=cce.CONTAINERD, show_default=True,
               help="The container runtime (cce-v2).")  # fmt: skip
 @click.option("--data-disk", metavar="QUANTITY", help="kubelet: the disk of /var/lib/kubelet; cce-*: the data disk.")
+@click.option("--huge-pages", metavar="QUANTITY", help="Memory set aside as huge pages (hugetlb), of all sizes.")
 @click.option("--this-node", is_flag=True, help="What is not given is read from this machine and its kubelet.")
 @click.option("--system-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet: memory=1Gi,cpu=500m.")
 @click.option("--kube-reserved", metavar="RESOURCE=QUANTITY,...", help="As of the kubelet.")
 @click.option("--eviction-hard", metavar="SIGNAL<VALUE,...", help="As of the kubelet: memory.available<100Mi.")
 @click.option("--enforce-node-allocatable", metavar="LIST", help="As of the kubelet: pods, or none. [pods]")
 @click.option("--kubelet-config", metavar="FILE", help="A KubeletConfiguration that has them.")
+@click.option("--growth", metavar="QUANTITY", help="Growth to survive, in bytes a second, such as 50Mi: what it needs.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "kubelet-config"]), default="table",
               show_default=True, help="How to print it; kubelet-config: a KubeletConfiguration, as YAML.")  # fmt: skip
 def reserve(model: str, output: str, **options: Any) -> None:
-    """Work out Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule."""
+    """Work out Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule.
+
+    Also how fast memory may grow for eviction to win with that threshold; with --growth, which threshold that growth
+    needs.
+    """
     node = _node(model, options)
+    wanted = _amount("growth", options["growth"])
     try:
         sizings, made, notes = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
     except PolicyError as error:
         raise ConfigError(f"--{error}") from None
+    from monitor.cli.growth import growth_json, growth_lines
+
+    memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
     if output == "json":
-        print_json(_json(model, node, options, sizings, made, notes))
+        print_json(_json(model, node, options, sizings, made, notes) | {"growth": growth_json(memory, wanted)})
         return
     if output == "kubelet-config":
         import yaml
 
         click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
     else:
-        for line in _lines(sizings, node):
+        for line in (*_lines(sizings, node), "", *growth_lines(memory, wanted)):
             click.echo(line)
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -101,24 +117,40 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
 
     flags = {name: options[name.replace("-", "_")] for name in _KUBELET_ONLY[:-1]}
     resolved = read(flags, None, options["kubelet_config"], ask_kubelet=options["this_node"])
+    for signal in OWN_SIGNALS:
+        if entry := resolved.settings.maps[HARD].get(signal):
+            raise ConfigError(
+                f"{entry[1]}: {signal} is outrace's own: a kubelet does not start with it", f"write {MEMORY}<QUANTITY"
+            )
     enforce = resolved.config.enforce_node_allocatable
     sizings = [
         _size(node, resource, unit, capacity, _kubelet_terms(resolved, resource, capacity), "pods" in enforce)
         for resource, unit, capacity in _capacities(node)
     ]
-    off = [
+    notes = [
         f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
         for signal, origin in resolved.settings.switched_off.items()
     ]
+    for part in (SYSTEM, KUBE):
+        if any(name.startswith(_ENFORCED[part]) for name in enforce):
+            notes.append(
+                f"enforceNodeAllocatable: {_ENFORCED[part]}: a kubelet does not start without {part}Cgroup; add it"
+            )
     texts = resolved.settings.texts
     reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources
-    return sizings, kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"]), off
+    return sizings, kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"]), notes
 
 
 def _kubelet_terms(resolved: Resolved, resource: str, capacity: int) -> list[Term]:
     settings = resolved.settings
     entries = {field: settings.maps[field] for field in (SYSTEM, KUBE)}
-    return kubelet_terms(resource, capacity, resolved.reserved, entries, settings.thresholds())
+    terms = kubelet_terms(resource, capacity, resolved.reserved, entries, settings.thresholds())
+    for term in terms:
+        if term.amount < 0:  # `nan%`, which a kubelet takes: the smallest integer of 64 bits
+            raise ConfigError(
+                f"{term.rule}: is no amount", "write a quantity such as 100Mi, or a percentage such as 5%"
+            )
+    return terms
 
 
 def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
@@ -143,6 +175,8 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
 
 
 def _size(node: _Node, resource: str, unit: str, capacity: int, terms: Sequence[Term], enforced: bool = True) -> Sizing:
+    if resource == MEMORY_RESOURCE and node.huge_pages:
+        terms = (*terms, huge_pages(node.huge_pages, node.origins[HUGE]))
     try:
         return size(resource, unit, capacity, terms, enforced)
     except PolicyError as error:
@@ -160,8 +194,9 @@ def _node(model: str, options: Mapping[str, Any]) -> _Node:
         MEMORY_RESOURCE: _amount("memory", options["memory"]),
         CPU: _amount("cpu", options["cpu"], milli=True),
         DISK: _amount("data-disk", options["data_disk"]),
+        HUGE: _amount("huge-pages", options["huge_pages"]),
     }
-    origins = dict(zip(given, ("--memory", "--cpu", "--data-disk"), strict=True))
+    origins = dict(zip(given, ("--memory", "--cpu", "--data-disk", "--huge-pages"), strict=True))
     max_pods = options["max_pods"]
     if max_pods is not None and not 0 < max_pods < 1 << 31:
         raise ConfigError(
@@ -174,7 +209,13 @@ def _node(model: str, options: Mapping[str, Any]) -> _Node:
     memory = given[MEMORY_RESOURCE]
     if memory is None:
         raise ConfigError("--memory: is missing", "give the node's memory, such as --memory 16Gi, or --this-node")
-    return _Node(memory, given[CPU], given[DISK], origins)
+    huge = given[HUGE] or 0
+    if huge > memory:
+        raise ConfigError(
+            f"{origins[HUGE]}: {huge} bytes of huge pages are more than the node's memory of {memory}",
+            f"set aside less, or correct {origins[MEMORY_RESOURCE]}",
+        )
+    return _Node(memory, given[CPU], given[DISK], huge, origins)
 
 
 def _this_node(model: str) -> dict[str, tuple[int, str]]:
@@ -182,7 +223,10 @@ def _this_node(model: str) -> dict[str, tuple[int, str]]:
 
     from monitor.kernel import disks, meminfo
 
-    found = {MEMORY_RESOURCE: (meminfo.mem_total(), "MemTotal of this node")}
+    found = {
+        MEMORY_RESOURCE: (meminfo.mem_total(), "MemTotal of this node"),
+        HUGE: (meminfo.huge_pages(), "Hugetlb of this node"),
+    }
     if cores := psutil.cpu_count():
         found[CPU] = (cores * 1000, "CPUs of this node")
     if model == KUBELET:
@@ -196,14 +240,15 @@ def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
     """A capacity, in bytes or millicores; what is not whole is rounded down: there is no part of a byte."""
     if text is None:
         return None
-    example = "4 or 3500m" if milli else "16Gi"
+    example = "4 or 3500m" if milli else "50Mi" if option == "growth" else "16Gi"
     try:
         nanos = Quantity.parse(text).nanos
     except PolicyError as error:
         raise ConfigError(f"--{option}: {text!r}: {error}", f"write a quantity such as {example}") from None
     amount = nanos // 10**6 if milli else nanos // 10**9
-    if not 0 < amount < _LARGEST:
-        raise ConfigError(f"--{option}: {text!r} is no capacity of a node", f"write a quantity such as {example}")
+    if not (0 if option == "huge-pages" else 1) <= amount < _LARGEST:
+        what = "growth" if option == "growth" else "capacity of a node"
+        raise ConfigError(f"--{option}: {text!r} is no {what}", f"write a quantity such as {example}")
     return amount
 
 
@@ -224,6 +269,7 @@ def _json(
             "memory_bytes": node.memory,
             "cpu_millicores": node.cpu,
             "data_disk_bytes": node.disk,
+            "huge_pages_bytes": node.huge_pages,
             "max_pods": options["max_pods"],
             "runtime": options["runtime"] if model == CCE_V2 else None,
         },
@@ -243,6 +289,8 @@ def _resource(sizing: Sizing) -> dict[str, Any]:
         "eviction_threshold": sizing.of(EVICTION),
         "allocatable": sizing.allocatable,
     }
+    if sizing.resource == MEMORY_RESOURCE:
+        amounts["huge_pages"] = sizing.of(HUGE)
     if sizing.resource != DISK:  # no cgroup limits a disk
         amounts["kubepods_limit"] = sizing.pods_limit
     terms = [
@@ -265,10 +313,14 @@ def _lines(sizings: Sequence[Sizing], node: _Node) -> list[str]:
         for term in sizing.terms:
             rounding = f" (rounded {term.rounding})" if term.rounding in ("up", "down") else ""
             row(f"- {term.name}", term.amount, f"{term.rule}{rounding}")
-        row("= allocatable", sizing.allocatable, "capacity - reserved - eviction threshold: what the node publishes")
+        row("= allocatable", sizing.allocatable, f"{_formula(sizing)}: what the node publishes")
         if resource != DISK:
             rule = "capacity - reserved: pods are evicted before they use all of it"
             if resource == CPU:
                 rule = "capacity - reserved, as a weight"
             row("limit of kubepods", sizing.pods_limit, rule if sizing.enforced else "not enforced")
     return table_lines(["resource", "term", "about", "exact", "rule"], rows)
+
+
+def _formula(sizing: Sizing) -> str:
+    return "capacity - reserved - eviction threshold" + (" - huge pages" if sizing.of(HUGE) else "")

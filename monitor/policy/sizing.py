@@ -21,7 +21,7 @@ from monitor.policy.translate import API_VERSION, KIND
 BYTES, MILLICORES = "bytes", "millicores"
 MEMORY_RESOURCE, CPU, DISK = "memory", "cpu", "ephemeral-storage"
 #: Whose a term is: the first two are the fields of a KubeletConfiguration.
-SYSTEM, KUBE, EVICTION, LVM = "systemReserved", "kubeReserved", HARD, "lvm"
+SYSTEM, KUBE, EVICTION, LVM, HUGE = "systemReserved", "kubeReserved", HARD, "lvm", "hugepages"
 EXACT, UP, DOWN = "exact", "up", "down"
 #: The hard threshold that is kept back of a resource.
 _SIGNAL = {MEMORY_RESOURCE: MEMORY, DISK: NODEFS}
@@ -59,8 +59,9 @@ class Sizing:
 
     @property
     def allocatable(self) -> int:
-        """What the node publishes: requests of pods fit into it."""
-        return self.capacity - sum(term.amount for term in self.terms)
+        """What the node publishes: requests of pods fit into it. 0 where huge pages leave nothing."""
+        left = self.capacity - self.of(SYSTEM, KUBE, EVICTION, LVM)
+        return max(min(left, 0), left - self.of(HUGE))
 
     @property
     def pods_limit(self) -> int:
@@ -73,8 +74,9 @@ class Sizing:
 def size(resource: str, unit: str, capacity: int, terms: Iterable[Term], enforced: bool = True) -> Sizing:
     """Raises PolicyError where more is kept back than there is: a kubelet does not start then."""
     sizing = Sizing(resource, unit, capacity, tuple(terms), enforced)
-    if sizing.allocatable < 0:
-        parts = " + ".join(f"{written(sizing, term.amount)} ({term.name})" for term in sizing.terms if term.amount)
+    if capacity < sizing.of(SYSTEM, KUBE, EVICTION, LVM):
+        kept = [term for term in sizing.terms if term.amount and term.part != HUGE]
+        parts = " + ".join(f"{written(sizing, term.amount)} ({term.name})" for term in kept)
         raise PolicyError(f"{parts} is more than the capacity of {written(sizing, capacity)}: a kubelet does not start")
     return sizing
 
@@ -108,6 +110,13 @@ def kubelet_terms(
         amount = threshold.value.shown(capacity).value
         terms.append(Term(EVICTION, threshold.signal, amount, rule, DOWN if percent else EXACT))
     return terms
+
+
+def huge_pages(amount: int, origin: str) -> Term:
+    """Memory in huge pages (hugetlb), which is in MemTotal: only who asks for huge pages can use it. The kubelet takes
+    it off what the node publishes, and neither off the limit of kubepods nor off `memory.available`.
+    """
+    return Term(HUGE, "huge pages", amount, f"set aside for pods that ask for them ({origin})")
 
 
 def written(sizing: Sizing, amount: int) -> str:

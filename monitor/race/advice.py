@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
-from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Sample
+from monitor.race.events import KUBELET, KUBEPODS, PODS, Held, Refused, Sample
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, last_sample
 from monitor.race.flags import over_eviction, wrong_victim
@@ -62,6 +62,10 @@ def _needs(f: Facts, who: str, ns: float) -> str:
 def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     assert basis is not None
     if basis.decision.observed:
+        if any(isinstance(e, Refused) and basis.decision.pod_name in e.pods for e in f.episode.events):
+            return [
+                f"Evict without asking (--evict-by kill), or let the budget of {basis.decision.pod_name} allow one pod."
+            ]
         return ["Let outrace act (--enforce): it would have been in time."]
     cached = _cache_driven(f, basis)
     if cached:

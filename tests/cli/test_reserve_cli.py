@@ -38,11 +38,12 @@ def test_cce_v1(sized) -> None:
     """16 GiB, 110 pods, 5 cores, 100 GiB; the sums are worked in tests/policy/test_cce.py."""
     node = ("--memory", "16Gi", "--cpu", "5", "--max-pods", "110", "--data-disk", "100Gi", "--runtime", "docker")
     found = sized("--model", "cce-v1", *node)
-    assert list(found) == ["model", "inputs", "memory", "cpu", "data_disk", "kubelet_configuration", "notes"]
+    assert list(found) == ["model", "inputs", "memory", "cpu", "data_disk", "kubelet_configuration", "notes", "growth"]
     assert found["inputs"] == {
         "memory_bytes": 16 * GIB,
         "cpu_millicores": 5000,
         "data_disk_bytes": 100 * GIB,
+        "huge_pages_bytes": 0,
         "max_pods": 110,
         "runtime": None,  # v1 does not ask for it
     }
@@ -54,6 +55,7 @@ def test_cce_v1(sized) -> None:
         "reserved_bytes": 2524971009,
         "eviction_threshold_bytes": 104857600,
         "allocatable_bytes": 14550040575,
+        "huge_pages_bytes": 0,
         "kubepods_limit_bytes": 14654898175,
     }
     assert terms[0] == {
@@ -106,7 +108,8 @@ def test_kubelet(sized, tmp_path: Path) -> None:
 def test_table(reserve) -> None:
     code, out, err = reserve("--memory", "1Gi", "--cpu", "2", "--kube-reserved", "memory=24Mi,cpu=100m")
     assert (code, err) == (0, "")
-    assert [line.split(maxsplit=1)[0] for line in out.splitlines()] == ["RESOURCE", *["memory"] * 5, *["cpu"] * 4]
+    sizes = out[: out.index("\n\n")]
+    assert [line.split(maxsplit=1)[0] for line in sizes.splitlines()] == ["RESOURCE", *["memory"] * 5, *["cpu"] * 4]
     for words in (
         "memory    capacity                1.0Gi   1Gi  --memory",
         "- kubeReserved memory    24.0Mi      24Mi  memory=24Mi (--kube-reserved)",
@@ -119,6 +122,94 @@ def test_table(reserve) -> None:
     assert "memory > 2 GiB, 17 to 32 pods: 700 MiB + 18.75 MiB for each above 16" in out
 
 
+def survived(found: Any) -> dict[str, tuple[int, int]]:
+    """In whole MiB/s: always, and at best."""
+    return {
+        each["reaction"]: (each["always_bytes_per_s"] // MIB, each["at_best_bytes_per_s"] // MIB)
+        for each in found["growth"]["survives"]
+    }
+
+
+def test_the_documents_node_of_ten_gibibytes(sized) -> None:
+    """10 GiB, 10 % for the system, eviction at 95 %: memory.available<500Mi and system-reserved=1.5Gi.
+
+    The kubelet's loop: 500 / 12.03 = 41.6 MiB/s always, 500 / 2.03 = 246.3 at best; notified: 500 / 2.25 = 222.2 and
+    500 / 2.05 = 243.9; enforce: 500 / 0.005 = 100,000, of which the last byte is not allowed; hold: 3/7 of that.
+    """
+    node = ("--memory", "10Gi", "--eviction-hard", "memory.available<500Mi")
+    found = sized(*node, "--system-reserved", "memory=1.5Gi")
+    assert found["growth"]["threshold_bytes"] == 500 * MIB
+    kubelet = (41, 246)
+    assert survived(found) == {
+        "kubelet": kubelet,
+        "kubelet-notified": (222, 243),
+        "observe": kubelet,
+        "hold": (42_857, 42_857),
+        "enforce": (99_999, 99_999),
+    }
+    # Whoever wrote 1.5Gi counted the threshold in: 1536 - 500 = 1036 MiB, the "1Gi" of the document, for the system.
+    # A kubelet of today takes the threshold off beside it, so the system may use all 1536 MiB.
+    assert found["growth"]["system_may_use_bytes"] == 1536 * MIB
+    assert found["memory"]["allocatable_bytes"] == 8204 * MIB
+    # So reserved=1Gi gives what the document wants: 10240 - 1024 - 500 = 8716 MiB, and 1 GiB for the system.
+    today = sized(*node, "--system-reserved", "memory=1Gi")
+    assert today["memory"]["allocatable_bytes"] == 8716 * MIB
+    assert today["growth"]["system_may_use_bytes"] == GIB
+    assert survived(today) == survived(found)  # what is reserved gives eviction no time
+
+
+def test_the_documents_threshold_at_three_quarters(sized) -> None:
+    """The older document's way out of pressure that is seen late: a threshold at 75 % of capacity.
+
+    2560 MiB: 2560 / 12.03 = 212.8 MiB/s always, five times what 500Mi survives, for 2060 MiB less to give to pods.
+    """
+    found = sized("--memory", "10Gi", "--eviction-hard", "memory.available<25%")
+    assert survived(found)["kubelet"][0] == 212
+    assert found["memory"]["allocatable_bytes"] == 7680 * MIB
+
+
+def test_the_threshold_that_a_growth_needs(sized, reserve) -> None:
+    """100 MiB/s x 12.03 s = 1203 MiB, and one byte. Allocatable then: 10240 - 1536 - 1203 MiB - 1 byte."""
+    node = ("--memory", "10Gi", "--system-reserved", "memory=1.5Gi", "--growth", "100Mi")
+    found = sized(*node)["growth"]
+    assert found["wanted_bytes_per_s"] == 100 * MIB
+    needs = {each["reaction"]: each for each in found["needs"]}
+    assert needs["kubelet"]["threshold_bytes"] == 1203 * MIB + 1
+    assert needs["kubelet"]["allocatable_bytes"] == (10_240 - 1536 - 1203) * MIB - 1
+    assert needs["enforce"]["threshold_bytes"] == MIB // 2 + 1
+    # 1 GiB/s x 12.03 s are 12 GiB: more than there is.
+    found = sized("--memory", "10Gi", "--growth", "1Gi")["growth"]["needs"]
+    assert found[0] == {"reaction": "kubelet", "threshold_bytes": 12_917_114_143, "allocatable_bytes": None}
+    out = reserve("--memory", "10Gi", "--growth", "1Gi")[1]
+    assert "none is enough" in out
+    assert "8.3 MiB/s" in out
+    out = reserve("--memory", "10Gi", "--eviction-hard", "")[1]
+    assert "No hard threshold for memory.available" in out
+
+
+def test_huge_pages(sized, reserve) -> None:
+    """16 GiB, 4 GiB of them in huge pages. The kubelet publishes 16384 - 100 - 4096 = 12188 MiB, and limits kubepods to
+    all 16 GiB. memory.available counts them as available: a threshold of 100 MiB is never met before the OOM killer,
+    one of 4096 + 500 MiB survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB.
+    """
+    node = ("--memory", "16Gi", "--huge-pages", "4Gi")
+    found = sized(*node, "--growth", "10Mi")
+    memory = found["memory"]
+    assert (found["inputs"]["huge_pages_bytes"], memory["huge_pages_bytes"]) == (4 * GIB, 4 * GIB)
+    assert (memory["allocatable_bytes"], memory["kubepods_limit_bytes"]) == (12188 * MIB, 16 * GIB)
+    assert [each["always_bytes_per_s"] for each in found["growth"]["survives"]] == [None] * 5
+    assert found["growth"]["needs"][0]["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
+    assert found["growth"]["needs"][0]["allocatable_bytes"] == 16 * GIB - 4 * GIB - (4096 * MIB + 126_143_693)
+    found = sized(*node, "--eviction-hard", "memory.available<4596Mi", "--system-reserved", "memory=1Gi")
+    assert survived(found)["kubelet"] == (41, 246)
+    assert found["growth"]["system_may_use_bytes"] == GIB
+    # A kubelet publishes no less than nothing, and starts all the same.
+    assert sized("--memory", "1Gi", "--huge-pages", "1000Mi")["memory"]["allocatable_bytes"] == 0
+    out = reserve(*node)[1]
+    assert "- huge pages 4.0Gi 4Gi set aside for pods that ask for them (--huge-pages)" in " ".join(out.split())
+    assert "eviction threshold - huge pages: what the node publishes" in out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -127,7 +218,7 @@ def test_table(reserve) -> None:
         ("--memory", "4Gi", "--system-reserved", "memory=100Mi,cpu=100m", "--max-pods", "50"),
     ],
 )
-def test_the_configuration_is_accepted_and_says_the_same(reserve, sized, tmp_path: Path, arguments) -> None:
+def test_the_configuration_is_accepted_and_gives_the_same(reserve, sized, tmp_path: Path, arguments) -> None:
     code, text, err = reserve(*arguments, "-o", "kubelet-config")
     assert (code, err) == (0, "")
     made = sized(*arguments)
@@ -145,9 +236,22 @@ def test_the_configuration_is_accepted_and_says_the_same(reserve, sized, tmp_pat
             }
 
 
+def test_what_a_kubelet_needs_beside_the_configuration_is_noted(reserve) -> None:
+    """It checks that the cgroup of what it is to limit has a name."""
+    names = ("--enforce-node-allocatable", "pods,system-reserved,kube-reserved-compressible")
+    code, _, err = reserve("--memory", "8Gi", "--system-reserved", "memory=1Gi", *names, "-o", "kubelet-config")
+    assert code == 0
+    needs = "a kubelet does not start without"
+    assert err.splitlines() == [
+        f"note: enforceNodeAllocatable: system-reserved: {needs} systemReservedCgroup; add it",
+        f"note: enforceNodeAllocatable: kube-reserved: {needs} kubeReservedCgroup; add it",
+    ]
+
+
 def test_this_node(sized) -> None:
     found = sized("--this-node")
     assert found["inputs"]["memory_bytes"] == meminfo.mem_total()
+    assert found["inputs"]["huge_pages_bytes"] == meminfo.huge_pages()
     assert found["inputs"]["cpu_millicores"] == (os.cpu_count() or 0) * 1000
     assert found["inputs"]["data_disk_bytes"] == disks.file_system(disks.find_disks().nodefs).capacity
     # What is given wins. CCE's data disk is not the file system that was made on it.
@@ -167,6 +271,13 @@ def test_this_node(sized) -> None:
         (("--memory", "8Ei"), "--memory: '8Ei' is no capacity of a node; write a quantity such as 16Gi"),
         (("--memory", "1Gi", "--cpu", "1u"),
          "--cpu: '1u' is no capacity of a node; write a quantity such as 4 or 3500m"),
+        (("--memory", "1Gi", "--huge-pages", "2Gi"), "--huge-pages: 2147483648 bytes of huge pages are more than the "
+         "node's memory of 1073741824; set aside less, or correct --memory"),
+        (("--memory", "1Gi", "--eviction-hard", "memory.available<nan%"), "memory.available<nan% (--eviction-hard), a "
+         "percentage of the capacity: is no amount; write a quantity such as 100Mi, or a percentage such as 5%"),
+        (("--memory", "1Gi", "--system-reserved", "memory=5%"), "--system-reserved: memory: 5%: quantities must match "
+         "the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'; write a quantity such as 100Mi"),
+        (("--memory", "1Gi", "--growth", "0"), "--growth: '0' is no growth; write a quantity such as 50Mi"),
         (("--memory", "1Gi", "--max-pods", "0"),
          "--max-pods: 0 is no number of pods; write how many the node may run, such as 110"),
         (("--memory", "4Gi", "--model", "cce-v1"), "--max-pods: is missing, and cce-v1 keeps memory back by it; "
@@ -190,6 +301,10 @@ def test_bad_input_is_one_line(reserve, arguments: tuple[str, ...], complaint: s
     [
         (("--eviction-hard", "memory.available<1Gb"), ("--eviction-hard: memory.available: 1Gb", "such as 100Mi")),
         (("--eviction-hard", "memory.free<1Gi"), ("unsupported eviction signal", "signals are memory.available")),
+        (
+            ("--eviction-hard", "memory.reclaimable<1Gi"),
+            ("--eviction-hard: memory.reclaimable", "a kubelet does not start", "write memory.available<QUANTITY"),
+        ),
         (("--system-reserved", "disk=1Gi"), ("--system-reserved: disk",)),
         (("--kubelet-config", "/no/such/file"), ("/no/such/file: cannot be read",)),
         (("--model", "gke"), ("--model", "see `outrace reserve --help`")),

@@ -1,0 +1,226 @@
+"""What was taken in past races, and the thresholds and reservations that would have been enough."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.race.burst import Burst
+from monitor.race.reaction import HOLD, REACTIONS, threshold_for
+from monitor.race.threshold_advice import Advised, advise, needed, reservation
+from monitor.race.verdict import verdict
+from tests.race.builders import (
+    CAPACITY,
+    MI,
+    QUANTITY,
+    clear,
+    crossing,
+    decided,
+    gone,
+    growing,
+    hold,
+    mark,
+    one,
+    sample,
+    signalled,
+    watched,
+)
+
+
+def burst_of(*events: Any) -> Burst | None:
+    return verdict(one(watched(), *events)).burst
+
+
+def by_reaction(*bursts: Burst, quantile: float = 0.99) -> dict[str, Advised]:
+    return {each.reaction: each for each in advise([(f"race-{n}", burst) for n, burst in enumerate(bursts)], quantile)}
+
+
+def test_steady_growth_up_to_a_kill() -> None:
+    """500 MiB/s: 2.5 MiB in outrace's 5 ms; the kubelet's 12 s need more than the machine has."""
+    found = burst_of(*growing(-1000, 0, 400, 500), crossing(0), mark(200, None, scope="node"))
+    assert found.rate == pytest.approx(500 * MI, rel=0.01)
+    assert found.taken(5) == pytest.approx(2.5 * MI, rel=0.02)
+    assert found.taken(1000) == pytest.approx(500 * MI, rel=0.02)
+    advised = by_reaction(found)
+    assert advised["enforce"].threshold == pytest.approx(2.5 * MI, rel=0.02)
+    assert advised["enforce"].present == 1.0
+    assert advised["kubelet"].threshold is None
+    assert advised["kubelet"].present == 0.0
+    assert advised["kubelet-notified"].threshold is None
+
+
+def test_a_slow_leak_gives_a_kubelet_its_threshold() -> None:
+    """5 MiB/s: 12.03 s of it at most, in every phase of the loop."""
+    found = burst_of(*growing(-20_000, 0, 799.75, 5), crossing(0), mark(20_000, None, scope="node"))
+    assert found is not None
+    advised = by_reaction(found, quantile=1.0)["kubelet"]
+    assert advised.threshold == pytest.approx(5 * 12.03 * MI, rel=0.02)
+    assert advised.present == 1.0  # 100 MiB last 20 s
+    half = by_reaction(found, quantile=0.5)["kubelet"]
+    assert half.threshold == pytest.approx(5 * 7.03 * MI, rel=0.05)
+
+
+def test_a_jump_is_not_averaged_away() -> None:
+    """A burst of 300 MiB in 100 ms that came to rest: no rate to go on with, but the burst itself counts."""
+    found = burst_of(
+        *growing(-5000, -200, 500, 0), sample(-100, 600), sample(0, 900), crossing(0), sample(500, 905), clear(1000)
+    )
+    assert found.rate is None
+    assert found.taken(100) == pytest.approx(300 * MI, rel=0.02)
+    assert found.taken(12_000) == pytest.approx(405 * MI, rel=0.02)
+
+
+def test_an_eviction_cuts_the_record() -> None:
+    """What came back afterwards, and what grew then, is of another world: growth goes on as it was."""
+    found = burst_of(
+        *growing(-1000, 0, 800, 100),
+        crossing(0),
+        decided(1),
+        signalled(1),
+        gone(10),
+        sample(20, 400),
+        clear(20),
+        sample(30, 890),
+    )
+    assert found.rate == pytest.approx(100 * MI, rel=0.02)
+    assert found.taken(10) == pytest.approx(1 * MI, rel=0.2)
+
+
+def test_so_does_a_hold() -> None:
+    """100 MiB/s up to the hold, then nothing for 5 s: without it, 2.5 s would have taken 250 MiB."""
+    found = burst_of(*growing(-1000, 0, 800, 100), crossing(0), hold(1), *growing(100, 5000, 900, 0), clear(6000))
+    assert found is not None
+    assert found.rate == pytest.approx(100 * MI, rel=0.02)
+    assert found.taken(2500) == pytest.approx(250 * MI, rel=0.02)
+
+
+def test_a_limit_below_the_capacity_has_to_be_kept_away_from_as_well() -> None:
+    limit = CAPACITY - 50 * MI
+    found = verdict(
+        one(watched(limit=limit), *growing(-1000, 0, 800, 100), crossing(0), mark(100, None, oom_limit=limit))
+    ).burst
+    assert (found.beyond, found.taken(5)) == (50 * MI, pytest.approx(0.5 * MI, rel=0.03))
+    enforce = by_reaction(found)["enforce"]
+    assert enforce.threshold == pytest.approx(50.5 * MI, rel=0.02)
+    assert enforce.arithmetic.beyond == 50 * MI
+
+
+def test_a_line_that_is_only_compared_is_no_threshold_in_force() -> None:
+    """Outrace acts by memory.reclaimable: memory.available<100Mi is what a kubelet would have."""
+    growth = (*growing(-1000, 0, 400, 500), crossing(0), mark(200, None, scope="node"))
+    own = verdict(one(watched(compared=True), watched(signal="memory.reclaimable"), *growth)).burst
+    assert own is not None
+    assert own.threshold is None
+    advised = by_reaction(own)["enforce"]
+    assert (advised.present, advised.present_threshold, advised.survives) == (None, None, None)
+    assert advised.threshold == pytest.approx(2.5 * MI, rel=0.02)
+
+
+def test_no_race_no_burst() -> None:
+    assert burst_of(sample(-10, 100), mark(0, "hog", scope="container", oom_path="/kubepods/hog/main")) is None
+
+
+def test_only_the_latest_capacity_counts() -> None:
+    small = Burst("memory.available", 500 * MI, None, 0, None, ((12_500, 400 * MI),))
+    large = Burst("memory.available", CAPACITY, QUANTITY, 0, None, ((12_500, 50 * MI),))
+    advised = advise([("a", small), ("b", large), ("c", large)])
+    assert {each.episodes for each in advised} == {2}
+    assert {each.evidence for each in advised} == {("b", "c")}
+    assert {each.capacity for each in advised} == {CAPACITY}
+    assert advise([]) == []
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2 * CAPACITY), min_size=3, max_size=3).map(sorted), min_size=1, max_size=20),
+    st.floats(0.01, 1.0),
+)
+def test_the_threshold_advised_wins_what_it_promises(rises: list[list[int]], quantile: float) -> None:
+    bursts = [
+        Burst("memory.available", CAPACITY, None, 0, None, ((5, r[0]), (2000, r[1]), (12_500, r[2]))) for r in rises
+    ]
+    reactions = {reaction.name: reaction for reaction in REACTIONS}
+    for each in advise([("race", b) for b in bursts], quantile):
+        reaction = reactions[each.reaction]
+        needs = [needed(b, reaction, ms) for b in bursts for ms in reaction.phases_ms]
+        if each.threshold is None:
+            assert sum(n < CAPACITY - 1 for n in needs) < quantile * len(needs) + 1e-6
+            continue
+        assert sum(n < each.threshold for n in needs) >= quantile * len(needs) - 1e-6
+        assert sum(n < each.threshold - 1 for n in needs) < quantile * len(needs) + 1e-6  # and none smaller does
+
+
+def steady(rate_mi: int, **more: Any) -> Burst:
+    """Growth of so many MiB/s, recorded as a burst."""
+    most = tuple((ms, rate_mi * MI * ms // 1000) for ms in (5, 1000, 12_500))
+    return Burst("memory.available", CAPACITY, QUANTITY, 0, float(rate_mi * MI), most, **more)
+
+
+def test_the_arithmetic_is_that_of_the_race_that_counts() -> None:
+    """Three races of 10, 30 and 20 MiB/s; the worst phase of the kubelet's loop is 12.03 s.
+
+    30 MiB/s x 12.03 s = 360.9 MiB, which 100 MiB lack 260.9 of. With 100 MiB it survives 100 / 12.03 = 8.31 MiB/s.
+    """
+    found = by_reaction(steady(10), steady(30), steady(20), quantile=1.0)
+    kubelet = found["kubelet"]
+    why = kubelet.arithmetic
+    assert (why.incident, why.ms, why.through, why.second_line, why.beyond) == ("race-1", 12_030, 0, 0, 0)
+    assert why.taken / MI == pytest.approx(360.9)
+    assert kubelet.threshold == why.need + 1
+    assert kubelet.costs is not None
+    assert kubelet.costs / MI == pytest.approx(260.9, abs=0.01)
+    assert kubelet.survives is not None
+    assert kubelet.survives.always is not None
+    assert kubelet.survives.always / MI == pytest.approx(8.31, abs=0.01)
+    assert kubelet.then is not None
+    assert kubelet.then.always is not None
+    assert kubelet.then.always / MI == pytest.approx(30, abs=0.01)
+    assert found["observe"].threshold == kubelet.threshold
+    # 30 MiB/s x 5 ms = 0.15 MiB, 2 MiB that pass the brake, and a third of that for the second line: 2.82 MiB.
+    hold = found["hold"].arithmetic
+    assert (hold.through, hold.second_line) == (2 * MI, round(2 * MI / 3))
+    assert abs(hold.need - hold.taken - hold.through - hold.second_line) <= 1
+    assert found["hold"].threshold == pytest.approx(threshold_for(30 * MI, HOLD), abs=2)
+
+
+def test_steady_growth_needs_what_the_arithmetic_of_a_rate_gives() -> None:
+    """Of one race of steady growth the advice for the worst phase is that of `threshold_for`, to a byte of rounding."""
+    found = by_reaction(steady(30), quantile=1.0)
+    for reaction in REACTIONS:
+        if (advised := found[reaction.name].threshold) is not None:
+            assert abs(advised - threshold_for(30 * MI, reaction)) <= 2
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 40))
+def test_a_faster_race_never_needs_a_smaller_threshold(rates: list[int], at: int, more: int) -> None:
+    faster = list(rates)
+    faster[at % len(rates)] += more
+    before, after = (by_reaction(*map(steady, those), quantile=1.0) for those in (rates, faster))
+    for name in before:
+        low, high = (CAPACITY if a[name].threshold is None else a[name].threshold for a in (before, after))
+        assert low is not None
+        assert high is not None
+        assert low <= high
+
+
+def test_what_is_in_use_outside_the_pods_has_to_be_reserved() -> None:
+    """Node of 1000 MiB, kubepods limited to 800: 200 are reserved. 900 - 640 = 260 are used outside: 60 more."""
+    burst = burst_of(
+        watched(domain="kubepods", signal="allocatableMemory.available", capacity=800 * MI),
+        *(sample(t, 500 + t / 10) for t in range(-1000, 1, 100)),
+        sample(-100, 900),
+        sample(-100, 640, domain="kubepods"),
+        crossing(0),
+        mark(200, None, scope="node"),
+    )
+    assert burst is not None
+    assert (burst.outside, burst.reserved) == (260 * MI, CAPACITY - 800 * MI)
+    found = reservation([("quiet", steady(5, outside=100 * MI, reserved=200 * MI)), ("race", burst)])
+    assert found is not None
+    assert (found.incident, found.evidence) == ("race", ("quiet", "race"))
+    assert found.short == 260 * MI - (CAPACITY - 800 * MI)
+
+
+def test_without_a_kubepods_cgroup_no_reservation_is_advised() -> None:
+    assert reservation([("race", steady(5))]) is None
+    assert reservation([]) is None
