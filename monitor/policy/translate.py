@@ -31,7 +31,7 @@ _amounts = partial(parse_flag_map, operator="=")
 
 class Translation(NamedTuple):
     """A KubeletConfiguration, and one line for everything that could not simply be carried over. ``origins``: where
-    each flag was written, as far as that was said.
+    each flag was written, as far as that is known.
     """
 
     configuration: dict[str, Any]
@@ -49,8 +49,11 @@ def _duration(text: str) -> str:
 
 
 def _integer(text: str) -> int:
+    """As Go reads the numbers of flags (strconv.ParseInt with base 0): `0x10` is 16, and `010` is 8."""
     try:
-        return int(text)
+        if not text.isascii() or any(map(str.isspace, text)):
+            raise ValueError(text)
+        return int(re.sub(r"^([+-]?0)(?=[0-9_])", r"\1o", text), 0)
     except ValueError:
         raise PolicyError(f"{text!r} is not a whole number") from None
 
@@ -143,7 +146,7 @@ _REMEDIES: dict[Callable[[str], Any], str] = {
 def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translation:
     """The configuration these flags of a kubelet make, written ``--flag=value`` or ``--flag value``.
 
-    As in the kubelet, a map given twice is added to and anything else replaced. Flags that are none of eviction,
+    As in the kubelet, a map or list given twice is added to, anything else replaced. Flags that are none of eviction,
     clean-up or reservation are noted. ``where``: the place of each argument. Raises PolicyError naming place and flag.
     """
     given: dict[str, Any] = {}
@@ -167,14 +170,14 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
         before = given.get(field)
         if isinstance(before, dict):
             before.update(value)
-        elif isinstance(before, list) and read is _numa:
+        elif isinstance(before, list):
             before += value
         else:
             given[field] = value
     notes += _succeed(given, origins)
     if others:
-        said = ", ".join(f"--{flag}" for flag in dict.fromkeys(others))
-        notes.append(f"none of eviction, clean-up or reservation, and not carried over: {said}")
+        listed = ", ".join(f"--{flag}" for flag in dict.fromkeys(others))
+        notes.append(f"none of eviction, clean-up or reservation, and not carried over: {listed}")
     order = list(dict.fromkeys(field for field, _ in FIELDS.values()))
     fields = {field: given[field] for field in (*order[:1], MERGE_DEFAULTS, *order[1:]) if field in given}
     return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)

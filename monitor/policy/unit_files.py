@@ -28,6 +28,7 @@ Reader = Callable[[str], Written | None]
 _SECTION = re.compile(r"\[[\w -]+\]\s*(?:[#;].*)?$")
 #: `X-Snappy` and the like are for other programs than systemd.
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+_STARTS = re.compile(r"(?:^|[\s/])(?:kubelet|k3s|rke2)(?=\s|$|')")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
@@ -41,7 +42,12 @@ def command_line(files: Sequence[Written], read: Reader) -> tuple[list[Word], li
     node = _Node(read)
     for file in files:
         node.add(file)
-    return node.flags(), node.notes
+    words = node.flags()
+    if files and not (words or node.commands or node.notes):
+        node.notes.append(
+            f"{', '.join(file.name for file in files)}: no command line of a kubelet, and no flags of one"
+        )
+    return words, node.notes
 
 
 class _Node:
@@ -63,16 +69,25 @@ class _Node:
             self.shell += _flags_of(words)
             return
         lines = [line.strip() for line in file.text.splitlines()]
-        said = [line for line in lines if line and line[0] not in "#;"]
-        if not said:
-            self.notes.append(f"{file.name}: says nothing")
-        elif any(_SECTION.match(line) for line in said):
+        filled = [line for line in lines if line and line[0] not in "#;"]
+        if not filled:
+            self.notes.append(f"{file.name}: holds nothing")
+        elif any(_SECTION.match(line) for line in filled):
             self._unit(file)
-        elif re.match(r"(?:export\s+)?\w+\s*=", said[0]):
+        elif re.match(r"(?:export\s+)?\w+\s*=", filled[0]) and not file.text.startswith("#!"):
             self.from_files |= _environment(file)
         else:
-            for line in joined_lines(file, comments="#", glue=""):
-                self.shell += _flags_of(list(command_words(line, by_shell=True)))
+            self._commands(file)
+
+    def _commands(self, file: Written) -> None:
+        """A command line, or a script that has one among others."""
+        lines = list(joined_lines(file, comments="#", glue=""))
+        mine = [line for line in lines if line.text.startswith("-") or _STARTS.search(line.text)] or lines
+        for line in mine:
+            self.shell += _flags_of(list(command_words(line, by_shell=True)))
+        if others := [line.origin for line in lines if line not in mine]:
+            more = f" (nor {len(others) - 1} more)" if len(others) > 1 else ""
+            self.notes.append(f"{others[0]}: starts no kubelet, and is not read{more}")
 
     def _unit(self, file: Written) -> None:
         section = ""
@@ -179,10 +194,10 @@ def _flags_of(words: list[Word], key: str = "") -> list[Word]:
         return list(_embedded(words[1:]))
     if "kubelet" in names:
         return words[names.index("kubelet") + 1 :]
-    said = f"{key}: " if key else ""
+    prefix = f"{key}: " if key else ""
     raise PolicyError(
-        f"{words[0].origin}: {said}{words[0].text!r} is no kubelet; name the unit, environment file or command line of "
-        "the kubelet"
+        f"{words[0].origin}: {prefix}{words[0].text!r} is no kubelet; name the unit, environment file or command line "
+        "of the kubelet"
     )
 
 

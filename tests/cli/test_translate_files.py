@@ -56,18 +56,27 @@ def test_flags_after_files_have_the_last_word(tmp_path: Path, capsys: pytest.Cap
     assert yaml.safe_load(capsys.readouterr().out)["evictionHard"] == {"memory.available": "2Gi", "pid.available": "5%"}
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "cannot be read"), (b"\xff\xfe=", "not UTF-8"), (b"", "")])
-def test_files_that_say_nothing(
-    content: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("content", "expected"), [(None, "cannot be read"), (b"\xff\xfe=", "not UTF-8"), (b"", "")])
+def test_files_without_settings(
+    content: bytes | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kubelet.service"
     if content is not None:
         path.write_bytes(content)
     code = main(["config", "translate", "--file", str(path)])
     err = capsys.readouterr().err
-    assert (code, err.count("\n")) == (2 if says else 0, 1)
-    assert err.startswith(f"outrace: error: {path}: " if says else f"note: {path}: says nothing")
-    assert says in err
+    assert (code, err.count("\n")) == (2 if expected else 0, 1)
+    assert err.startswith(f"outrace: error: {path}: " if expected else f"note: {path}: holds nothing")
+    assert expected in err
+
+
+@pytest.mark.parametrize("text", ["[Unit]\nDescription=no kubelet\n", "[Service]\nType=notify\n", "A=b\n"])
+def test_files_without_a_kubelet_are_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty configuration is no answer to the wrong file."""
+    path = tmp_path / "some.service"
+    path.write_text(text)
+    assert main(["config", "translate", "--file", str(path)]) == 0
+    assert capsys.readouterr().err == f"note: {path}: no command line of a kubelet, and no flags of one\n"
 
 
 LINES = st.lists(

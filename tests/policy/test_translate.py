@@ -41,6 +41,10 @@ def fields(*arguments: str) -> dict[str, Any]:
         (("--system-reserved=cpu=100m,memory=1Gi",), {"systemReserved": {"cpu": "100m", "memory": "1Gi"}}),
         (("--kube-reserved-cgroup", "/kube.slice"), {"kubeReservedCgroup": "/kube.slice"}),
         (("--enforce-node-allocatable=pods,kube-reserved",), {"enforceNodeAllocatable": ["pods", "kube-reserved"]}),
+        (
+            ("--enforce-node-allocatable=pods", "--enforce-node-allocatable", "kube-reserved"),
+            {"enforceNodeAllocatable": ["pods", "kube-reserved"]},
+        ),
         (("--minimum-image-ttl-duration=2m",), {"imageMinimumGCAge": "2m"}),
         (
             ("--reserved-memory", "0:memory=1Gi;1:memory=2Gi", "--reserved-memory=2:memory=1Gi"),
@@ -90,7 +94,7 @@ def test_fields(arguments: tuple[str, ...], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("flag", WITHOUT)
-def test_flags_without_a_field_say_why(flag: str) -> None:
+def test_flags_without_a_field_have_a_reason(flag: str) -> None:
     made = translate([f"--{flag}=1"])
     assert made.configuration == HEAD
     (note,) = made.notes
@@ -131,8 +135,32 @@ def test_flags_that_kubelet_1_36_has(flags: tuple[str, ...]) -> None:
     assert made.configuration == HEAD | {"evictionHard": {"memory.available": "1Gi"}}
 
 
-def test_places() -> None:
-    """What is wrong with a flag is said with its place; of one that is given twice both are kept."""
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("010", 8),
+        ("0x10", 16),
+        ("-0b11", -3),
+        ("+5", 5),
+        ("9_0", 90),
+        ("0", 0),
+        ("08", None),
+        (" 5", None),
+        ("\u0663", None),
+    ],
+)
+def test_numbers_are_read_as_go_reads_them(text: str, number: int | None) -> None:
+    """strconv.ParseInt with base 0: a kubelet takes `010` for eight, and refuses blanks and digits of other scripts."""
+    flag = f"--eviction-max-pod-grace-period={text}"
+    if number is None:
+        with pytest.raises(PolicyError, match="is not a whole number; write a whole number"):
+            translate([flag])
+    else:
+        assert translate([flag]).configuration["evictionMaxPodGracePeriod"] == number
+
+
+def test_origins() -> None:
+    """What is wrong with a flag is reported with its place; of one that is given twice both are kept."""
     flags = (
         "--eviction-hard=memory.available<1Gi",
         "--eviction-hard=pid.available<5%",
