@@ -11,19 +11,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout, measured
-from monitor.policy.pods import Container, Pod, Resources
-from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
+from monitor.policy.pod_reasons import why_critical
+from monitor.policy.pods import Pod
+from monitor.policy.qos import LEAST_PRIORITY, MOST_PRIORITY
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Key
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.resources import containers_request, pod_level_resources_set
+from monitor.policy.resources import pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import DECIDING, Ranked
 
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
-#: The highest priority a user may give (HighestUserDefinablePriority of Kubernetes), and the lowest 32 bits hold.
-_MOST_PRIORITY, _LEAST_PRIORITY = 10**9, -(2**31)
 #: More than any pod asks for or uses of anything.
 _MOST = 2**62
 
@@ -200,7 +199,7 @@ def _priority_change(one: Ranked, behind: bool, crosses: _Crosses) -> Change | N
     old = one.candidate.priority
     if old is None:
         return None  # it has one, which is not known here
-    far = max(old, _MOST_PRIORITY) if behind else _LEAST_PRIORITY
+    far = max(old, MOST_PRIORITY) if behind else LEAST_PRIORITY
 
     def changed(n: int) -> tuple[Pod, PodStats | None]:
         return replace(one.pod, priority=n), one.stats
@@ -243,79 +242,6 @@ def _using(signal: str, n: int, kind: str) -> PodStats:
     if signal == PID:
         return PodStats({"process_stats": {"process_count": n}})
     return PodStats({"containers": [{kind: {"usedBytes": n, "inodesUsed": n}}]})
-
-
-# ---- why a pod is what it is
-
-
-def why_critical(pod: Pod, era: Era = CURRENT) -> str:
-    """What protects the pod from eviction; empty if nothing does."""
-    if pod.taken_critical:
-        return pod.taken_critical
-    if era.name == "kubelet-1.8":
-        return "marked by annotation" if era.is_critical(pod) else ""
-    if is_static(pod):
-        return "static pod"
-    if is_mirror(pod):
-        return "mirror pod"
-    if (pod.priority or 0) >= CRITICAL_PRIORITY:
-        return f"priority {pod.priority}"
-    return ""
-
-
-def why_class(pod: Pod, era: Era = CURRENT) -> str:
-    """How the pod's QoS class came about."""
-    if not pod.spec_known:
-        return "its cgroup is that of one"
-    if pod.qos_class_status:
-        return "as its status says (status.qosClass)"
-    quality = era.qos_class(pod)
-    whole = pod.resources if era is CURRENT else None
-    holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
-    holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
-    if quality == BEST_EFFORT:
-        nobody = "no container names a" if whole is None else "spec.resources names no"
-        return f"{nobody} request or limit of cpu or memory"
-    asked = {name: sum((holder.requests.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
-    limit = {name: sum((holder.limits.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
-    if quality == GUARANTEED:
-        return f"requests and limits are the same: cpu {asked['cpu']}, memory {asked['memory']}"
-    reasons = [
-        f"{owner} has no {name} limit"
-        for owner, holder in holders
-        for name in ("cpu", "memory")
-        if not holder.limits.get(name, ZERO) > ZERO
-    ]
-    reasons += [f"{name}: {asked[name]} requested, limit {limit[name]}" for name in asked if asked[name] != limit[name]]
-    return "not Guaranteed: " + reasons[0]
-
-
-def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
-    """How the request that is compared came about: ``memory`` or ``ephemeral-storage``."""
-    total = era.request(pod, resource)
-    if not pod.spec_known:
-        return f"{total}: its spec is not known, guessed from its cgroup and processes"
-    if era is not CURRENT:
-        regular = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
-        rule = "the containers' together" if total == regular else "the largest init container's"
-        return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"
-    if pod_level_resources_set(pod):
-        assert pod.resources is not None
-        named = pod.resources.requests.get(resource) if resource == "memory" else None
-        parts = ["spec.resources names none, which hides the containers'" if named is None else f"{named} for the pod"]
-        needed = ZERO if named is None else named
-    else:
-        sidecars = tuple(c for c in pod.init_containers if c.sidecar)
-        regular = containers_request(replace(pod, init_containers=()), resource)
-        running = containers_request(replace(pod, init_containers=sidecars), resource)
-        needed = containers_request(pod, resource)
-        if needed > running:
-            parts = [f"{needed} at a step of the init containers, more than the {running} of the running ones"]
-        else:
-            parts = [f"containers {regular}"] + ([f"sidecars {running - regular}"] if running != regular else [])
-    if total != needed:
-        parts.append(f"overhead {total - needed}")
-    return f"{total}: {' + '.join(parts)}"
 
 
 def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> Comparison:
