@@ -1,0 +1,191 @@
+"""The Debian package as `make deb` builds it: what is inside, that it runs from there, man pages and completion."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+
+from monitor.cli.main import cli
+from tests.commands import run
+
+ROOT = Path(__file__).parents[2]
+#: Of what the package depends on by name, this machine may have no Debian package: the environment of the tests has it.
+NEEDED = ("psutil", "yaml")
+
+pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb: this is not Debian")
+
+
+def build(out: Path, version: str) -> Path:
+    done = run(sys.executable, ROOT / "scripts/deb.py", "--out", out, "--package-version", version)
+    assert done.returncode == 0, done.stderr
+    return out / f"outrace_{version}_all.deb"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("deb"), "9.8.7")
+
+
+@pytest.fixture(scope="module")
+def tree(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, unpacked below a directory of its own."""
+    place = tmp_path_factory.mktemp("installed")
+    run("dpkg-deb", "-x", package, place, check=True)
+    return place
+
+
+def environment(place: Path) -> dict[str, str]:
+    """`outrace` as the package has it, and of the tests' environment only `NEEDED`."""
+    import importlib
+
+    home = place.parent / "needed"
+    home.mkdir(exist_ok=True)
+    for name in NEEDED:
+        found = Path(str(importlib.import_module(name).__file__)).parent
+        if not (home / name).exists():
+            (home / name).symlink_to(found)
+    return {
+        "PATH": f"{command(place).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
+        "PYTHONPATH": str(home),
+        "LANG": "C.UTF-8",
+    }
+
+
+def command(place: Path) -> Path:
+    """Its command, with the interpreter in this directory instead of /usr/lib."""
+    there = place / "usr/local/bin/outrace"
+    if not there.exists():
+        there.parent.mkdir(parents=True)
+        there.write_text((place / "usr/bin/outrace").read_text().replace("#!", f"#!{place}", 1))
+        there.chmod(0o755)
+    return there
+
+
+def every_command() -> list[tuple[str, ...]]:
+    def below(one: click.Command, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        found = [path]
+        if isinstance(one, click.Group):
+            context = click.Context(one)
+            for name in one.list_commands(context):
+                sub = one.get_command(context, name)
+                assert sub is not None
+                found += below(sub, (*path, name))
+        return found
+
+    return below(cli, ("outrace",))
+
+
+def test_fields_and_rights(package: Path, tree: Path) -> None:
+    assert run("dpkg-deb", "-f", package, "Package", "Version", "Architecture").stdout.split("\n")[:3] == [
+        "Package: outrace",
+        "Version: 9.8.7",
+        "Architecture: all",
+    ]
+    # tests/kernel/test_headers.py: the programs load without. With what they recommend they were 310 MiB of 559.
+    wanted = run("dpkg-deb", "-f", package, "Depends", "Recommends").stdout
+    assert "python3-bpfcc" in wanted
+    assert "headers" not in wanted
+    listed = [line.split(maxsplit=5) for line in run("dpkg-deb", "-c", package).stdout.splitlines()]
+    assert {owner for _, owner, *_ in listed} == {"root/root"}
+    assert {mode for mode, *_ in listed} == {"drwxr-xr-x", "-rwxr-xr-x", "-rw-r--r--", "lrwxrwxrwx"}
+    runs = [name for mode, *_, name in listed if mode == "-rwxr-xr-x"]
+    assert runs == ["./usr/bin/outrace"]
+    control = package.parent / "control"
+    run("dpkg-deb", "-e", package, control, check=True)
+    assert (control / "conffiles").read_text() == "/etc/default/outrace\n"
+    for script in ("postinst", "prerm", "postrm"):
+        assert os.access(control / script, os.X_OK)
+        run("sh", "-n", control / script, check=True)
+    assert run("md5sum", "--check", "--quiet", control / "md5sums", cwd=tree).returncode == 0
+
+
+def test_the_same_checkout_makes_the_same_bytes(package: Path, tmp_path: Path) -> None:
+    assert build(tmp_path, "9.8.7").read_bytes() == package.read_bytes()
+
+
+def test_the_unit_starts_the_packages_command(tree: Path) -> None:
+    unit = (tree / "usr/lib/systemd/system/outrace.service").read_text()
+    source = (ROOT / "deploy/systemd/outrace.service").read_text()
+    assert "/opt/" not in unit
+    started = re.findall(r"^Exec\w+=-?(\S+)", unit, flags=re.MULTILINE)
+    assert started == ["/usr/bin/outrace"] * len(re.findall(r"^Exec", source, flags=re.MULTILINE)) != []
+    assert (tree / "usr/bin/outrace").exists()
+
+
+def test_it_runs_by_its_own_modules(tree: Path) -> None:
+    place = tree / "usr/lib/outrace"
+    script = "import monitor, click, prometheus_client, pyroute2; print(monitor.__file__, click.__file__)"
+    done = run(place / "bin/python3", "-sP", "-c", script, env=environment(tree), cwd="/")
+    assert [path for path in done.stdout.split() if path.startswith(str(place))] == done.stdout.split(), done.stderr
+    assert len(done.stdout.split()) == 2
+    assert run(command(tree), "--version", env=environment(tree), cwd="/").stdout.startswith("outrace ")
+    shown = json.loads(run(command(tree), "doctor", "-o", "json", env=environment(tree), cwd="/").stdout)
+    assert shown["checks"]
+
+
+@pytest.mark.kernel
+@pytest.mark.once
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup for a race")
+def test_a_race_is_won_by_the_package(tree: Path) -> None:
+    done = run(command(tree), "demo", "--runs", "1", "-o", "json", env=environment(tree), cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["wins"] == 1
+
+
+def test_every_command_has_a_man_page(tree: Path) -> None:
+    pages = {path.name: gzip.decompress(path.read_bytes()).decode() for path in (tree / "usr/share/man/man8").iterdir()}
+    assert set(pages) == {f"{'-'.join(path)}.8.gz" for path in every_command()}
+    assert "\\-\\-eviction\\-hard" in pages["outrace-run.8.gz"]
+    requests = {"TH", "SH", "TP", "PP", "B", "BR", "I", "nf", "fi"}
+    for name, page in pages.items():
+        used = re.findall(r"^[.'](\S*)", page, flags=re.MULTILINE)
+        assert set(used) <= requests, name  # else text was taken for a request
+        sections = re.findall(r"^\.SH (.*)", page, flags=re.MULTILINE)
+        assert sections[:3] == ["NAME", "SYNOPSIS", "DESCRIPTION"], name
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff: the package groff-base has it")
+def test_groff_has_no_complaint(tree: Path) -> None:
+    for path in sorted((tree / "usr/share/man/man8").iterdir()):
+        page = gzip.decompress(path.read_bytes())
+        done = subprocess.run(["groff", "-Kutf8", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, check=True)
+        assert done.stderr == b"", path.name
+        assert done.stdout.startswith(b"OUTRACE"), path.name
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [(["exp"], {"explain"}), (["config", "sh"], {"show"}), (["run", "--eviction-h"], {"--eviction-hard"})],
+)
+def test_bash_completes(tree: Path, words: list[str], wanted: set[str]) -> None:
+    script = (
+        f". {tree}/usr/share/bash-completion/completions/outrace; COMP_WORDS=(outrace {' '.join(words)});"
+        f' COMP_CWORD={len(words)}; _outrace_completion outrace; echo "${{COMPREPLY[@]}}"'
+    )
+    done = run("bash", "-c", script, env=environment(tree))
+    assert set(done.stdout.split()) == wanted, done.stderr
+
+
+def test_wheel_and_source_have_the_bpf_programs_inside(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT)
+    assert done.returncode == 0, done.stderr
+    (wheel,), (source,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    programs = {path.name for path in (ROOT / "bpf").iterdir()}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name.rpartition("/")[2] for name in archive.namelist() if "/_bpf/" in name} == programs
+        (entry,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert b"outrace = monitor.cli.main:main" in archive.read(entry)
+    with tarfile.open(source) as tar:
+        inside = tar.getnames()
+    assert programs <= {name.rpartition("/")[2] for name in inside}

@@ -1,0 +1,116 @@
+"""The Debian package under a real systemd: installed, used as it comes, reloaded, upgraded during an eviction, removed.
+
+It changes the machine, so it runs only where `make test-vagrant` has put two packages beside the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests import live
+from tests.commands import run
+from tests.deploy import package
+from tests.deploy.package import UNIT, outrace, systemctl
+
+CONFIG = Path("/etc/outrace/outrace.yaml")
+RUN_DIR = Path("/run/outrace")
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def others(installed: None) -> Mapping[str, int]:
+    """What ran before anything was evicted."""
+    return package.running()
+
+
+def test_it_runs_as_soon_as_it_is_installed_and_only_observes(installed: None) -> None:
+    package.ready()
+    assert systemctl("is-enabled", "outrace") == "enabled"
+    assert package.settings()["mode"] == "observe"
+    assert "system/ssh.service" in package.pods()
+    assert any(one["pod"].endswith("ssh.service") for one in outrace("explain")["order"])
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("OUTRACE_RACES", "2"))))
+def test_a_service_at_full_speed_goes_and_all_else_stays(others: Mapping[str, int], number: int) -> None:
+    if number == 0:
+        package.with_options("--enforce")  # and nothing else is configured
+    known, killed = package.incidents(), package.oom_kills()
+    package.start_hog(400)
+    live.until(package.hog_is_gone, "the eviction")
+    package.evicted_alone(f"system/{UNIT}.service", known, killed)
+    package.still(others)
+
+
+def write(text: str) -> None:
+    """As the documents say: another name, then renamed."""
+    CONFIG.parent.mkdir(exist_ok=True)
+    new = CONFIG.with_suffix(".new")
+    new.write_text(text)
+    new.rename(CONFIG)
+
+
+def test_systemctl_reload_takes_a_good_file_and_says_why_not_a_bad_one(installed: None) -> None:
+    write("eviction-hard: {memory.available: 70Mi}\n")
+    package.with_options(f"--config {CONFIG}")
+    pid = package.main_pid("outrace")
+    assert package.hard_line() == "70Mi"
+
+    write("eviction-hard: {memory.available: 80Mi}\n")
+    run("systemctl", "reload", "outrace", check=True)
+    assert package.hard_line() == "80Mi"
+
+    write("eviction-hard: {memory.avialable: 90Mi}\n")
+    refused = run("systemctl", "reload", "outrace")
+    assert refused.returncode != 0
+    assert package.hard_line() == "80Mi"
+    said = run("systemctl", "status", "--no-pager", "--full", "--lines=50", "outrace").stdout
+    assert "the old configuration stays in force" in said
+    assert f"{CONFIG}: " in said
+    assert "memory.avialable" in said
+    assert (systemctl("is-active", "outrace"), package.main_pid("outrace")) == ("active", pid)
+
+    write("eviction-hard: {memory.available: 75Mi}\n")  # and the next good one is taken
+    run("systemctl", "reload", "outrace", check=True)
+    assert package.hard_line() == "75Mi"
+
+
+def test_its_runtime_directory_is_roots_and_a_stop_leaves_no_socket_in_it(installed: None) -> None:
+    found = RUN_DIR.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, 0)
+    assert [path.suffix for path in RUN_DIR.iterdir() if path.is_socket()] == [".sock"]
+    run("systemctl", "stop", "outrace", check=True)
+    # The directory stays (RuntimeDirectoryPreserve=), because another daemon may have its socket there, until a purge.
+    assert [path for path in RUN_DIR.iterdir() if path.is_socket()] == []
+    assert outrace("daemons")["daemons"] == []
+    run("systemctl", "start", "outrace", check=True)
+    package.ready()
+    assert stat.S_IMODE(RUN_DIR.stat().st_mode) == 0o700
+
+
+def test_an_upgrade_in_the_middle_of_an_eviction(installed: None) -> None:
+    """Its grace runs on: the next version ends it, and evicts nobody else."""
+    line = int(package.available_mib() - 100)
+    package.with_options(
+        f"--enforce --eviction-hard memory.available<60Mi --eviction-soft memory.available<{line}Mi"
+        " --eviction-soft-grace-period memory.available=1s --eviction-max-pod-grace-period 60"
+    )
+    known, before, killed = package.incidents(), package.main_pid("outrace"), package.oom_kills()
+    package.start_hog(-200, rate=40)  # it never meets the hard threshold
+    live.until(lambda: f"{UNIT}.service" in package.journal(), "SIGTERM to the hog")
+    assert not package.hog_is_gone()
+    first = package.invocation()
+    package.install("9.0+b")
+    package.ready(before)
+    if "evicted id=" in package.journal(first):
+        pytest.skip("unpacking took longer than the grace of 30 s, on an emulated CPU that others use too")
+    # An emulated start may be longer than what is left of the 30 s, which the kubelet gives who names none.
+    live.until(package.hog_is_gone, "the end of the grace")
+    assert "going on with the eviction that the daemon before had begun" in package.journal(), package.journal()
+    package.evicted_alone(f"system/{UNIT}.service", known, killed)
