@@ -17,18 +17,12 @@ cannot() {
 have_bcc() { [ -e /usr/lib/python3/dist-packages/bcc/libbcc.py ]; }
 have_libbpf() { compgen -G '/usr/lib/*/libbpf.so.[01]' >/dev/null || compgen -G '/lib/*/libbpf.so.[01]' >/dev/null; }
 have_venv() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
-# Headers of the running kernel, or of any other: the programs take their offsets from BTF (monitor/kernel/headers.py).
-have_headers() {
-  [ -d "/lib/modules/$(uname -r)/build/include/generated" ] ||
-    compgen -G '/usr/src/linux-headers-*/include/generated/autoconf.h' >/dev/null ||
-    compgen -G '/usr/src/kernels/*/include/generated/autoconf.h' >/dev/null
-}
 
 stamp() { # what the environment was made from and for
   { cat pyproject.toml scripts/setup.sh; pwd; readlink -f "$PYTHON"; } | sha256sum
 }
 
-if [ -x "$VENV/bin/outrace" ] && have_bcc && have_libbpf && have_headers &&
+if [ -x "$VENV/bin/outrace" ] && have_bcc && have_libbpf &&
   [ "$(cat "$STAMP" 2>/dev/null)" = "$(stamp)" ]; then
   exit 0
 fi
@@ -68,10 +62,9 @@ first_available() {
 install_packages() {
   [ "$(id -u)" -eq 0 ] || cannot "must be root to install packages: run sudo make ${MAKECMDGOALS:-setup}"
   command -v apt-get >/dev/null ||
-    cannot "no apt-get here: install BCC's Python bindings, libbpf, kernel headers and python3-venv, then run again"
+    cannot "no apt-get here: install BCC's Python bindings, libbpf and python3-venv, then run again"
   update
-  local packages=() arch name
-  arch=$(dpkg --print-architecture)
+  local packages=() name
   have_bcc || packages+=(python3-bpfcc)
   [ -x "$PYTHON" ] || packages+=(python3)
   if ! [ -x "$PYTHON" ] || ! have_venv; then packages+=(python3-venv); fi
@@ -80,15 +73,11 @@ install_packages() {
     name=$(first_available libbpf1 libbpf0)
     packages+=("$name")
   fi
-  if ! have_headers; then
-    name=$(first_available "linux-headers-$(uname -r)" "linux-headers-cloud-$arch" linux-headers-generic "linux-headers-$arch")
-    packages+=("$name")
-  fi
   say "apt-get install ${packages[*]}"
   apt install --no-install-recommends "${packages[@]}" || cannot "apt-get install ${packages[*]} failed (see above)"
 }
 
-if ! { [ -x "$PYTHON" ] && have_bcc && have_venv && have_libbpf && have_headers; }; then
+if ! { [ -x "$PYTHON" ] && have_bcc && have_venv && have_libbpf; }; then
   install_packages
 fi
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -102,7 +91,7 @@ if ! [ -x "$VENV/bin/python" ] || ! grep -qx 'include-system-site-packages = tru
   "$PYTHON" -m venv --clear --system-site-packages "$VENV"
 fi
 say "installing outrace and its tools into $VENV"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev,deploy]' ||
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[cri,dev,deploy]' ||
   cannot "pip could not install the dependencies of pyproject.toml (see above): check the network"
 # Without its bytecode a start takes 0.8 s instead of 0.2 (measured), and PYTHONDONTWRITEBYTECODE may be set.
 "$VENV/bin/python" -m compileall -q monitor

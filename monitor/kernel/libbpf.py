@@ -187,10 +187,10 @@ def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = Tr
         if fd >= 0:
             return fd
     number = ctypes.get_errno()
-    said = log.value.decode(errors="replace")
+    output = log.value.decode(errors="replace")
     if loud:
-        os.write(2, said.encode())
-    last = said.strip().splitlines()[-1:] or [""]
+        os.write(2, output.encode())
+    last = output.strip().splitlines()[-1:] or [""]
     raise MonitorError(f"cannot load {name}: {os.strerror(number)}" + (f" ({last[0]})" if last[0] else ""))
 
 
@@ -200,7 +200,7 @@ def attach_kprobe(function: str, prog: int) -> int:
         kind = int(KPROBE_PMU.read_text())
     except FileNotFoundError:
         raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y") from None
-    except OSError as error:  # too many open files, say
+    except OSError as error:  # for example too many open files
         raise _kprobe_refused(function, error.errno or 0) from None
     name = ctypes.create_string_buffer(function.encode())
     attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))

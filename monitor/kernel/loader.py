@@ -29,6 +29,8 @@ from monitor.kernel.instances import claim, remove, tidy
 from monitor.kernel.instances import instance_directory as instance_directory
 from monitor.kernel.offsets import defines
 
+#: In the place of the kernel's own headers.
+KERNEL_HEADER = "kernel.h"
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "sweep.c", "stats.c", "charges.c", "oom.c", "procs.c")
 #: Compiled for one hook only, with a definition of its own.
 _OF_HOOK = {
@@ -37,6 +39,9 @@ _OF_HOOK = {
     pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
 }
 AUTO = "auto"
+#: What the programs are compiled for: the kubelet's thresholds alone, those of `*.reclaimable` as well, those of
+#: `*.obtainable` too (SIGNALS in the programs; docs/signals.md). Whoever has none of the latter pays nothing for them.
+KUBELETS, RECLAIMABLE, OBTAINABLE = 0, 1, 2
 #: The opposite of loading: every pin of an instance is removed.
 unload = remove
 #: Turns of a run of `sweep` and of `commit`. The verifier follows every turn of a loop: 8 of a sweep come close to the
@@ -49,7 +54,7 @@ COMMIT_CHUNK = 64
 MAX_LEAVES, MAX_LEAVES_AHEAD = 131_072, 16_384
 BPF_F_NO_PREALLOC = 1
 _BCC_REMEDY = "apt-get install python3-bpfcc; the venv is made by /usr/bin/python3 with system site packages"
-#: What clang and the verifier say, in the state dir.
+#: The output of clang and the verifier, in the state dir.
 LOG = "loader.log"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PARENT = "OUTRACE_LOADER_PARENT"  # pid of who waits for the loader
@@ -77,14 +82,15 @@ def _numa_nodes() -> int:
     return max(found, default=0) + 1
 
 
-def compile_flags(hook: str = pins.TRACEPOINT) -> list[str]:
+def compile_flags(hook: str = pins.TRACEPOINT, signals: int = KUBELETS) -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
     values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     on_demand = version is not None and (int(version[1]), int(version[2])) >= (6, 1)
     leaves, flags = (MAX_LEAVES, BPF_F_NO_PREALLOC) if on_demand else (MAX_LEAVES_AHEAD, 0)
-    values |= {"MAX_LEAVES": leaves, "LEAVES_FLAGS": flags}
+    values |= {"MAX_LEAVES": leaves, "LEAVES_FLAGS": flags, "SIGNALS": signals}
+    values["PAGE_SIZE"] = os.sysconf("SC_PAGE_SIZE")
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
@@ -93,39 +99,48 @@ def stamp(hook: str = pins.TRACEPOINT) -> str:
     return stamps()[hook]
 
 
-def stamps() -> dict[str, str]:
-    """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel.
-    Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
+def stamps(signals: int = KUBELETS) -> dict[str, str]:
+    """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel,
+    what they are compiled for. Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
+    return dict(_stamps(signals))
+
+
+def _stamps(*levels: int) -> list[tuple[str, str]]:
+    """(hook, stamp) for each of these `signals`."""
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
-    # pins.py says what is pinned, libbpf.py loads some of it.
-    ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
-    for path in (*ours, VMLINUX, Path("/sys/kernel/notes")):
+    # pins.py lists what is pinned, libbpf.py loads some of it.
+    ours = (here / name for name in ("loader.py", "headers.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
+    for path in (*ours, bpf_directory() / KERNEL_HEADER, VMLINUX, Path("/sys/kernel/notes")):
         try:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
         except OSError:
             h.update(b"-")
-    found = {}
+    found = []
     for hook in pins.HOOKS:
-        own = h.copy()
-        own.update(f"{hook}\n{program_text(hook)}".encode())
-        found[hook] = own.hexdigest()[:16]
+        of_hook = h.copy()
+        of_hook.update(f"{hook}\n{program_text(hook)}".encode())
+        for signals in levels:
+            own = of_hook.copy()
+            own.update(b"%d" % signals)
+            found.append((hook, own.hexdigest()[:16]))
     return found
 
 
-def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
+def ensure_loaded(state_dir: Path, hook: str = AUTO, signals: int = KUBELETS) -> tuple[Path, bool]:
     """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError. ``hook``:
-    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`).
+    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`). ``signals``: the
+    formulas of the thresholds that they compare.
     """
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
-    marks = stamps()
+    marks = stamps(signals)
     for name, mark in marks.items():  # what is pinned was chosen on this very kernel: no need to look again
         if hook in (AUTO, name) and (instance / mark).is_dir():
-            return instance / mark, _load_if_missing(state_dir, instance / mark, name)
+            return instance / mark, _load_if_missing(state_dir, instance / mark, name, signals)
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
@@ -140,7 +155,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO) -> tuple[Path, bool]:
             last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
             continue
         try:
-            return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name)
+            return instance / mark, _load_if_missing(state_dir, instance / mark, offer.name, signals)
         except HookRefusedError as error:
             last = error
             charging.remember_refused(state_dir, mark, error.message)
@@ -153,8 +168,10 @@ def pinned(state_dir: Path) -> frozenset[str]:
     """The hooks whose programs are pinned, as they are now and for this kernel."""
     instance = instance_directory(state_dir)
     try:
-        marks = stamps() if instance.is_dir() else {}
-        return frozenset(hook for hook, mark in marks.items() if (instance / mark).is_dir())
+        if not instance.is_dir():
+            return frozenset()
+        marks = _stamps(KUBELETS, RECLAIMABLE, OBTAINABLE)
+        return frozenset(hook for hook, mark in marks if (instance / mark).is_dir())
     except (OSError, MonitorError):
         return frozenset()  # this user may not see them; or there are no memory cgroups, which `detect` reports
 
@@ -163,15 +180,15 @@ class HookRefusedError(CannotError):
     """This hook's own programs could not be loaded or attached; another hook's may."""
 
 
-def refused(state_dir: Path) -> dict[str, str]:
+def refused(state_dir: Path, signals: int = KUBELETS) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
     with suppress(MonitorError):  # no memory cgroups, which `detect` reports
         if known := charging.refused_stamps(state_dir):
-            return {hook: known[mark] for hook, mark in stamps().items() if mark in known}
+            return {hook: known[mark] for hook, mark in stamps(signals).items() if mark in known}
     return {}
 
 
-def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
+def _load_if_missing(state_dir: Path, directory: Path, hook: str, signals: int) -> bool:
     """Whether the pins had to be made."""
     instance = directory.parent
     if directory.is_dir():
@@ -185,7 +202,7 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         log.unlink()  # an earlier loader's
     done = subprocess.run(
         # -P: nothing lying in the working directory is imported as root.
-        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory), hook],
+        [sys.executable, "-P", "-m", "monitor.kernel.loader", str(state_dir), str(directory), hook, str(signals)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -195,7 +212,7 @@ def _load_if_missing(state_dir: Path, directory: Path, hook: str) -> bool:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         # clang inside BCC may crash on what it cannot parse; then only the log knows at what.
-        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or "it said nothing"
+        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or "it wrote nothing"
         with suppress(OSError), open(log, "a") as file:
             file.write(f"{done.stderr}\nthe loader ended with status {done.returncode}\n")
         tidy(instance)
@@ -230,12 +247,11 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
-def _load(state_dir: Path, directory: Path, hook: str) -> None:
+def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
     from monitor.kernel import headers
 
-    source = headers.prepare(state_dir / "headers")
-    if source:
-        os.environ["BCC_KERNEL_SOURCE"] = source
+    text = (bpf_directory() / KERNEL_HEADER).read_text()
+    os.environ["BCC_KERNEL_SOURCE"] = headers.prepare(state_dir / "headers", text)
     try:
         from bcc import BPF, lib
     except ImportError as error:
@@ -246,8 +262,7 @@ def _load(state_dir: Path, directory: Path, hook: str) -> None:
             f"pip uninstall bcc; {_BCC_REMEDY}",
         )
 
-    # Header trees of 7.x need the Microsoft extensions for anonymous tagged members.
-    flags = [*compile_flags(hook), "-fms-extensions", "-Wno-microsoft-anon-tag", "-Wno-macro-redefined"]
+    flags = [*compile_flags(hook, signals), "-Wno-macro-redefined"]
     log = state_dir / LOG
     try:
         with _stderr_to(log):
@@ -311,10 +326,10 @@ def _end_with_parent() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK``: load and pin; a JSON line says how it went."""
+    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK SIGNALS``: load and pin; reports in a JSON line."""
     _end_with_parent()
     try:
-        _load(Path(argv[0]), Path(argv[1]), argv[2])
+        _load(Path(argv[0]), Path(argv[1]), argv[2], int(argv[3]) if len(argv) > 3 else KUBELETS)
         print(json.dumps({"pinned": argv[1]}))
     except MonitorError as error:
         hook = isinstance(error, HookRefusedError)

@@ -86,7 +86,7 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     assert listing(other) == EVERYTHING
     assert prog_id(other, "on_mark_victim") != number
 
-    # One that cannot be compiled leaves what is there alone, and says so in one line.
+    # One that cannot be compiled leaves what is there alone, and that is one line of the log.
     with open(copy / "bpf" / "oom.c", "a") as file:
         file.write("static int x = no_such_thing;\n")
     broken = load(state, copy, "import sys\nsys.excepthook = lambda kind, error, _: print(error.exit_code, error)")
@@ -151,11 +151,11 @@ def test_an_oom_kill_while_no_daemon_runs_is_not_lost() -> None:
         hog.go()
         assert hog.wait() == -signal.SIGKILL
         with live.daemon(node, *options) as second:
-            told = live.message(second, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
-            assert told["while_away"] is True
-            assert (told["pod"], told["scope"], told["oom_limit"]) == ("lab/p", "memcg", 64 * MIB)
+            logged = live.message(second, "the kernel's OOM killer killed a process", victim_pid=hog.pid)
+            assert logged["while_away"] is True
+            assert (logged["pod"], logged["scope"], logged["oom_limit"]) == ("lab/p", "memcg", 64 * MIB)
             assert second.stop() == 0
-        # Told once: the third daemon has nothing to say.
+        # Reported once: the third daemon has nothing to report.
         with live.daemon(node, *options) as third:
             live.ended(third)  # its log is all there: `log` alone has what was taken in so far
             assert [r for r in third.log if r.get("victim_pid") == hog.pid] == []

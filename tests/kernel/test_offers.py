@@ -94,9 +94,9 @@ def test_what_was_pinned_before_a_lockdown_is_used(
 
 
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = checks.Check("headers", False, "no kernel headers installed", "apt-get install them", bpf=True)
+    missing = checks.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
     assert doctor.hook_plan([missing], tmp_path)["rung"] in rungs.SOFT_RUNGS
-    assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install them"
+    assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
     kernel.setattr(loader, "pinned", lambda _: frozenset(["fentry"]))
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
     assert "pinned already" in planned(tmp_path, missing)["fentry"].detail
@@ -105,7 +105,9 @@ def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch,
 
 
 @pytest.mark.kernel
-def test_a_kernel_before_5_8_has_no_bpf_rung_and_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_before_5_8_has_no_bpf_rung_and_the_error_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = Btf.enum
 
     def older(self: Btf, name: str) -> int | None:
@@ -151,17 +153,17 @@ def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.Mon
 
 
 def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Linux 6.12 without headers: the rung that it does not have at all is not what to mend."""
+    """Linux 6.12 without bcc: the rung that it does not have at all is not what to mend."""
     before = [Offer("memcg-tracepoint", False, "no tracepoint", "run Linux 6.13 or newer")]
     kernel.setattr(charging, "offered", lambda trying=True: [*before, *(Offer(n, True, n) for n in HOOKS[1:])])
-    headers = CannotError("no headers", "apt-get install linux-headers-6.12")
-    kernel.setattr(ladder, "_load", lambda *_: (_ for _ in ()).throw(headers))
+    missing = CannotError("no bcc", "apt-get install python3-bpfcc")
+    kernel.setattr(ladder, "_load", lambda *_: (_ for _ in ()).throw(missing))
     config = RunConfig(state_dir=str(tmp_path), enforce=True, trigger="kernel")
     with pytest.raises(CannotError) as caught:
         ladder.take(config)
-    assert caught.value.message == "--trigger kernel needs a BPF program: fentry: no headers; kprobe: no headers"
-    assert caught.value.remedy == "apt-get install linux-headers-6.12"
-    # Where nothing was there to be tried, all of them are told.
+    assert caught.value.message == "--trigger kernel needs a BPF program: fentry: no bcc; kprobe: no bcc"
+    assert caught.value.remedy == "apt-get install python3-bpfcc"
+    # Where nothing was there to be tried, all of them are listed.
     kernel.setattr(charging, "offered", lambda trying=True: [Offer(n, False, f"no {n}", f"get {n}") for n in HOOKS])
     with pytest.raises(CannotError) as caught:
         ladder.take(config)
