@@ -8,6 +8,6 @@ TIMEOUT_S = 240
 
 
 def run(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What it wrote, as text; how it ended is for the test to judge, unless it says ``check=True``."""
+    """What it wrote, as text; how it ended is for the test to judge, unless it has ``check=True``."""
     options = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False} | options
     return subprocess.run(command, **options)

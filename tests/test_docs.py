@@ -29,6 +29,8 @@ PATH = re.compile(r"(?<![\w/.-])(?:bpf|deploy|docs|monitor|scripts|tests)/[\w./-
 DOTTED = re.compile(r"(?<![\w.])monitor((?:\.\w+)+)")
 MODULE = re.compile(r"`[\w/]*?(\w+\.py)\b")
 TEST = re.compile(r"(?:([\w/]*\w+\.py)|\.\.\.|`)::(test_\w+)")
+#: ``file.py` (`-k "one or another"`)``: tests of that file whose names have one of the words.
+SELECTION = re.compile(r"`[\w/]*?(\w+\.py)` \(`-k (?:\"([\w ]+)\"|(\w+))`\)")
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -110,9 +112,22 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         ("disks", tuple(signal for signal in SIGNALS if signal not in MEMORY_SIGNALS)),
     ],
 )
-def test_every_name_has_its_place_in_a_document(document: str, names: tuple[str, ...]) -> None:
+def test_every_name_is_in_a_document(document: str, names: tuple[str, ...]) -> None:
     text = (ROOT / f"docs/{document}.md").read_text()
     assert [name for name in names if name not in text] == []
+
+
+def empty_selections(text: str) -> list[str]:
+    found = []
+    for file, several, one in SELECTION.findall(text):
+        names = re.findall(r"def (test_\w+)", "".join(modules().get(file, [])))
+        words = (several or one).split(" or ")
+        found += [f"{file} -k {word}" for word in words if not any(word in name for name in names)]
+    return found
+
+
+def test_every_selection_of_tests_selects_some() -> None:
+    assert empty_selections("".join(path.read_text() for path in DOCS)) == []
 
 
 def test_the_checks_can_fail() -> None:
@@ -126,11 +141,15 @@ def test_the_checks_can_fail() -> None:
     assert no_such_tests("`tests/test_docs.py::test_no`, `...::test_the_checks_can_fail`") == [
         "tests/test_docs.py::test_no"
     ]
+    assert empty_selections('`tests/test_docs.py` (`-k "can_fail or no_such"`), `test_docs.py` (`-k none_has_it`)') == [
+        "test_docs.py -k no_such",
+        "test_docs.py -k none_has_it",
+    ]
 
 
-def test_counts_in_the_readme_are_those_of_the_code() -> None:
+def test_counts_of_the_measurements_are_those_of_the_code() -> None:
     """What else stands there was measured, and is as old as its measurement."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "measurements.md").read_text()
     mutations = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))["MUTATIONS"]
     assert re.findall(r"of the (\d+) scripted situations", text) == [str(len(SCENARIOS))]
     assert re.findall(r"noticed by the tests \| (\d+) of (\d+) \| `make mutation`", text) == [
