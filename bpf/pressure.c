@@ -113,10 +113,28 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
   d->crossed |= bit;
 }
 
+// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then nothing of the other formulas
+// is compiled, and these programs are, to the instruction, what they were without them.
+static __always_inline s64 used(struct domain *d) {
+#if SIGNALS
+  s64 cache = d->inactive_file;
+  if (d->flags & (DOMAIN_RECLAIMABLE | DOMAIN_OBTAINABLE)) cache += d->active_file;
+#if SIGNALS > 1
+  if (d->flags & DOMAIN_OBTAINABLE) {
+    cache -= d->dirty + d->withheld;
+    if (cache < 0) cache = 0;
+  }
+#endif
+  return (s64)d->usage - cache;
+#else
+  return (s64)d->usage - d->inactive_file;
+#endif
+}
+
 // Compare one domain with its ceilings; report what changed. Only what adds memory can cross: pages being freed leave the LRU list, and the
 // LRU sizes, a moment before they are uncharged, and in between freed page cache looks like working set.
 static __always_inline void compare(struct domain *d, u32 index, struct gate *g) {
-  s64 ws = (s64)d->usage - d->inactive_file;
+  s64 ws = used(d);
   if (ws < 0) ws = 0;
   u64 now = bpf_ktime_get_ns();
   d->seen_ns = now;
@@ -235,6 +253,23 @@ static __always_inline u64 known_css(struct domain *d) {
   return css && d->cgroup_id && cgroup_id_of(css) == d->cgroup_id ? css : 0;
 }
 
+#if SIGNALS
+// Index + 1 of a cgroup's entry for another formula; 0 if there is none.
+static __always_inline u32 other_entry(u32 first, u32 shift) {
+  struct domain *d = domains.lookup(&first);
+  return d ? d->flags >> shift & 0xffff : 0;
+}
+
+static __always_inline void add_other(struct scratch *c, u32 first, u32 shift, u64 cgroup) {
+  u32 other = other_entry(first, shift);
+  u64 n = c->n;
+  if (!other || n >= MAX_NESTED) return;
+  c->found[n].cgroup = cgroup;
+  c->found[n].index = other - 1;
+  c->n = n + 1;
+}
+#endif
+
 // Bring every watched ancestor of memcg up to date. `pending_` is what this very event is about to add to its LRU lists (the tracepoint
 // fires before the sizes change), `charging` what it is about to add to its usage and to that of every ancestor.
 static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing, u64 sweeping, s64 pending_inactive,
@@ -255,6 +290,13 @@ static __always_inline void evaluate(u64 memcg, int file, struct gate *comparing
       c->found[n].index = *index;
       c->deepest = i;
       n++;
+#if SIGNALS
+      // The number by way of memory: the verifier would follow each value of it through all further levels.
+      c->n = n;
+      add_other(c, *index, RECLAIMABLE_SHIFT, at);
+      add_other(c, *index, OBTAINABLE_SHIFT, at);
+      n = c->n;
+#endif
     }
   }
   if (!n) return;

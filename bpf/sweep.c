@@ -1,24 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Programs that user space runs itself (BPF_PROG_RUN; monitor/kernel/sweeping.py): the walk over all memory cgroups that makes every sum exact,
-// and reading usage anew where no event says that it moved.
+// and reading usage anew where no event reports that it moved.
 
-// Before a sweep: args[0] = first domain, args[1] = its number, args[2] = end, args[3] = 1 if the sums kept so far are not to be compared with until
-// it is over (nobody kept them while the programs were detached). A domain that is added later has no part in it. Returns the next domain, 0 at the end.
-int begin(struct bpf_raw_tracepoint_args *ctx) {
-  u32 index = ctx->args[0], end = ctx->args[2];
+// Do `act` for the domains from `index` on, COMMIT_CHUNK of them at most (monitor/kernel/loader.py). Returns the next domain, 0 at the `end`.
+static __always_inline int each_domain(u32 index, u32 end, void (*act)(struct domain *d, u64 sweep, bool forget), u64 sweep, bool forget) {
   NO_UNROLL
   for (int n = 0; n < COMMIT_CHUNK; n++) {
     COUNTS_UP(n);
     if (index >= end) return 0;
     struct domain *d = domains.lookup(&index);
     if (!d) return 0;
-    if (ctx->args[3] && !(d->flags & DOMAIN_MACHINE)) d->synced = 0;
-    d->shadow_inactive = 0;
-    d->shadow_active = 0;
-    d->shadow_sweep = ctx->args[1];
+    act(d, sweep, forget);
     index++;
   }
   return index;
+}
+
+static __always_inline void begin_domain(struct domain *d, u64 sweep, bool forget) {
+  if (forget && !(d->flags & DOMAIN_MACHINE)) d->synced = 0;
+  d->shadow_inactive = 0;
+  d->shadow_active = 0;
+  d->shadow_sweep = sweep;
+}
+
+// Before a sweep: args[0] = first domain, args[1] = its number, args[2] = end, args[3] = 1 if the sums kept so far are not to be compared with until
+// it is over (nobody kept them while the programs were detached). A domain that is added later has no part in it. Returns the next domain, 0 at the end.
+int begin(struct bpf_raw_tracepoint_args *ctx) {
+  return each_domain(ctx->args[0], ctx->args[2], begin_domain, ctx->args[1], ctx->args[3]);
 }
 
 static __always_inline u64 root_css(void) {
@@ -74,35 +82,26 @@ int sweep(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// Take the swept sums over: args[0] = first domain, args[1] = sweep number. Adding the difference (rather than storing the sum) keeps
-// every change that happened since, because changes go to both. Returns the next domain, or 0 when args[2] (end) is reached.
+// Adding the difference (rather than storing the sum) keeps every change that happened since, because changes go to both.
 //
 // A domain in which no memory cgroup was found, its own neither, stays unknown: it lies deeper than these programs look, or is gone.
-int commit(struct bpf_raw_tracepoint_args *ctx) {
-  u32 index = ctx->args[0], end = ctx->args[2];
-  NO_UNROLL
-  for (int n = 0; n < COMMIT_CHUNK; n++) {
-    COUNTS_UP(n);
-    if (index >= end) return 0;
-    struct domain *d = domains.lookup(&index);
-    if (!d) return 0;
-    if (d->cgroup_id && d->shadow_sweep == ctx->args[1] && (d->css || (d->flags & DOMAIN_MACHINE))) {
-      if (!(d->flags & DOMAIN_MACHINE)) {
-        s64 fix_inactive = d->shadow_inactive - d->inactive_file;
-        s64 fix_active = d->shadow_active - d->active_file;
-        if (fix_inactive) lock_xadd(&d->inactive_file, fix_inactive);
-        if (fix_active) lock_xadd(&d->active_file, fix_active);
-      }
-      if (!d->synced) {
-        s64 ws = (s64)d->usage - d->inactive_file;
-        d->reported = ws < 0 ? 0 : ws;
-      }
-      d->synced = ctx->args[1];
-    }
-    index++;
+static __always_inline void commit_domain(struct domain *d, u64 sweep, bool forget) {
+  if (!d->cgroup_id || d->shadow_sweep != sweep || !(d->css || (d->flags & DOMAIN_MACHINE))) return;
+  if (!(d->flags & DOMAIN_MACHINE)) {
+    s64 fix_inactive = d->shadow_inactive - d->inactive_file;
+    s64 fix_active = d->shadow_active - d->active_file;
+    if (fix_inactive) lock_xadd(&d->inactive_file, fix_inactive);
+    if (fix_active) lock_xadd(&d->active_file, fix_active);
   }
-  return index;
+  if (!d->synced) {
+    s64 ws = used(d);
+    d->reported = ws < 0 ? 0 : ws;
+  }
+  d->synced = sweep;
 }
+
+// Take the swept sums over: args[0] = first domain, args[1] = sweep number, args[2] = end. Returns as `begin`.
+int commit(struct bpf_raw_tracepoint_args *ctx) { return each_domain(ctx->args[0], ctx->args[2], commit_domain, ctx->args[1], 0); }
 
 // The machine's own counters, anew, in the entry args[0].
 int touch(struct bpf_raw_tracepoint_args *ctx) {
@@ -112,22 +111,13 @@ int touch(struct bpf_raw_tracepoint_args *ctx) {
   return 0;
 }
 
-// Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process
-// frees a lot, is followed by no event. Returns the next domain, or 0 at the end.
-int reread(struct bpf_raw_tracepoint_args *ctx) {
-  u32 index = ctx->args[0], end = ctx->args[1];
-  NO_UNROLL
-  for (int n = 0; n < COMMIT_CHUNK; n++) {
-    COUNTS_UP(n);
-    if (index >= end) return 0;
-    struct domain *d = domains.lookup(&index);
-    if (!d) return 0;
-    u64 css = known_css(d), usage = 0;
-    if (css) {
-      READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
-      d->usage = usage;
-    }
-    index++;
-  }
-  return index;
+static __always_inline void reread_domain(struct domain *d, u64 sweep, bool forget) {
+  u64 css = known_css(d), usage = 0;
+  if (!css) return;
+  READ(usage, css - OFF_MEMCG_CSS, OFF_MEMCG_MEMORY + OFF_COUNTER_USAGE);
+  d->usage = usage;
 }
+
+// Read usage anew from the page_counters: args[0] = first domain, args[1] = end. What is uncharged last, in one batch, when a process
+// frees a lot, is followed by no event. Returns as `begin`.
+int reread(struct bpf_raw_tracepoint_args *ctx) { return each_domain(ctx->args[0], ctx->args[1], reread_domain, 0, 0); }

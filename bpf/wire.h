@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// What BPF and user space say to each other. monitor/kernel/wire.py and domains.py decode the same bytes; a test compares both.
+// What BPF and user space exchange. monitor/kernel/wire.py and domains.py decode the same bytes; a test compares both.
 // Only fixed-width members in falling order of size, so that no compiler ever pads.
 
 #define MAX_DOMAINS 4096   // node + kubepods + pods + containers: 110 pods with 2 containers need 332
 #define MAX_THRESHOLDS 4   // per domain; the kubelet has at most a hard and a soft one per signal, and one signal per domain
 #define MAX_LEVEL 12       // levels below the root where a watched cgroup may be: kubepods/burstable/pod/container is 4.
                            // What is charged may be any number of levels below that.
+#if SIGNALS
+#define MAX_NESTED 12      // the node and kubepods are there once for each formula that has thresholds
+#else
 #define MAX_NESTED 6       // watched cgroups one inside the other: node, kubepods, pod, container
+#endif
 #define NO_CEILING 0x7fffffffffffffffLL
 
 enum domain_flag {
   DOMAIN_MACHINE = 1,  // counters of the whole machine (node vm_stat) instead of a page_counter
   DOMAIN_POD = 2,      // processes that appear here are reported on the procs ring
   DOMAIN_CGROUP = 4,   // counted by its page_counter and the LRU sizes below it: every domain but the machine
+  // Of an entry that stands for a cgroup a second or third time, for thresholds by another formula than the kubelet's (docs/signals.md). It is
+  // in no `domain_of`: its first entry's flags have the index + 1 of the others, from the bits of the two shifts below on.
+  DOMAIN_RECLAIMABLE = 8,   // active file pages are available as well
+  DOMAIN_OBTAINABLE = 16,   // and so are they, but for what the kernel does not get at once: `dirty` and `withheld`
 };
+
+#define RECLAIMABLE_SHIFT 16
+#define OBTAINABLE_SHIFT 32
 
 // One watched cgroup. User space writes the first part, BPF the second; both by single aligned 64-bit stores.
 // All sizes are in pages: the page_counter's own unit.
@@ -25,7 +36,8 @@ struct domain {
   s64 pull_above;                // above this the armed victim is signalled inside its own charge
   u64 step;                      // report when the working set moved this far; 0: never
   u64 rearm_ns;                  // a ceiling is not reported again sooner than this after its last crossing
-  u64 exit_due, exit_over;       // written by BPF: the last of the budgets below
+  union { u64 exit_due; s64 withheld; };  // written by BPF: the last of the budgets below; DOMAIN_OBTAINABLE: by user space, what else is not to be had
+  union { u64 exit_over; s64 dirty; };    // written by BPF; DOMAIN_OBTAINABLE: dirty pages and those under writeback, as the events have them
 
   u64 usage;
   s64 inactive_file;             // of the whole subtree

@@ -24,11 +24,14 @@ WORDS = 32
 NO_CEILING = 0x7FFFFFFFFFFFFFFF
 
 MACHINE, POD, CGROUP = 1, 2, 4
+#: An entry for thresholds by another formula (bpf/wire.h). -> from which bit of the first entry's flags it is named.
+RECLAIMABLE, OBTAINABLE = 8, 16
+_NAMED_AT = {RECLAIMABLE: 16, OBTAINABLE: 32}
 
 # Words of an entry: what user space writes ...
-_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM = 1, 2, 6, 7, 8, 9
+_FLAGS, _CEILING, _LOWEST, _PULL, _STEP, _REARM, _WITHHELD = 1, 2, 6, 7, 8, 9, 10
 # ... and what BPF writes.
-_USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 12, 13, 14, 17, 18, 19, 20, 22
+_DIRTY, _USAGE, _INACTIVE, _ACTIVE, _REPORTED, _CROSSED, _SYNCED, _SEEN, _DIPPED = 11, 12, 13, 14, 17, 18, 19, 20, 22
 #: What a domain's processes caused beyond the budgets of the programs (bpf/memcg.h: afford()) -> its word.
 OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31, "exits": 11}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
@@ -47,6 +50,24 @@ class Reading:
         """The kubelet's: usage without inactive file pages, not below 0."""
         return max(0, self.usage - self.inactive_file)
 
+    @property
+    def used(self) -> int:
+        """What is not available, by the formula of the signal that was asked for; of the kubelet's the working set."""
+        return max(0, self.usage - self.inactive_file)
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimableReading(Reading):
+    """The same for `*.reclaimable` and `*.obtainable` (docs/signals.md). ``withheld``: bytes of page cache that are not
+    to be had at once; 0 for the former.
+    """
+
+    withheld: int = 0
+
+    @property
+    def used(self) -> int:
+        return max(0, self.usage - max(0, self.inactive_file + self.active_file - self.withheld))
+
 
 class DomainTable:
     """The map as memory, plus the id -> index hash."""
@@ -58,6 +79,7 @@ class DomainTable:
         self._crossings: Map = pins.map("crossings", 8)
         self._known: dict[int, int] = {}
         self._free: list[int] = []
+        self._others: dict[int, list[int]] = {}  # index -> entries of the same cgroup for other formulas
         self.high = 0  # one more than the highest index in use
         self.machine = 0  # index of the machine's entry, if there is one
 
@@ -77,7 +99,7 @@ class DomainTable:
         raw = self._index.lookup(cgroup_id.to_bytes(8, sys.byteorder))
         if raw is None:
             return None
-        if len(self._known) >= 2 * MAX_DOMAINS:  # a reader is not told what was removed
+        if len(self._known) >= 2 * MAX_DOMAINS:  # a reader hears nothing of what was removed
             there = [(known, at) for known, at in list(self._known.items()) if self._words[at * WORDS] == known]
             self._known = dict(there)
         at = self._known[cgroup_id] = int.from_bytes(raw, sys.byteorder)
@@ -94,6 +116,24 @@ class DomainTable:
         w, at = self._words, index * WORDS
         return Reading(w[at + _USAGE] * PAGE, max(0, w[at + _INACTIVE]) * PAGE, max(0, w[at + _ACTIVE]) * PAGE)
 
+    def other_reading(self, index: int) -> ReclaimableReading:
+        """The same of an entry that `add_formula` made."""
+        w, at = self._words, index * WORDS
+        own = self.reading(index)
+        withheld = w[at + _DIRTY] + w[at + _WITHHELD] if w[at + _FLAGS] & OBTAINABLE else 0
+        return ReclaimableReading(own.usage, own.inactive_file, own.active_file, max(0, withheld) * PAGE)
+
+    def dirty(self, index: int) -> int:
+        """Pages dirty or under writeback, by the events since the programs were loaded; of the machine all there are.
+
+        Of an entry that `add_formula` made.
+        """
+        return self._words[index * WORDS + _DIRTY]
+
+    def set_withheld(self, index: int, pages: int) -> None:
+        """Pages of page cache that cannot be had at once, besides `dirty`; of an entry that `add_formula` made."""
+        self._words[index * WORDS + _WITHHELD] = pages
+
     def working_set(self, index: int) -> int:
         """Bytes; two loads, for the hot path."""
         w, at = self._words, index * WORDS
@@ -108,6 +148,10 @@ class DomainTable:
         """Bytes from the working set to the lowest ceiling; negative above it. Four loads, for the hot path."""
         w, at = self._words, index * WORDS
         return (w[at + _LOWEST] - w[at + _USAGE] + w[at + _INACTIVE]) * PAGE
+
+    def other_room(self, index: int) -> int:
+        """The same, of what is used, of an entry that `add_formula` made."""
+        return self._words[index * WORDS + _LOWEST] * PAGE - self.other_reading(index).used
 
     def cgroup_id(self, index: int) -> int:
         return self._words[index * WORDS]
@@ -134,6 +178,7 @@ class DomainTable:
                 self._clear(at)
         self._known.clear()
         self._free.clear()
+        self._others.clear()
         self.high = 0  # one more than the highest index in use
 
     def add(
@@ -147,11 +192,7 @@ class DomainTable:
         if at is not None:
             return at
         self.check_room(1)
-        if self._free:
-            at = self._free.pop()
-        else:
-            at, self.high = self.high, self.high + 1
-        self._clear(at)
+        at = self._slot()
         w, base = self._words, at * WORDS
         w[base + _FLAGS] = flags if flags & MACHINE else flags | CGROUP
         w[base + _STEP] = max(1, step // PAGE) if step else 0
@@ -161,6 +202,30 @@ class DomainTable:
         if flags & MACHINE:
             self.machine = at
         self._index.update(cgroup_id.to_bytes(8, sys.byteorder), at.to_bytes(4, sys.byteorder))
+        return at
+
+    def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
+        """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`, `OBTAINABLE`): the index of an
+        entry that is brought up to date with it, compares with ceilings of its own and ends with it.
+        """
+        del path
+        self.check_room(1)
+        at = self._slot()
+        w, base = self._words, at * WORDS
+        flags = w[first * WORDS + _FLAGS]
+        w[base + _FLAGS] = formula | flags & (MACHINE | CGROUP)
+        w[base + _REARM] = w[first * WORDS + _REARM]
+        w[base] = w[first * WORDS]
+        self._others.setdefault(first, []).append(at)
+        w[first * WORDS + _FLAGS] = flags | (at + 1) << _NAMED_AT[formula]
+        return at
+
+    def _slot(self) -> int:
+        if self._free:
+            at = self._free.pop()
+        else:
+            at, self.high = self.high, self.high + 1
+        self._clear(at)
         return at
 
     def check_room(self, entries: int) -> None:
@@ -174,8 +239,9 @@ class DomainTable:
         if at is None:
             return
         self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
-        self._clear(at)
-        self._free.append(at)
+        for gone in (at, *self._others.pop(at, ())):
+            self._clear(gone)
+            self._free.append(gone)
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set (crossed while above), at most 4; all are taken as not crossed yet. Above

@@ -151,6 +151,6 @@ class Sweeper(Stepwise):
         while index < end:
             index = self._reread.run(index, end, 0, 0) or end
 
-    def touch_root(self) -> None:
-        """Make the machine's own entry exact (5 us)."""
-        self._touch.run(self._table.machine, 0, 0, 0)
+    def touch(self, index: int) -> None:
+        """Make an entry of the machine exact (5 us)."""
+        self._touch.run(index, 0, 0, 0)

@@ -14,7 +14,7 @@ from monitor.kernel.cgroupfs import detect
 from monitor.kernel.rungs import EVENTFD, PSI
 from monitor.kernel.wire import PAGE
 from monitor.link.messages import LogLine, Send
-from monitor.sources.polled_table import Entry
+from monitor.sources.polled_entry import Entry
 from monitor.sources.watch import Watch
 
 _PRESSURE = Path("/proc/pressure/memory")
@@ -34,6 +34,7 @@ class Alarms:
         self._by_fd: dict[int, Alarm] = {}
         self._of: dict[int, list[Alarm]] = {}  # by cgroup id
         self._aims: dict[int, UsageThreshold] = {}  # by cgroup id
+        self._targets: dict[int, dict[str, int]] = {}  # the same: usage at which each signal's next line is
         self._reported: set[str] = set()
 
     def open(self, epoll: Epoll) -> None:
@@ -83,6 +84,7 @@ class Alarms:
 
     def _close(self, cgroup_id: int) -> None:
         self._aims.pop(cgroup_id, None)
+        self._targets.pop(cgroup_id, None)
         for alarm in self._of.pop(cgroup_id):
             del self._by_fd[alarm.fileno()]
             self._silence(alarm.fileno())
@@ -91,8 +93,8 @@ class Alarms:
     def _complain(self, problem: str, remedy: str) -> None:
         if problem not in self._reported:
             self._reported.add(problem)
-            said = {"problem": problem, "remedy": remedy}
-            self._send(LogLine("warning", "an alarm cannot be had: polling alone", said))
+            fields = {"problem": problem, "remedy": remedy}
+            self._send(LogLine("warning", "an alarm cannot be had: polling alone", fields))
 
     def acknowledge(self, fd: int) -> int | None:
         """Take in an alarm: the id of the cgroup that has passed its usage threshold, 0 for an alarm that only calls to
@@ -132,16 +134,20 @@ class Alarms:
         if alarm.problem:
             self._complain(f"{watch.name}: cgroup.event_control: {alarm.problem}", alarm.remedy)
         ahead = [c for i, c in enumerate(entry.ceilings) if not entry.crossed >> i & 1]
-        if not ahead:
+        targets = self._targets.setdefault(watch.cgroup_id, {})
+        targets.pop(watch.signal, None)
+        if ahead:
+            targets[watch.signal] = min(ahead) * PAGE + entry.cache
+        if not targets:
             return
-        target = min(ahead) * PAGE + entry.inactive
+        target = min(targets.values())  # a cgroup has one threshold, however many formulas it is watched by
         if alarm.wanted is None or abs(target - alarm.wanted) >= REAIM_BYTES:
             alarm.aim(target)
 
     def wait_ns(self, watch: Watch, entry: Entry, headroom: int, rate: int, cost_ns: int) -> int:
         """How long a domain with ``headroom`` bytes left need not be polled."""
         alarm = self._aims.get(watch.cgroup_id)
-        if alarm is not None and _is_on_target(alarm) and entry.inactive < REAIM_BYTES:
+        if alarm is not None and _is_on_target(alarm) and entry.cache < REAIM_BYTES:
             return bounds.COARSEST_NS  # usage cannot pass unannounced, and there is no page cache to hide growth
         return bounds.wait_ns(headroom, rate, cost_ns)
 

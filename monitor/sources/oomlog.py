@@ -1,6 +1,6 @@
 """OOM kills as far as they can be known without BPF: the kernel's log line by line, each kill one record.
 
-The record has the shape of `OomEvent`. What the log does not say (rate limited after 10 reports in 5 s) is 0 or "",
+The record has the shape of `OomEvent`. What the log does not have (rate limited after 10 reports in 5 s) is 0 or "",
 and named in ``missing``; nothing is guessed.
 """
 
@@ -29,8 +29,8 @@ _HELD = re.compile(
 )
 _GROUP = re.compile(r"Tasks in (.+) are going to be killed due to memory\.oom\.group set")
 _KIB = 1024
-#: What no log line ever says: who had to reclaim before.
-NEVER_SAID = ("reclaim",)
+#: What no log line ever has: who had to reclaim before.
+NEVER_LOGGED = ("reclaim",)
 #: Reports that end without a kill.
 _NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")
 #: The log's clock and CLOCK_MONOTONIC go apart by 0.5 s a day (measured): what was learnt is not used for longer.
@@ -127,7 +127,7 @@ class OomLog:
             # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
             self.forget()
             self._last = report, constraint
-        missing = list(NEVER_SAID)
+        missing = list(NEVER_LOGGED)
         victim, at = self._id(task), self._id(limit)
         if not victim:
             missing.append("victim_cgroup")

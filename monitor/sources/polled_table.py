@@ -20,18 +20,17 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
-from monitor.kernel.sweeping import Stepwise
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading, ReclaimableReading
+from monitor.kernel.page_cache import STAT_KEYS, VMSTAT_DIRTY_KEYS, dirty_bytes, number
 from monitor.kernel.wire import PAGE
+from monitor.sources.polled_entry import Entry
 
 VMSTAT = "/proc/vmstat"
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
-_STAT_KEYS = {1: (b"\ntotal_inactive_file ", b"\ntotal_active_file "), 2: (b"\ninactive_file ", b"\nactive_file ")}
 #: What usage is made of, but for what the CPUs have charged ahead. (``kernel`` has zswap in it.)
 _USED_KEYS = {
     1: (b"\ntotal_rss ", b"\ntotal_cache "),
@@ -46,49 +45,15 @@ _VMSTAT_KEYS = (b"\nnr_inactive_file ", b"\nnr_active_file ", b"\nnr_anon_pages 
 _MOST = 1 << 16
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One watched cgroup; sizes in bytes, ceilings in pages of working set."""
-
-    cgroup_id: int
-    step: int
-    path: Path | None  # None: the machine
-    usage_fd: int
-    stat_fd: int
-    kmem_fd: int = -1  # v1, with ceilings
-    usage: int = 0
-    inactive: int = 0
-    active: int = 0
-    noted: int = 0
-    stat_ns: int = 0
-    synced: int = 0
-    crossed: int = 0
-    ceilings: list[int] = field(default_factory=list)
-    below: list[Entry] = field(default_factory=list)  # the watched cgroups right below
-    gone: bool = False  # removed: it keeps what was read last
-
-    @property
-    def machine(self) -> bool:
-        return self.path is None
-
-    @property
-    def working_set(self) -> int:
-        return max(0, self.usage - self.inactive)
-
-    def close(self) -> None:
-        for fd in (self.usage_fd, self.stat_fd, self.kmem_fd):
-            if fd >= 0:
-                os.close(fd)
-
-
 class PolledTable:
     """The watched cgroups by index. Only the hot process has one."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
-        self._stat_keys = _STAT_KEYS[hierarchy.version]
+        self._stat_keys = STAT_KEYS[hierarchy.version]
         self._entries: list[Entry | None] = []
         self._known: dict[int, int] = {}
+        self._others: dict[int, list[int]] = {}  # cgroup id -> entries for other formulas
         self._free: list[int] = []
         self._is_linked = True
         self._leaves: list[Entry] = []
@@ -125,7 +90,18 @@ class PolledTable:
     def room(self, index: int) -> int:
         """Bytes from the working set to the lowest ceiling; negative above it."""
         e = self._entries[index]
-        return NO_CEILING if e is None or not e.ceilings else min(e.ceilings) * PAGE - e.usage + e.inactive
+        return NO_CEILING if e is None or not e.ceilings else min(e.ceilings) * PAGE - e.usage + e.cache
+
+    other_room = room
+
+    def other_reading(self, index: int) -> ReclaimableReading:
+        """The same of an entry that `add_formula` made."""
+        e = self.entry(index)
+        return ReclaimableReading(e.usage, e.inactive, e.active, e.withheld)
+
+    def dirty(self, index: int) -> int:
+        """Pages dirty or under writeback, as they were last read."""
+        return self.entry(index).dirty // PAGE
 
     def cgroup_id(self, index: int) -> int:
         e = self._entries[index]
@@ -154,6 +130,7 @@ class PolledTable:
             entry.close()
         self._entries.clear()
         self._known.clear()
+        self._others.clear()
         self._free.clear()
         self._is_linked = False
 
@@ -164,10 +141,12 @@ class PolledTable:
         """
         del rearm_ns  # nothing repeats itself here
         at = self._known.get(cgroup_id)
-        if at is not None:
-            return at
+        if at is None:
+            at = self._known[cgroup_id] = self._add(cgroup_id, step, bool(flags & MACHINE), path)
+        return at
+
+    def _add(self, cgroup_id: int, step: int, machine: bool, path: Path | None) -> int:
         self.check_room(1)
-        machine = bool(flags & MACHINE)
         usage_fd = stat_fd = -1
         try:
             if machine:
@@ -191,8 +170,22 @@ class PolledTable:
         else:
             at = len(self._entries)
             self._entries.append(entry)
-        self._known[cgroup_id] = at
         return at
+
+    def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
+        """Watch the cgroup of entry ``first`` by another formula as well: the index of an entry that ends with it.
+
+        Raises as `add`.
+        """
+        of = self.entry(first)
+        at = self._add(of.cgroup_id, 0, of.machine, path)
+        self.entry(at).formula = formula
+        self._others.setdefault(of.cgroup_id, []).append(at)
+        return at
+
+    def set_withheld(self, index: int, pages: int) -> None:
+        """Pages of page cache that cannot be had at once, besides dirty ones."""
+        self.entry(index).kept = pages * PAGE
 
     def check_room(self, entries: int) -> None:
         """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
@@ -203,16 +196,18 @@ class PolledTable:
 
     def holds(self, entry: Entry) -> bool:
         """Whether the entry is (still) one of the table."""
-        at = self._known.get(entry.cgroup_id)
-        return at is not None and self._entries[at] is entry
+        at = self._known.get(entry.cgroup_id, -1)
+        return any(self._entries[i] is entry for i in (at, *self._others.get(entry.cgroup_id, ())) if i >= 0)
 
     def remove(self, cgroup_id: int) -> None:
         at = self._known.pop(cgroup_id, None)
-        if at is not None:
-            self.entry(at).close()
-            self._entries[at] = None
-            self._free.append(at)
-            self._is_linked = False
+        if at is None:
+            return
+        for gone in (at, *self._others.pop(cgroup_id, ())):
+            self.entry(gone).close()
+            self._entries[gone] = None
+            self._free.append(gone)
+        self._is_linked = False
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set, at most 4; all are taken as not crossed yet. Nothing pulls a trigger."""
@@ -253,15 +248,22 @@ class PolledTable:
             return
         entry.stat_ns = time.monotonic_ns()
         if entry.machine:
-            inactive, active, anon, file = (_number(data, key) for key in _VMSTAT_KEYS)
+            inactive, active, anon, file = (number(data, key) for key in _VMSTAT_KEYS)
             entry.usage = (anon + file) * PAGE
             entry.inactive, entry.active = inactive * PAGE, active * PAGE
+            if entry.formula:
+                entry.dirty = sum([number(data, key) for key in VMSTAT_DIRTY_KEYS]) * PAGE
         else:
-            entry.inactive, entry.active = (_number(data, key) for key in self._stat_keys)
+            entry.inactive, entry.active = (number(data, key) for key in self._stat_keys)
+            if entry.formula:
+                entry.dirty = dirty_bytes(data, self._hierarchy.version)
             if deep or self._may_lack(entry, data):
                 for child in entry.below:
                     self.read_stat(child, deep=True)
-                entry.inactive = max(entry.inactive, sum([child.inactive for child in entry.below if not child.gone]))
+                there = [child for child in entry.below if not child.gone]
+                entry.inactive = max(entry.inactive, sum([child.inactive for child in there]))
+                if entry.formula:
+                    entry.active = max(entry.active, sum([child.active for child in there]))
 
     def _may_lack(self, entry: Entry, data: bytes) -> bool:
         """Whether the cgroups below have to be asked: of a pod always, of a domain with thresholds when it is above one
@@ -271,16 +273,16 @@ class PolledTable:
             self._link()
         if not entry.ceilings:
             return bool(entry.below) and not any(child.below for child in entry.below)
-        used = self.read_usage(entry) - entry.inactive
+        used = self.read_usage(entry) - entry.cache
         over = [ceiling * PAGE for ceiling in entry.ceilings if used > ceiling * PAGE]
         return bool(over and entry.below) and used - self._unaccounted(entry, data) <= max(over)
 
     def _unaccounted(self, entry: Entry, data: bytes) -> int:
         """Bytes of usage that memory.stat should know the nature of, and does not."""
-        known = sum([_number(data, key) for key in _USED_KEYS[self._hierarchy.version]])
+        known = sum([number(data, key) for key in _USED_KEYS[self._hierarchy.version]])
         if self._hierarchy.version == 2:
             if b"\nkernel " not in data:
-                known += sum([_number(data, key) for key in _KERNEL_KEYS])
+                known += sum([number(data, key) for key in _KERNEL_KEYS])
         elif entry.kmem_fd >= 0:
             with suppress(OSError):  # removed
                 known += int(os.pread(entry.kmem_fd, 32, 0))
@@ -297,7 +299,7 @@ class PolledTable:
     def _link(self) -> None:
         """Find out which watched cgroup lies right below which."""
         self._is_linked = True
-        by_path = {entry.path: entry for entry in self if entry.path is not None}
+        by_path = {entry.path: entry for entry in self if entry.path is not None and not entry.formula}
         for entry in self:
             entry.below = []
         for path, entry in by_path.items():
@@ -305,45 +307,6 @@ class PolledTable:
             if parent is not None:
                 parent.below.append(entry)
         self._leaves = [entry for entry in by_path.values() if not entry.below]
-
-
-class PolledSweeper(Stepwise):
-    """Reads every watched cgroup; takes the place of the BPF programs' sweep."""
-
-    def __init__(self, table: PolledTable) -> None:
-        self._table = table
-
-    def steps(self, forget: bool) -> Iterator[bool]:
-        self.number = number = self.number + 1
-        if forget:
-            for entry in self._table:
-                entry.synced = 0
-        for entry in list(self._table):
-            if not self._table.holds(entry):
-                continue  # removed since the last stretch: its descriptors may be other files by now
-            self._table.read_usage(entry)
-            if not entry.machine:
-                self._table.read_stat(entry)
-            entry.synced = number
-            yield False
-
-    def reread(self) -> None:
-        """Usage of everything, but not the file lists."""
-        for entry in self._table:
-            self._table.read_usage(entry)
-
-    def touch_root(self) -> None:
-        """Bring the machine's own entry up to date."""
-        for entry in self._table:
-            if entry.machine:
-                self._table.read_stat(entry)
-
-
-def _number(data: bytes, key: bytes) -> int:
-    """The number behind ``key``; 0 where there is none, as cAdvisor has it."""
-    at = data.find(key)
-    if at < 0:
-        return 0
-    at += len(key)
-    end = data.find(b"\n", at)
-    return int(data[at : end if end >= 0 else None])
+        for entry in self:
+            if entry.formula and entry.path is not None:
+                entry.below = by_path[entry.path].below

@@ -11,18 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import MACHINE, NO_CEILING, Reading, ceiling_pages
+from monitor.kernel.domains import MACHINE, NO_CEILING, OBTAINABLE, RECLAIMABLE, Reading, ceiling_pages
+from monitor.policy import signals
 from monitor.policy.synchronize import Observation
 from monitor.policy.thresholds import Threshold
+from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.sources.source import Table
 
-NODE_SIGNAL = "memory.available"
-KUBEPODS_SIGNAL = "allocatableMemory.available"
+NODE_SIGNAL = signals.MEMORY
+KUBEPODS_SIGNAL = signals.ALLOCATABLE_MEMORY
+#: Of outrace's own signals, the formula that their entry of the table is compared by.
+FORMULA = {
+    signals.RECLAIMABLE: RECLAIMABLE,
+    signals.ALLOCATABLE_RECLAIMABLE: RECLAIMABLE,
+    signals.OBTAINABLE: OBTAINABLE,
+    signals.ALLOCATABLE_OBTAINABLE: OBTAINABLE,
+}
 
 
 @dataclass(slots=True)
 class Watch:
-    """One domain with thresholds."""
+    """One domain with the thresholds of one signal; a domain with several signals has one of these for each.
+
+    ``formula``: 0 for the kubelet's (`FORMULA`). ``compared``: the lines are those that a kubelet would have, and are
+    compared only to say what it would do; nobody acts on them.
+    """
 
     name: str  # "node" or "kubepods"
     signal: str
@@ -35,6 +48,8 @@ class Watch:
     path: Path | None  # None: the whole machine
     usage_fd: int = -1
     limit_fd: int = -1
+    formula: int = 0
+    compared: bool = False
     limited: bool = True  # used up when its capacity is; a kubepods without a limit of its own is not
 
     @property
@@ -60,11 +75,16 @@ class Watch:
         except OSError:
             return False
 
+    def set_thresholds(self, thresholds: tuple[Threshold, ...], compared: bool) -> None:
+        """Others are configured; the ceilings have to be given to the kernel anew."""
+        self.thresholds, self.compared = thresholds, compared
+        self.set_capacity(self.capacity)
+
     def set_capacity(self, capacity: int) -> None:
         """The limit was changed; the ceilings have to be given to the kernel anew."""
         self.capacity = capacity
         self.lines = _lines(self.thresholds, capacity)
-        self.hard_line = _hard_line(self.thresholds, self.lines)
+        self.hard_line = 0 if self.compared else _hard_line(self.thresholds, self.lines)
 
     @property
     def floor(self) -> int:
@@ -72,7 +92,7 @@ class Watch:
         return max(self.lines, default=0)
 
     def observation(self, reading: Reading, stamp_ns: int) -> Observation:
-        return Observation(available=self.capacity - reading.working_set, capacity=self.capacity, stamp_ns=stamp_ns)
+        return Observation(available=self.capacity - reading.used, capacity=self.capacity, stamp_ns=stamp_ns)
 
     def usage_now(self) -> int:
         """Usage by one pread of a kept descriptor (1.3 us); an upper bound of the working set. Not for the machine."""
@@ -88,10 +108,13 @@ def make_watch(
     thresholds: Sequence[Threshold],
     version: int,
     step: int = 0,
+    first: Watch | None = None,
+    compared: bool = False,
 ) -> Watch:
     """Watch the machine (``cgroup`` None) or a cgroup.
 
     Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
+    ``first``: the same domain by the kubelet's signal, which has to be there for every other.
     """
     mine = tuple(t for t in thresholds if t.signal == signal)
     lines = _lines(mine, capacity)
@@ -106,15 +129,57 @@ def make_watch(
         name=name,
         signal=signal,
         cgroup_id=cgroup_id,
-        index=table.add(cgroup_id, flags=flags, step=step, path=cgroup),
+        index=(
+            table.add(cgroup_id, flags=flags, step=step, path=cgroup)
+            if first is None
+            else table.add_formula(first.index, FORMULA[signal], path=cgroup)
+        ),
         capacity=capacity,
         thresholds=mine,
         lines=lines,
-        hard_line=_hard_line(mine, lines),
+        hard_line=0 if compared else _hard_line(mine, lines),
         path=cgroup,
         usage_fd=usage_fd,
         limit_fd=limit_fd,
+        formula=FORMULA.get(signal, 0),
+        compared=compared,
     )
+
+
+def make_watches(
+    table: Table,
+    name: str,
+    cgroup: Path | None,
+    capacity: int,
+    thresholds: Sequence[Threshold],
+    version: int,
+    step: int = 0,
+) -> list[Watch]:
+    """A domain by the kubelet's signal, and by each other signal that has thresholds.
+
+    Where only others have, the kubelet's lines are compared as well.
+    """
+    kubelets, *others = signals.OF_DOMAIN[name]
+    wanted = [signal for signal in others if any(t.signal == signal for t in thresholds)]
+    compared = bool(wanted) and not any(t.signal == kubelets for t in thresholds)
+    lines = kubelets_lines(thresholds) if compared else thresholds
+    first = make_watch(table, name, kubelets, cgroup, capacity, lines, version, step, compared=compared)
+    rest = [make_watch(table, name, s, cgroup, capacity, thresholds, version, first=first) for s in wanted]
+    return [first, *rest]
+
+
+def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold]) -> None:
+    """Have the domains of these watches compared with other thresholds. None may be of a signal that outrace has a
+    watch of its own for (`make_watches`) and that had none before: that takes an entry of the table, and programs that
+    compare by its formula.
+    """
+    for watch in watches:
+        kubelets, *others = signals.OF_DOMAIN[watch.name]
+        mine = tuple(t for t in thresholds if t.signal == watch.signal)
+        compared = watch.signal == kubelets and not mine and any(t.signal in others for t in thresholds)
+        if compared:
+            mine = tuple(t for t in kubelets_lines(thresholds) if t.signal == watch.signal)
+        watch.set_thresholds(mine, compared)
 
 
 def _lines(thresholds: Sequence[Threshold], capacity: int) -> tuple[int, ...]:
@@ -125,8 +190,13 @@ def _hard_line(thresholds: Sequence[Threshold], lines: Sequence[int]) -> int:
     return max((line for t, line in zip(thresholds, lines, strict=True) if t.hard), default=0)
 
 
-def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool) -> None:
-    """Give the kernel the ceilings to compare; hard ones may pull the trigger there if ``kernel_trigger``."""
+def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool, above: int = 0) -> None:
+    """Give the kernel the ceilings to compare; hard ones may pull the trigger there if ``kernel_trigger``. ``above``:
+    one more, so many bytes above the highest hard one, as the last; 0: none.
+    """
     ceilings = [ceiling_pages(watch.capacity, line) for line in watch.lines]
     hard = [ceiling for ceiling, t in zip(ceilings, watch.thresholds, strict=True) if t.hard]
-    table.set_ceilings(watch.index, ceilings, min(hard) if kernel_trigger and hard else NO_CEILING)
+    if above and watch.hard_line:
+        ceilings.append(ceiling_pages(watch.capacity, watch.hard_line + above))
+    pulls = kernel_trigger and hard and not watch.compared
+    table.set_ceilings(watch.index, ceilings, min(hard) if pulls else NO_CEILING)
