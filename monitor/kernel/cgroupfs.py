@@ -155,15 +155,20 @@ def limit(path: Path) -> int | None:
     """The cgroup's own memory limit in bytes; None if it has none (or is a root, which has no limit file on v2)."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         try:
-            text = _read(path, name)
+            return amount(path, name)
         except CgroupGone:
             continue
-        try:
-            return limit_of(text.encode())
-        except ValueError as e:
-            raise MonitorError(f"{path / name} is not a number: {text[:40]!r}") from e
     _check_there(path)
     return None
+
+
+def amount(path: Path, name: str) -> int | None:
+    """Bytes of what a file of a cgroup keeps or allows; None for "max". Raises MonitorError (`CgroupGone`)."""
+    text = _read(path, name)
+    try:
+        return limit_of(text.encode())
+    except ValueError as e:
+        raise MonitorError(f"{path / name} is not a number: {text[:40]!r}") from e
 
 
 def limit_of(text: bytes) -> int | None:
@@ -175,7 +180,9 @@ def limit_of(text: bytes) -> int | None:
 
 
 def descendants(path: Path) -> list[Path]:
-    """Every cgroup below ``path``, parents before their children. What vanishes meanwhile is left out."""
+    """Every cgroup below ``path``, parents before their children. What vanishes meanwhile is left out, and what is
+    below a path of more than 4,095 bytes, which the kernel takes no more: whoever may nest cgroups can make those.
+    """
     found: list[Path] = []
     pending = [path]
     while pending:
@@ -184,7 +191,7 @@ def descendants(path: Path) -> list[Path]:
             with os.scandir(parent) as entries:
                 children = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
         except OSError as e:
-            if e.errno in GONE:
+            if e.errno in (*GONE, errno.ENAMETOOLONG):
                 continue
             raise failure(parent, "list", e) from e
         found.extend(children)
@@ -212,14 +219,11 @@ def usage(hierarchy: Hierarchy, path: Path) -> int:
 
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
     """(usage, inactive_file, active_file) in bytes. A key missing in memory.stat counts as 0, as in cAdvisor."""
-    stat = _stat(path)
+    stat = memory_stat(path)
     if hierarchy.version == 1:
         # total_*: v1 prints the cgroup's own pages without the prefix and the whole subtree with it.
-        return (
-            _number(path, "memory.usage_in_bytes"),
-            stat.get("total_inactive_file", 0),
-            stat.get("total_active_file", 0),
-        )
+        inactive, active = stat.get("total_inactive_file", 0), stat.get("total_active_file", 0)
+        return _number(path, "memory.usage_in_bytes"), inactive, active
     try:
         usage = _number(path, "memory.current")
     except CgroupGone:
@@ -229,9 +233,10 @@ def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:
     return usage, stat.get("inactive_file", 0), stat.get("active_file", 0)
 
 
-def _stat(path: Path) -> dict[str, int]:
-    pairs = (line.partition(" ") for line in _read(path, "memory.stat").splitlines())
-    return {key: int(value) for key, _, value in pairs if value.isdigit()}
+def memory_stat(path: Path) -> dict[str, int]:
+    """The numbers of memory.stat by name. Raises MonitorError (`CgroupGone`)."""
+    lines = _read(path, "memory.stat").splitlines()
+    return {key: int(value) for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
 
 
 def make(path: Path) -> Path:

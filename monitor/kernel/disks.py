@@ -107,11 +107,12 @@ def pid_counts(proc: str | Path = "/proc") -> tuple[int, int]:
 def find_disks(
     nodefs: str | Path | None = None, imagefs: str | Path | None = None, containerfs: str | Path | None = None
 ) -> Disks:
-    """The disks of this node: what is given (``--nodefs`` and so on), else where kubelet and runtimes keep their files.
-    Raises ConfigError naming the option for a path that does not exist, or a layout no kubelet knows.
+    """The disks of this node: what is given (``--nodefs`` and so on), else where kubelet and runtimes keep their files,
+    if the caller may look there (into podman's only root may). Raises ConfigError naming the option for a path that
+    does not exist, or a layout no kubelet knows.
     """
-    node = Path(nodefs or next(filter(Path.is_dir, (KUBELET,)), "/"))
-    image = Path(imagefs or next(filter(Path.is_dir, RUNTIMES), node))
+    node = Path(nodefs or next(filter(os.path.isdir, (KUBELET,)), "/"))
+    image = Path(imagefs or next(filter(os.path.isdir, RUNTIMES), node))
     container = Path(containerfs or image)
     on_node, on_image, on_container = (
         _device(option, path)

@@ -89,6 +89,16 @@ class Process:
         text = self._read("stat")
         return int(text.rpartition(")")[2].split()[1]) if text else None
 
+    def state(self) -> str | None:
+        """One letter, as in proc(5): ``Z`` has ended, and its parent has not waited for it."""
+        text = self._read("stat")
+        return text.rpartition(")")[2].split()[0] if text else None
+
+    def started(self) -> int | None:
+        """When it was started, in ticks since boot: with its pid, no other process of this boot has the same."""
+        text = self._read("stat")
+        return int(text.rpartition(")")[2].split()[19]) if text else None
+
     def users(self) -> set[int]:
         """Its real, effective, saved and file system user ids."""
         return set(map(int, self._status("Uid:")))

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_CAP_KILL, _CAP_SYS_NICE = 5, 23
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 #: One above "never kill me" (-1000), which the kernel's OOM killer would honour even when only we are left.
 OOM_SCORE_ADJ = -999
@@ -41,11 +42,11 @@ def set_realtime() -> tuple[str, str]:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         return "SCHED_FIFO 1", ""
     except OSError as error:
-        # EPERM: no CAP_SYS_NICE, or CONFIG_RT_GROUP_SCHED and a CPU cgroup without real-time runtime.
-        note = (
-            f"SCHED_FIFO refused ({error.strerror}): detection may be late by milliseconds on busy CPUs; "
-            "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
-        )
+        remedy = "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
+        if _has(_CAP_SYS_NICE):  # a container on such a kernel: none of the cgroups above has real-time runtime
+            remedy = "this kernel wants cpu.rt_runtime_us in its cpu cgroup and all above (CONFIG_RT_GROUP_SCHED)"
+        late = "detection may be late by milliseconds on busy CPUs"
+        note = f"SCHED_FIFO refused ({error.strerror}): {late}; {remedy}"
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
         return "nice -20", note
@@ -122,6 +123,10 @@ def protect() -> Protection:
 
 
 def may_kill() -> bool:
-    """Whether this process may signal processes of other users (CAP_KILL, capability 5)."""
+    """Whether this process may signal processes of other users (CAP_KILL)."""
+    return _has(_CAP_KILL)
+
+
+def _has(capability: int) -> bool:
     effective = Path("/proc/self/status").read_text().partition("\nCapEff:")[2].split()[0]
-    return bool(int(effective, 16) >> 5 & 1)
+    return bool(int(effective, 16) >> capability & 1)

@@ -32,8 +32,8 @@ class Trouble(NamedTuple):
     def fields(self) -> dict[str, str | int]:
         """For a line of the log."""
         name, remedy = errno.errorcode.get(self.number, str(self.number)), remedy_of(self.number, "")
-        said: dict[str, str | int] = {"call": self.call, "errno": name, "problem": os.strerror(self.number)}
-        return said | {"times": self.times} | ({"remedy": remedy} if remedy else {})
+        fields: dict[str, str | int] = {"call": self.call, "errno": name, "problem": os.strerror(self.number)}
+        return fields | {"times": self.times} | ({"remedy": remedy} if remedy else {})
 
 
 class Troubles:
