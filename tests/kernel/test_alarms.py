@@ -54,11 +54,11 @@ def test_a_usage_threshold_is_announced_and_can_be_moved(epoll: select.epoll) ->
         assert epoll.poll(0.05) == [], "32 MiB are not 64"
         alarm.aim(40 * MIB)
         live.until(lambda: alarm.armed == 40 * MIB, "moved")
-        live.until(lambda: epoll.poll(0) and alarm.acknowledge() is False, "told of")
+        live.until(lambda: epoll.poll(0) and alarm.acknowledge() is False, "the alarm")
         live.until(lambda: not epoll.poll(0), "quiet")
         puppet.do("anon(16)")
         assert epoll.poll(live.TIMEOUT_S), "48 MiB are more than 40"
-        assert alarm.acknowledge(), "the kernel says so"
+        assert alarm.acknowledge(), "the kernel reports it"
         assert epoll.poll(0.05) == []
         epoll.unregister(alarm.fileno())
         alarm.close()

@@ -90,7 +90,7 @@ def test_enum_values_are_those_the_kernel_prints(kernel: Btf) -> None:
 @pytest.mark.live
 @needs_btf
 @pytest.mark.skipif(not (TRACING / "oom/mark_victim/format").exists(), reason="tracefs is not mounted or not readable")
-def test_tracepoint_arguments_match_what_tracefs_says_of_the_record(kernel: Btf) -> None:
+def test_tracepoint_arguments_match_the_record_in_tracefs(kernel: Btf) -> None:
     text = (TRACING / "oom/mark_victim/format").read_text()
     arguments = kernel.tracepoint_args("mark_victim")
     assert arguments[0] == (
@@ -185,6 +185,6 @@ def test_what_is_not_btf_is_refused_in_one_line(tmp_path: Path, content: bytes) 
     assert "\n" not in str(caught.value)
 
 
-def test_no_btf_at_all_says_what_kernel_is_needed(tmp_path: Path) -> None:
+def test_no_btf_at_all_names_the_kernel_that_is_needed(tmp_path: Path) -> None:
     with pytest.raises(BtfError, match="CONFIG_DEBUG_INFO_BTF"):
         Btf(tmp_path / "vmlinux")

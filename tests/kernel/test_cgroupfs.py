@@ -94,14 +94,14 @@ def test_a_cpu_mount_called_memory_is_not_the_memory_controller(tmp_path: Path) 
         cgroupfs.detect(_mounts(tmp_path, "cgroup /cg/memory cgroup rw,cpu 0 0\nshort line\n"))
 
 
-def test_v2_without_memory_says_which_boot_option(tmp_path: Path) -> None:
+def test_v2_without_memory_names_the_boot_option(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu\n")
     with pytest.raises(CannotError, match="has no memory controller; boot without cgroup_disable=memory") as e:
         cgroupfs.detect(_mounts(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0\n"))
     assert e.value.exit_code == 3
 
 
-def test_detect_says_what_it_cannot_read(tmp_path: Path) -> None:
+def test_detect_names_what_it_cannot_read(tmp_path: Path) -> None:
     with pytest.raises(CannotError, match="nowhere: No such file"):
         cgroupfs.detect(tmp_path / "nowhere")
 
@@ -119,7 +119,7 @@ def test_resolve(v2: Hierarchy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("absent", "no cgroup 'absent': .*/absent does not exist; create it"),
         ("/etc", "no cgroup '/etc'"),
@@ -131,9 +131,9 @@ def test_resolve(v2: Hierarchy) -> None:
         ("x" * 300, "no cgroup 'xxx"),
     ],
 )
-def test_resolve_names_what_is_wrong(v2: Hierarchy, text: str, says: str) -> None:
+def test_resolve_names_what_is_wrong(v2: Hierarchy, text: str, expected: str) -> None:
     (v2.root / "plain").mkdir()
-    with pytest.raises(ConfigError, match=says) as e:
+    with pytest.raises(ConfigError, match=expected) as e:
         cgroupfs.resolve(v2, text)
     assert "\n" not in str(e.value)
     assert e.value.exit_code == 2
@@ -203,7 +203,7 @@ def test_v1_counts_the_subtree(tmp_path: Path) -> None:
     assert cgroupfs.read_node(hierarchy, 100 * MI) == MemoryReading(50 * MI, 5 * MI, 6 * MI, 45 * MI, 100 * MI, 55 * MI)
 
 
-def test_a_vanished_cgroup_is_said_to_be_gone(v2: Hierarchy) -> None:
+def test_a_vanished_cgroup_is_reported_gone(v2: Hierarchy) -> None:
     gone = v2.root / "gone"
     for read in (cgroupfs.limit, cgroupfs.cgroup_id, lambda p: cgroupfs.read_cgroup(v2, p)):
         with pytest.raises(cgroupfs.CgroupGone, match="gone"):
@@ -295,7 +295,7 @@ def test_memory_charged_shows_in_the_cgroup_and_page_cache_counts_as_inactive(
 
 @pytest.mark.live
 def test_the_machine(real: tuple[Hierarchy, Path]) -> None:
-    """The root cgroup says what /proc/vmstat does: all memory that processes have mapped, and all page cache."""
+    """The root cgroup has what /proc/vmstat has: all memory that processes have mapped, and all page cache."""
     hierarchy, path = real
     total = meminfo.mem_total()
     names = ("nr_anon_pages", "nr_file_pages", "nr_inactive_file", "nr_active_file")
@@ -306,10 +306,10 @@ def test_the_machine(real: tuple[Hierarchy, Path]) -> None:
         def alike() -> bool:
             found = cgroupfs.read_node(hierarchy, total)
             anon, cache, inactive, active = (bytes_of(name) for name in names)
-            told = (found.usage, found.inactive_file, found.active_file, found.available)
-            said = (anon + cache, inactive, active, total - anon - cache + inactive)
+            figures = (found.usage, found.inactive_file, found.active_file, found.available)
+            expected = (anon + cache, inactive, active, total - anon - cache + inactive)
             # Others live on this machine, and memory.stat is flushed every 2 s: a quiet one with 6.18 was 0.2 MiB off.
-            return all(a is not None and abs(a - b) <= 16 * MI for a, b in zip(told, said, strict=True))
+            return all(a is not None and abs(a - b) <= 16 * MI for a, b in zip(figures, expected, strict=True))
 
         assert min(map(bytes_of, names[:2])) > 32 * MI
         live.until(alike, "the root cgroup and /proc/vmstat to agree within 16 MiB")

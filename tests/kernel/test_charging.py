@@ -1,4 +1,4 @@
-"""The hooks that tell of charges: what this kernel offers, what each of them sees, and how often it runs."""
+"""The hooks that report charges: what this kernel offers, what each of them sees, and how often it runs."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
     return name
 
 
-def test_what_is_offered_is_told_best_first() -> None:
+def test_what_is_offered_is_listed_best_first() -> None:
     offers = charging.offered()
     assert [offer.name for offer in offers] == ["memcg-tracepoint", "fentry", "kprobe"] == list(pins.HOOKS)
     for offer in offers:
@@ -64,11 +64,11 @@ def test_what_is_expected_of_a_kernel(words: str, release: str, required: bool, 
 
 def test_the_best_that_is_expected_is_taken(expected_rungs: tuple[str, ...]) -> None:
     if not expected_rungs:
-        pytest.skip("nobody says what loads here: make test-vm and, since Linux 6.13, --require-kernel do")
+        pytest.skip("it is not given what loads here: make test-vm and, since Linux 6.13, --require-kernel do")
     assert pins.Pins.open(live.pin_dir()).hook == expected_rungs[0]
 
 
-def test_the_pins_say_whose_they_are(hook: str) -> None:
+def test_the_pins_name_their_owner(hook: str) -> None:
     found = pins.Pins.open(live.pin_dir(hook))
     assert (found.hook, found.pressure) == (hook, pins.HOOKS[hook])
     others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
@@ -105,9 +105,9 @@ def huge_bytes(pid: int) -> int:
     return meminfo.parse(Path(f"/proc/{pid}/smaps_rollup").read_text())["AnonHugePages"]
 
 
-def test_a_crossing_is_told_at_the_batch_that_makes_it(hook: str) -> None:
+def test_a_crossing_is_reported_at_the_batch_that_makes_it(hook: str) -> None:
     huge = "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    with live.cgroup("told") as node, live.Watching(hook=hook) as watch:
+    with live.cgroup("reported") as node, live.Watching(hook=hook) as watch:
         pod = cgroupfs.make(node / "pod")
         indexes = watch.add(node), watch.add(pod)
         with live.Puppet(pod) as puppet:
@@ -186,7 +186,7 @@ def test_page_cache_that_turns_active_is_seen_by_a_sweep(hook: str, files: Path)
 
 
 def test_charges_are_compared_with_the_page_cache_of_that_moment(hook: str, files: Path) -> None:
-    """Page cache being written raises usage, and the inactive list with it: no crossing, whoever tells."""
+    """Page cache being written raises usage, and the inactive list with it: no crossing, whichever hook reports it."""
     with live.cgroup("cache") as pod, live.Watching(hook=hook) as watch, live.Puppet(pod) as puppet:
         index = watch.add(pod)
         watch.sweeper.run()
@@ -203,7 +203,7 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
     """The best one is refused: the next is loaded, the reason kept, and not tried again until the next boot."""
     tried: list[str] = []
 
-    def load(_: Path, directory: Path, hook: str) -> bool:
+    def load(_: Path, directory: Path, hook: str, signals: int) -> bool:
         tried.append(hook)
         if hook == "fentry":
             raise loader.HookRefusedError("the verifier said no", "details")

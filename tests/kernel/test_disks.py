@@ -19,7 +19,7 @@ MI = 1 << 20
 
 
 def du(path: Path) -> Usage:
-    """What du(1) of the distribution says."""
+    """What du(1) of the distribution counts."""
 
     def count(*options: str) -> int:
         command = ["du", "-s", "-x", *options, str(path)]
@@ -81,7 +81,7 @@ def test_tasks_are_counted_threads_too() -> None:
 
 
 @pytest.mark.parametrize(("loadavg", "most"), [("0 0 0 1/80 7", ""), ("0 0 0", "9"), ("0 0 0 180 7", "9")])
-def test_what_is_no_proc_is_said(tmp_path: Path, loadavg: str, most: str) -> None:
+def test_what_is_no_proc_is_reported(tmp_path: Path, loadavg: str, most: str) -> None:
     kernel = tmp_path / "sys" / "kernel"
     kernel.mkdir(parents=True)
     for name in ("pid_max", "threads-max"):
@@ -130,7 +130,7 @@ def test_where_nothing_is_named_the_usual_directories_count(tmp_path: Path, monk
 # --- directories ---------------------------------------------------------------------------------------------------
 
 
-def test_a_tree_takes_what_du_says(mounts: Mounts) -> None:
+def test_a_tree_takes_what_du_counts(mounts: Mounts) -> None:
     tree = mounts.ext4("disk", 16 * MI) / "tree"
     (tree / "a" / "b").mkdir(parents=True)
     (tree / "a" / "big").write_bytes(bytes(100_001))
@@ -149,7 +149,7 @@ def test_a_tree_takes_what_du_says(mounts: Mounts) -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20_000), st.booleans()), max_size=12))
-def test_any_tree_takes_what_du_says(files: list[tuple[int, int, bool]]) -> None:
+def test_any_tree_takes_what_du_counts(files: list[tuple[int, int, bool]]) -> None:
     with Mounts() as mounts:
         tree = mounts.directory
         last: Path | None = None
@@ -223,7 +223,7 @@ def test_a_directory_that_becomes_a_link_meanwhile_is_not_followed(mounts: Mount
     assert tree_usage(tree, most_entries=257, stop=swap) == Usage(0, 3)
 
 
-def test_a_walk_that_must_end_says_so(mounts: Mounts) -> None:
+def test_a_walk_that_must_end_is_not_complete(mounts: Mounts) -> None:
     tree = mounts.tmpfs("disk", size=MI)
     for i in range(600):
         (tree / f"{i}").touch()
@@ -260,3 +260,17 @@ def test_what_a_walk_remembers_is_bounded(mounts: Mounts, monkeypatch: pytest.Mo
 def test_usages_add_up() -> None:
     assert Usage(1, 2) + Usage(3, 4, complete=False) == Usage(4, 6, complete=False)
     assert sum([Usage(1, 2), Usage(3, 4)], disks.NOTHING) == Usage(4, 6)
+
+
+def test_a_directory_that_only_root_may_look_into_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`outrace config check` without root, where podman is installed: /var/lib/containers has mode 0700."""
+    (tmp_path / "containers" / "storage").mkdir(parents=True)
+    (tmp_path / "containers").chmod(0o700)
+    monkeypatch.setattr(disks, "RUNTIMES", (tmp_path / "containers" / "storage", Path("/usr")))
+    os.seteuid(65534)
+    try:
+        assert find_disks("/").imagefs == Path("/usr")
+    finally:
+        os.seteuid(0)

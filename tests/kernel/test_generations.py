@@ -1,4 +1,4 @@
-"""Page cache under the multi-gen LRU: told apart as memory.stat does, to the page, also while the switch is turned."""
+"""Page cache under the multi-gen LRU: divided as memory.stat does, to the page, also while the switch is turned."""
 
 import re
 import subprocess
@@ -88,7 +88,7 @@ def activate(age: Callable[[Path], None]) -> Activate:
 
 
 @pytest.mark.parametrize("how", [ON, OFF])
-def test_page_cache_is_what_memory_stat_says(
+def test_page_cache_is_that_of_memory_stat(
     files: Path, turn: Callable[[str], object], activate: Activate, how: str
 ) -> None:
     """One story: written, read, touched, reclaimed (which ages it), dropped, and left behind by a removed cgroup."""
@@ -148,7 +148,7 @@ def test_pages_that_turn_active_by_ageing_cross_without_a_charge(
     turn(ON)
     with live.Watching() as watch, live.cgroup("younger") as pod, live.Puppet(pod) as puppet:
         if watch.partial:
-            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
+            pytest.skip("this kernel's hook sees charges only: a sweep sees it, see test_charging.py")
         index = watch.add(pod)
         puppet.do(f"write('{files}/a', 48); attend('{files}/a')")
         watch.sweeper.run()

@@ -82,7 +82,7 @@ def test_an_instance_without_pins_goes_with_its_holder(root: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "change",
     [
-        {"view": "id 1 root 1:1"},  # another mount namespace: its paths say nothing here
+        {"view": "id 1 root 1:1"},  # another mount namespace: its paths mean nothing here
         {"dev": 0},  # what is there now is another file system: this one is not mounted, or hidden below another
     ],
 )
@@ -108,7 +108,7 @@ def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -
     finally:
         subprocess.run(["umount", tmp_path / "var"], check=True)
     # Nor is one that is there, but not in the mount namespace of who looks.
-    private = live.elsewhere(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
+    private = live.in_own_mounts(f"mount -t tmpfs none {tmp_path / 'var'}", sys.executable, "-c", code, str(root))
     done = run(*private, env=live.environment(), cwd="/", check=True)
     assert done.stdout == "[] 0\n"
     assert instance.is_dir()
@@ -120,13 +120,13 @@ def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -
 
 
 def test_one_of_an_unknown_owner_is_kept(root: Path, tmp_path: Path) -> None:
-    """Pinned by an older version, say."""
+    """Pinned by an older version, for example."""
     (root / "0123456789ab" / "stamp").mkdir(parents=True)
     assert strays() == []
     assert instances.remove_strays() == []
-    [said] = [check for check in checks.examine() if check.name == "pins"]
-    assert said.ok
-    assert "of an unknown state dir" in said.detail
+    [pins_check] = [check for check in checks.examine() if check.name == "pins"]
+    assert pins_check.ok
+    assert "of an unknown state dir" in pins_check.detail
 
 
 def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     assert str(instance) in both.detail
     assert both.remedy == "outrace unload --strays"
     instances.remove(other)
-    [said] = [check for check in checks.examine() if check.name == "stray-pins"]
-    assert not said.ok
-    assert said.detail == f"1 pins in {instance} of state dir {tmp_path / chr(105)}t's gone, which is gone"
-    command = f'{sys.executable} -c "{live.CLI}" {said.remedy.removeprefix("outrace ")}'
+    [pins_check] = [check for check in checks.examine() if check.name == "stray-pins"]
+    assert not pins_check.ok
+    assert pins_check.detail == f"1 pins in {instance} of state dir {tmp_path / chr(105)}t's gone, which is gone"
+    command = f'{sys.executable} -c "{live.CLI}" {pins_check.remedy.removeprefix("outrace ")}'
     command = command.replace(
         "from monitor", f"from monitor.kernel import pins; pins.ROOT = pins.Path('{root}'); from monitor"
     )
@@ -153,7 +153,7 @@ def test_the_doctor_names_strays_and_the_remedy_removes_them(root: Path, tmp_pat
     assert [path.name for path in root.iterdir()] == [instances.instance_directory(tmp_path / "kept").name]
 
 
-def test_whose_it_is_must_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(pins, "ROOT", tmp_path / "file/outrace")
     with pytest.raises(CannotError, match=r"file/outrace/\w+: Not a directory: it has to say whose the pins in .* are"):
@@ -169,9 +169,9 @@ def test_a_daemon_that_starts_removes_strays_and_keeps_what_is_in_use(tmp_path: 
             live.lend_pins(gone)
             shutil.rmtree(gone)
             with live.daemon(node) as other:
-                said = live.message(other, "removed the pins of a state dir that is gone")
-                assert (said["of"], said["pins"]) == (str(gone), said["pins"])
-                assert said["pins"] > 20
+                pins_check = live.message(other, "removed the pins of a state dir that is gone")
+                assert (pins_check["of"], pins_check["pins"]) == (str(gone), pins_check["pins"])
+                assert pins_check["pins"] > 20
             assert not instances.instance_directory(gone).exists()
             assert instances.instance_directory(used).is_dir()
             assert daemon.get("/readyz")[0] == 200
@@ -185,7 +185,7 @@ def test_the_same_path_in_another_mount_namespace_is_another_state_dir(tmp_path:
     """Two containers with a state dir of the same name and one bpffs: the second must not take the first one's maps."""
     state = tmp_path / "state"
     with LabNode("test-same-name", 64 * MIB) as node, live.daemon(node, state_dir=state):
-        private = live.elsewhere(f"mount -t tmpfs -o mode=700 none {state}")
+        private = live.in_own_mounts(f"mount -t tmpfs -o mode=700 none {state}")
         hook = pins.Pins.open(live.pin_dir()).hook
         done = live.outrace(
             "run", "--hooks", hook, "--state-dir", str(state), "--listen", "127.0.0.1:0", wrapper=private

@@ -70,7 +70,7 @@ def test_anything_else_is_not_believed(record: bytes) -> None:
     assert parse(record) is None
 
 
-def test_a_log_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     with pytest.raises(MonitorError, match="cannot be read"):
         Kmsg(str(tmp_path / "missing"))
 
@@ -90,11 +90,11 @@ def test_a_real_kill_is_found_and_older_ones_are_not() -> None:
         new, path = one_kill()
         lines = []
 
-        def told() -> list[Killed | Constraint]:
+        def logged() -> list[Killed | Constraint]:
             lines.extend(log.read())
             return [line for line in lines if isinstance(line, Killed) and line.pid == new]
 
-        live.until(told, "the line of the kill")
+        live.until(logged, "the line of the kill")
     finally:
         log.close()
     relative = f"/{path.relative_to(cgroupfs.detect().root)}"
@@ -104,7 +104,7 @@ def test_a_real_kill_is_found_and_older_ones_are_not() -> None:
 
 
 def test_a_cgroup_that_is_called_like_the_rest_of_the_line() -> None:
-    """Of two places none is believed: the kill would be told of a pod that has nothing to do with it."""
+    """Of two places none is believed: the kill would be given to a pod that has nothing to do with it."""
     line = b"6,54374,133,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
     path = b"/pods/evil/x,task_memcg=/pods/other/c,task=y"
     assert parse(line + b"oom_memcg=" + path + b",task_memcg=" + path + b",task=z,pid=7209,uid=0\n") is None

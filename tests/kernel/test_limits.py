@@ -64,7 +64,7 @@ def test_the_files_of_cgroup_v2(tmp_path: Path, files: dict[str, int | str], fou
         ({**V1, "memory.memsw.usage_in_bytes": 9 * MIB}, Limits(max=64 * MIB, swap=0)),
         ({**V1, "memory.memsw.limit_in_bytes": UNLIMITED}, Limits(max=64 * MIB)),
         ({"memory.limit_in_bytes": UNLIMITED, "memory.soft_limit_in_bytes": UNLIMITED}, Limits()),
-        # A file of the other version says nothing here.
+        # A file of the other version means nothing here.
         ({**V1, "memory.high": MIB}, Limits(max=64 * MIB)),
     ],
     ids=["memory alone", "all", "charged meanwhile", "swap without limit", "unset", "v2's"],
@@ -179,7 +179,7 @@ def test_a_cgroup_is_read_once_a_second(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache.look(tmp_path) == Limits()
 
 
-def test_a_machine_without_proc_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_proc_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> dict[str, int]:
         raise CannotError("no /proc/meminfo", "mount procfs at /proc")
 

@@ -55,7 +55,7 @@ def test_what_is_missing_gets_mounted() -> None:
 
 
 @pytest.mark.kernel
-def test_a_refused_mount_says_the_command() -> None:
+def test_a_refused_mount_names_the_command() -> None:
     _, refused, after = in_own_namespace(UNMOUNT_THEN_ENSURE % AS_NOBODY)
     assert refused.startswith("3 bpf is not mounted at /sys/fs/bpf")
     assert refused.endswith("run as root: mount -t bpf bpf /sys/fs/bpf")

@@ -11,7 +11,7 @@ from tests.live import environment
 from tests.puppet import cgroup
 
 pytestmark = pytest.mark.live
-#: Moves into the cgroup, takes a namespace that begins there, and says how it sees a process outside, before and after.
+#: Moves into the cgroup, takes a namespace that begins there, and prints how a process outside looks, before and after.
 _BELOW = """
 import ctypes, os, sys
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_cgroups_are_named_as_the_machine_does_from_then_on() -> None:
     assert below("joined") == "True False True"
 
 
-def test_without_the_right_to_it_the_remedy_is_said() -> None:
-    said = below("refused")
-    assert said.startswith("the machine's cgroup namespace: ")
-    assert "CAP_SYS_ADMIN and CAP_SYS_PTRACE (capabilities.add)" in said
+def test_without_the_right_to_it_the_remedy_is_named() -> None:
+    reason = below("refused")
+    assert reason.startswith("the machine's cgroup namespace: ")
+    assert "CAP_SYS_ADMIN and CAP_SYS_PTRACE (capabilities.add)" in reason

@@ -105,9 +105,9 @@ def test_an_oom_kill_outside_every_watched_cgroup_is_reported_too() -> None:
 
 
 def test_a_users_sigkill_only_looks_like_one() -> None:
-    with live.Watching(attach=False) as watch, live.cgroup("pod") as pod, live.cgroup("elsewhere") as elsewhere:
+    with live.Watching(attach=False) as watch, live.cgroup("pod") as pod, live.cgroup("elsewhere") as outside:
         index = watch.add(pod, flags=POD)
-        with live.Puppet(elsewhere) as other, live.Puppet(pod) as puppet:
+        with live.Puppet(outside) as other, live.Puppet(pod) as puppet:
             for victim in (other, puppet):
                 victim.process.kill()
                 victim.wait()
@@ -187,25 +187,25 @@ def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
             assert counted[f"lost_{kind}"] > 0
 
 
-def test_reclaim_at_a_limit_is_told_once_with_the_cache_of_that_moment(tmp_path: Path) -> None:
+def test_reclaim_at_a_limit_is_reported_once_with_the_cache_of_that_moment(tmp_path: Path) -> None:
     """Page cache that fits nowhere: the kernel makes room again and again, and kills nobody."""
     with live.Watching() as watch, live.cgroup("reclaim", 32 * MIB) as path, live.Puppet(path) as reader:
         index = watch.add(path)
         watch.sweeper.run()
         began = time.monotonic_ns()
         reader.do(f"write({str(tmp_path / 'file')!r}, 96)")
-        told = watch.oom(lambda e: e.kind == "reclaim" and e.oom_cgroup == cgroupfs.cgroup_id(path))
-        assert began < told.ts_ns < time.monotonic_ns()
-        assert (told.invoker_pid, told.oom_limit) == (reader.pid, 32 * MIB)
-        assert 30 * MIB <= told.oom_usage <= 32 * MIB
-        assert told.oom_inactive_file is not None
-        assert told.oom_active_file is not None
-        assert 8 * MIB < told.oom_inactive_file + told.oom_active_file <= 32 * MIB
+        reported = watch.oom(lambda e: e.kind == "reclaim" and e.oom_cgroup == cgroupfs.cgroup_id(path))
+        assert began < reported.ts_ns < time.monotonic_ns()
+        assert (reported.invoker_pid, reported.oom_limit) == (reader.pid, 32 * MIB)
+        assert 30 * MIB <= reported.oom_usage <= 32 * MIB
+        assert reported.oom_inactive_file is not None
+        assert reported.oom_active_file is not None
+        assert 8 * MIB < reported.oom_inactive_file + reported.oom_active_file <= 32 * MIB
         watch.consume()
         # It is news again when there was none for a second.
-        every = [e.ts_ns for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == told.oom_cgroup]
-        assert every[0] == told.ts_ns
+        every = [e.ts_ns for e in watch.ooms if e.kind == "reclaim" and e.oom_cgroup == reported.oom_cgroup]
+        assert every[0] == reported.ts_ns
         assert all(b - a >= 1_000_000_000 for a, b in pairwise(every))
         assert len(every) == 1 or live.emulated()
-        assert watch.table.cgroup_id(index) == told.oom_cgroup
+        assert watch.table.cgroup_id(index) == reported.oom_cgroup
         assert reader.process.poll() is None

@@ -1,4 +1,4 @@
-"""What the OOM killer chooses among, held against what the kernel itself says of the same processes."""
+"""What the OOM killer chooses among, held against what the kernel itself reports of the same processes."""
 
 import os
 from pathlib import Path

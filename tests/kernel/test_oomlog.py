@@ -94,7 +94,7 @@ def test_what_a_rate_limited_report_leaves_out_is_named(tree: Hierarchy) -> None
     assert found.event.victim_pid == 6601
 
 
-def test_facts_of_one_kill_are_not_told_of_the_next(tree: Hierarchy) -> None:
+def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     log = OomLog(tree, lambda _: None)
     for line in LINES:
         log.feed(line)

@@ -1,7 +1,6 @@
 """Opening what is pinned: rings that deliver, programs that run, links that attach and let go."""
 
 import os
-import select
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, loader
 from monitor.kernel.pins import HOOKS, MAPS, TRACEPOINTS, Map, Pins, Ring, counts, pin
+from monitor.kernel.readable import readable
 from monitor.kernel.wire import COUNTS
 from tests import live
 
@@ -96,7 +96,7 @@ def test_an_error_in_a_callback_is_raised_when_the_ring_is_drained() -> None:
         ring = Ring(watch.pins, "steps", fails)
         try:
             puppet.do("anon(8)")
-            assert select.select([ring], [], [], live.TIMEOUT_S)[0] == [ring]
+            assert readable(ring, live.TIMEOUT_S)
             with pytest.raises(ZeroDivisionError):
                 ring.consume()
             assert len(seen) >= 7

@@ -1,4 +1,4 @@
-"""The table filled from files says what the files say, cgroup by cgroup, and of the machine what the kernel counts."""
+"""The table filled from files has what the files have, cgroup by cgroup, and of the machine what the kernel counts."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MACHINE, MAX_DOMAINS
 from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
-from monitor.sources.polled_table import PolledSweeper, PolledTable
+from monitor.sources.polled_sweeper import PolledSweeper
+from monitor.sources.polled_table import PolledTable
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -18,11 +19,11 @@ HIERARCHY = cgroupfs.detect()
 
 
 def cached(path: Path) -> int:
-    told = cgroupfs.read_cgroup(HIERARCHY, path)
-    return told.inactive_file + told.active_file
+    reading = cgroupfs.read_cgroup(HIERARCHY, path)
+    return reading.inactive_file + reading.active_file
 
 
-def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
+def test_a_cgroup_is_what_its_files_hold(tmp_path: Path) -> None:
     table = PolledTable(HIERARCHY)
     with live.cgroup("soft") as path, live.Puppet(path) as puppet:
         at = table.add(cgroupfs.cgroup_id(path), path=path)
@@ -34,21 +35,21 @@ def test_a_cgroup_is_what_its_files_say(tmp_path: Path) -> None:
         live.until(lambda: cached(path) >= 15 * MIB, "memory.stat knows of the page cache")
         number = PolledSweeper(table).run()
         reading = table.read(cgroupfs.cgroup_id(path))
-        told = cgroupfs.read_cgroup(HIERARCHY, path)
+        files = cgroupfs.read_cgroup(HIERARCHY, path)
         assert (reading.usage, reading.inactive_file, reading.active_file) == (
-            told.usage,
-            told.inactive_file,
-            told.active_file,
+            files.usage,
+            files.inactive_file,
+            files.active_file,
         )
         assert reading.inactive_file + reading.active_file >= 15 * MIB
-        assert table.working_set(at) == told.working_set >= 24 * MIB
+        assert table.working_set(at) == files.working_set >= 24 * MIB
         assert table.synced(at) == number
         table.set_ceilings(at, [table.working_set(at) // PAGE + 100, table.working_set(at) // PAGE + 300])
         assert table.room(at) == pytest.approx(100 * PAGE, abs=PAGE)
         puppet.do("anon(8)")
         PolledSweeper(table).reread()
-        assert table.reading(at).usage >= told.usage + 8 * MIB
-        assert table.reading(at).inactive_file == told.inactive_file, "rereading is of usage only"
+        assert table.reading(at).usage >= files.usage + 8 * MIB
+        assert table.reading(at).inactive_file == files.inactive_file, "rereading is of usage only"
         table.remove(cgroupfs.cgroup_id(path))
         assert table.add(cgroupfs.cgroup_id(path), path=path) == at, "the place is used again"
     table.reset()
@@ -61,15 +62,15 @@ _FILES = {
 }
 
 
-def says(path: Path, version: int, usage: int, anon: int, inactive: int, kernel: int = 0) -> Path:
+def write_cgroup(path: Path, version: int, usage: int, anon: int, inactive: int, kernel: int = 0) -> Path:
     """A directory that looks like a cgroup with so many MiB, its page cache inactive; on v2 what the kernel has is
     zswap's, which it counts twice.
     """
     path.mkdir(parents=True, exist_ok=True)
     name, text = _FILES[version]
     (path / name).write_text(f"{usage * MIB}\n")
-    said = text.format(anon=anon * MIB, file=inactive * MIB, inactive=inactive * MIB, kernel=kernel * MIB)
-    (path / "memory.stat").write_text(f"first 0\n{said}")
+    content = text.format(anon=anon * MIB, file=inactive * MIB, inactive=inactive * MIB, kernel=kernel * MIB)
+    (path / "memory.stat").write_text(f"first 0\n{content}")
     if version == 1:
         (path / "memory.kmem.usage_in_bytes").write_text(f"{kernel * MIB}\n")
     return path
@@ -90,17 +91,17 @@ def says(path: Path, version: int, usage: int, anon: int, inactive: int, kernel:
         (60, 0, 0, 0, 128, 0),  # those below know nothing either
     ],
 )
-def test_what_a_parent_does_not_know_yet_its_children_say(
+def test_what_a_parent_does_not_count_yet_its_children_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, anon: int, inactive: int, kernel: int, leaf: int,
     ceiling: int, found: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(polled_table, "_AHEAD", MIB)  # as with 2 CPUs
     table = PolledTable(cgroupfs.Hierarchy(version=version, root=tmp_path))
-    node = table.add(1, path=says(tmp_path / "node", version, 140, anon, inactive, kernel))
-    kubepods = table.add(2, path=says(tmp_path / "node/kubepods", version, 140, anon, inactive, kernel))
-    table.add(3, step=1, path=says(tmp_path / "node/kubepods/pod", version, 140, anon, inactive))
-    table.add(4, path=says(tmp_path / "node/kubepods/pod/container", version, 140, 60, leaf))
-    table.add(5, path=says(tmp_path / "node/kubepods/other", version, 0, 0, 0))
+    node = table.add(1, path=write_cgroup(tmp_path / "node", version, 140, anon, inactive, kernel))
+    kubepods = table.add(2, path=write_cgroup(tmp_path / "node/kubepods", version, 140, anon, inactive, kernel))
+    table.add(3, step=1, path=write_cgroup(tmp_path / "node/kubepods/pod", version, 140, anon, inactive))
+    table.add(4, path=write_cgroup(tmp_path / "node/kubepods/pod/container", version, 140, 60, leaf))
+    table.add(5, path=write_cgroup(tmp_path / "node/kubepods/other", version, 0, 0, 0))
     for at in (node, kubepods):
         table.set_ceilings(at, [ceiling * MIB // PAGE])
     for entry in table:
@@ -108,7 +109,7 @@ def test_what_a_parent_does_not_know_yet_its_children_say(
     table.read_stat(table.entry(node))
     assert table.reading(node).inactive_file == found * MIB
     table.remove(4)  # it is not asked any more
-    says(tmp_path / "node/kubepods/pod", version, 140, anon, inactive)
+    write_cgroup(tmp_path / "node/kubepods/pod", version, 140, anon, inactive)
     table.read_stat(table.entry(node))
     assert table.reading(node).inactive_file == inactive * MIB
     table.reset()
@@ -137,8 +138,8 @@ def test_what_a_cgroup_had_that_is_gone_is_not_its_parents(tmp_path: Path) -> No
 def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
     table = PolledTable(cgroupfs.Hierarchy(version=2, root=tmp_path))
     table.refresh_a_leaf()
-    table.add(1, path=says(tmp_path / "node", 2, 100, 0, 50))
-    leaves = [table.add(n, path=says(tmp_path / f"node/{n}", 2, 50, 0, 25)) for n in (2, 3)]
+    table.add(1, path=write_cgroup(tmp_path / "node", 2, 100, 0, 50))
+    leaves = [table.add(n, path=write_cgroup(tmp_path / f"node/{n}", 2, 50, 0, 25)) for n in (2, 3)]
     for left in (1, 0):
         table.refresh_a_leaf()
         assert sum(table.reading(at).inactive_file == 0 for at in leaves) == left
@@ -166,12 +167,12 @@ def test_the_machine_is_counted_as_the_programs_do_it() -> None:
     at = table.add(1, flags=MACHINE)
     sweeper = PolledSweeper(table)
     with live.cgroup("soft-machine") as path, live.Puppet(path) as puppet:
-        sweeper.touch_root()
+        sweeper.touch(at)
         before = table.reading(at)
         puppet.do("anon(200)")
-        live.until(lambda: sweeper.touch_root() or table.reading(at).usage > before.usage + 150 * MIB, "200 MiB more")
+        live.until(lambda: sweeper.touch(at) or table.reading(at).usage > before.usage + 150 * MIB, "200 MiB more")
     figures = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    sweeper.touch_root()
+    sweeper.touch(at)
     usage = (int(figures["nr_anon_pages"]) + int(figures["nr_file_pages"])) * PAGE
     assert table.reading(at).usage == pytest.approx(usage, abs=64 * MIB), "others live on this machine too"
     table.reset()

@@ -115,7 +115,7 @@ def test_trembling_at_the_line_is_one_crossing() -> None:
 def test_page_cache_that_turns_active_crosses_without_a_charge(files: Path) -> None:
     with live.cgroup("active") as node, live.Watching() as watch:
         if watch.partial:
-            pytest.skip("this kernel's hook sees charges only: a sweep tells, see test_charging.py")
+            pytest.skip("this kernel's hook sees charges only: a sweep sees it, see test_charging.py")
         pod = cgroupfs.make(node / "pod")
         index = watch.add(node)
         with live.Puppet(pod) as puppet:
@@ -176,11 +176,15 @@ def test_a_full_ring_is_counted() -> None:
         pod = node.add_pod("p")
         indexes = {watch.add(path, step=PAGE) for path in (node.cgroup, pod.cgroup, *pod.containers.values())}
         watch.sweeper.run()
-        # 1 MiB of ring holds 11,915 records of 80 + 8 bytes; growing by 64 MiB gives 256 for each of three cgroups.
+        # 1 MiB of ring holds 11,915 records of 80 + 8 bytes; growing by 64 MiB gives at most 256 for each of three
+        # cgroups, fewer on a fast machine: STEP_NS is between two.
         hog = node.start_hog(pod, mib=64, cycles=24)
-        hog.go()
-        hog.expect("grown")
-        counted = watch.counted()
+        for _ in range(20):
+            hog.go()
+            hog.expect("grown")
+            counted = watch.counted()
+            if counted["lost_step"]:
+                break
         assert counted["lost_step"] > 0
         watch.consume()
         assert {(e.kind, e.domain) for e in watch.events} == {(STEP, index) for index in indexes}
@@ -194,7 +198,7 @@ def test_a_full_ring_is_counted() -> None:
         assert len(watch.events) > 0
 
 
-def test_steps_say_how_far_a_pod_moved() -> None:
+def test_steps_give_how_far_a_pod_moved() -> None:
     with live.cgroup("steps") as pod, live.Watching() as watch, live.Puppet(pod) as puppet:
         watch.add(pod, step=2 * MIB)
         watch.sweeper.run()

@@ -64,19 +64,19 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    told: list[Any] = []
+    sent: list[Any] = []
     with select.epoll() as epoll:
         epoll.register(read, select.EPOLLIN)
         other: Any = MagicMock()
-        soft = PolledKills(other, other, other, other, told.append)
+        soft = PolledKills(other, other, other, other, sent.append)
         soft._fd, soft._epoll = read, epoll
         monkeypatch.setattr(polled_kills, "kmsg_records", fail)
         assert soft.consume(read)
         assert soft._fd == -1, "closed: kills are counted from now on"
     os.close(write)
-    (said,) = told
-    assert said.msg == "the kernel's log cannot be read"
-    assert "CAP_SYSLOG" in said.fields["remedy"]
+    (line,) = sent
+    assert line.msg == "the kernel's log cannot be read"
+    assert "CAP_SYSLOG" in line.fields["remedy"]
 
     log = kmsg.Kmsg("/dev/null")
     monkeypatch.setattr("monitor.kernel.kmsg.os.read", fail)
@@ -89,7 +89,7 @@ def test_the_kernels_log_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ("status", "ends", "remedy"),
     [("kill -9 $$", -9, "it needs 150 MB; details in {log}"), ("echo what >&2; exit 4", 4, "details in {log}")],
 )
-def test_a_loader_that_says_nothing_has_its_log_named(
+def test_a_loader_without_a_message_has_its_log_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, ends: int, remedy: str
 ) -> None:
     python = tmp_path / "python"
@@ -99,10 +99,10 @@ def test_a_loader_that_says_nothing_has_its_log_named(
     log.write_text("of an earlier one\n")
     monkeypatch.setattr("monitor.kernel.loader.sys.executable", str(python))
     with pytest.raises(CannotError) as caught:
-        loader._load_if_missing(tmp_path, tmp_path / "instance/stamp", "memcg-tracepoint")
+        loader._load_if_missing(tmp_path, tmp_path / "instance/stamp", "memcg-tracepoint", loader.KUBELETS)
     assert caught.value.message.startswith(f"the BPF loader ended with status {ends}: ")
     assert caught.value.remedy.endswith(remedy.format(log=log))
-    said = log.read_text()
-    assert f"the loader ended with status {ends}" in said
-    assert "of an earlier one" not in said
-    assert ("what" in said) == (ends == 4)
+    line = log.read_text()
+    assert f"the loader ended with status {ends}" in line
+    assert "of an earlier one" not in line
+    assert ("what" in line) == (ends == 4)

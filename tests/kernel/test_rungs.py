@@ -37,7 +37,7 @@ def offered(seen: Facts) -> list[str]:
 )
 def test_what_is_offered_and_best_first(seen: Facts, names: list[str]) -> None:
     assert offered(seen) == names
-    assert tuple(rung.name for rung in rungs(seen)) == NAMES, "all are told of, best first"
+    assert tuple(rung.name for rung in rungs(seen)) == NAMES, "all are listed, best first"
     for rung in rungs(seen):
         assert rung.detail
         assert bool(rung.remedy) != rung.ok, f"{rung.name}: a remedy for what is not there, and only for that"
@@ -102,9 +102,9 @@ def test_what_is_promised() -> None:
     read = 12 * GIB * wait // 10**9 + batches
     for name in SOFT_RUNGS:
         assert (promise(two, name, machine=False), promise(two, name)) == ((read, wait), (read + lag, wait))
-    told = 2 * 128 * PAGE + (64 << 10)
-    assert promise(two, "eventfd", machine=False, hidden=0) == (told, bounds.COARSEST_NS)
-    assert promise(two, "eventfd", machine=False, hidden=1 << 20) == (told + (1 << 20), wait)
+    promised = 2 * 128 * PAGE + (64 << 10)
+    assert promise(two, "eventfd", machine=False, hidden=0) == (promised, bounds.COARSEST_NS)
+    assert promise(two, "eventfd", machine=False, hidden=1 << 20) == (promised + (1 << 20), wait)
     for rung in rungs(two):
         assert (rung.unseen_bytes, rung.unseen_ms * 1e6) == promise(two, rung.name), "of the machine"
 
@@ -146,9 +146,9 @@ def test_this_machine_offers_polling_at_least() -> None:
 def test_the_plan_is_the_same_before_tracefs_is_mounted(expected_rungs: tuple[str, ...]) -> None:
     """`outrace run` mounts it; asked before its first start, BTF has to do."""
     live.pin_dir()  # mounts it here
-    without = live.elsewhere("umount -l /sys/kernel/tracing")
+    without = live.in_own_mounts("umount -l /sys/kernel/tracing")
     plan = json.loads(live.outrace("doctor", "-o", "json", wrapper=without).stdout)["hook_plan"]
-    # Why one is not there may be told in other words.
+    # Why one is not there may be worded otherwise.
     here = rungs(facts(GIB))
     assert [(rung["name"], rung["ok"]) for rung in plan["rungs"]] == [(rung.name, rung.ok) for rung in here]
     assert plan["rung"] == choose(here).name

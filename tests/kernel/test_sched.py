@@ -85,7 +85,7 @@ def check_what_it_says_is_true(got: dict) -> None:
 
 
 @pytest.mark.live
-def test_what_protect_reports_is_what_the_kernel_says() -> None:
+def test_what_protect_reports_is_what_the_kernel_has() -> None:
     check_what_it_says_is_true(run(PROTECT))
 
 

@@ -40,7 +40,7 @@ def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> 
         watch.sweeper.run()
         before = watch.table.reading(index)
         assert before.inactive_file >= (MANY - WAITING) * 4096
-        live.until(lambda: abs(before.inactive_file - _said(parent)) <= live.GATE, "memory.stat to agree")
+        live.until(lambda: abs(before.inactive_file - _inactive_file(parent)) <= live.GATE, "memory.stat to agree")
         made.fill()
         after = watch.table.reading(index)
         assert watch.counted()["uncounted"] == 0
@@ -49,16 +49,16 @@ def test_more_cgroups_with_page_cache_than_16384_do_not_hide_a_working_set() -> 
 
         def near() -> bool:
             """A page less than 64 may be held back in each (the gate): that much more, but not all of it once again."""
-            said = _said(parent)
-            return said - again <= after.inactive_file <= said + live.GATE
+            inactive = _inactive_file(parent)
+            return inactive - again <= after.inactive_file <= inactive + live.GATE
 
         live.until(near, "memory.stat to agree")
         watch.sweeper.run()
         exact = watch.table.reading(index).inactive_file
-        live.until(lambda: abs(exact - _said(parent)) <= live.GATE, "memory.stat to agree")
+        live.until(lambda: abs(exact - _inactive_file(parent)) <= live.GATE, "memory.stat to agree")
 
 
-def _said(parent: Path) -> int:
+def _inactive_file(parent: Path) -> int:
     """Inactive file pages (bytes) by memory.stat, which takes 2 s to settle, on busy CPUs longer."""
     return cgroupfs.read_cgroup(cgroupfs.detect(), parent).inactive_file
 
@@ -81,7 +81,7 @@ def _leaves(watch: live.Watching) -> int:
     return watch.sweeper.leaves
 
 
-def test_a_sweep_in_turns_says_the_same_whatever_comes_and_goes_between_them() -> None:
+def test_a_sweep_in_turns_gives_the_same_whatever_comes_and_goes_between_them() -> None:
     with live.Watching() as watch, crowd(300, "turns") as (parent, made):
         index = watch.add(parent)
         made.fill()
@@ -101,8 +101,8 @@ def test_a_sweep_in_turns_says_the_same_whatever_comes_and_goes_between_them() -
         exact = watch.table.reading(index)
         # Between the two looks, waiting pages may get onto their lists.
         assert abs(ours.inactive_file - exact.inactive_file) <= live.GATE + WAITING * 4096
-        (said,) = watch.agree(parent)
-        assert abs(said.inactive_file - exact.inactive_file) <= WAITING * 4096
+        (inactive,) = watch.agree(parent)
+        assert abs(inactive.inactive_file - exact.inactive_file) <= WAITING * 4096
 
 
 def test_what_is_added_while_a_sweep_runs_is_not_known_before_the_next() -> None:
