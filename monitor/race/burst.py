@@ -1,16 +1,14 @@
-"""The growth behind an episode, as most bytes taken within a time, and which threshold would have won: over many
-episodes, for each way of reacting to one.
-"""
+"""The growth behind an episode, as most bytes taken within a time, and what was in use outside the pods meanwhile."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from itertools import pairwise
 
-from monitor.race.codec import Record
-from monitor.race.events import Crossing, Sample
+from monitor.race.codec import Record, RecordError
+from monitor.race.events import KUBEPODS, NODE, Crossing, Event, Hold, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.series import TimeSeries
 
@@ -24,9 +22,10 @@ _MOST_POINTS = 2000
 @dataclass(frozen=True, slots=True)
 class Burst(Record):
     """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time, anywhere in
-    the record. Where a kill or an eviction cut the record, it goes on growing at `rate` (bytes/s; None: it did not
+    the record. Where a kill, an eviction or a hold cut it, it goes on growing at `rate` (bytes/s; None: it did not
     grow, or nothing cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
-    that the capacity counts and the limit does not allow.
+    that the capacity counts and the limit does not allow. `outside`: the most that was in use outside the pods (working
+    set, bytes), where `reserved` bytes were kept back for it; None where there is no kubepods cgroup.
     """
 
     signal: str
@@ -35,15 +34,22 @@ class Burst(Record):
     beyond: int
     rate: float | None
     most: tuple[tuple[int, int], ...]
+    outside: int | None = None
+    reserved: int | None = None
 
-    def needed(self, ms: float) -> float:
-        """Bytes that have to be available at the crossing for a monitor whose victim is gone ``ms`` later."""
+    def __post_init__(self) -> None:
+        times = (0, *[ms for ms, _ in self.most])
+        if not self.most or any(earlier >= later for earlier, later in pairwise(times)):
+            raise RecordError(f"Burst.most: must be times in order, not {self.most!r}"[:200])
+
+    def taken(self, ms: float) -> float:
+        """Most bytes that were taken within ``ms``."""
         at = bisect_left(self.most, (ms, 0))
         if at == len(self.most):
-            return self.beyond + float(self.most[-1][1])
+            return float(self.most[-1][1])
         t2, v2 = self.most[at]
         t1, v1 = self.most[at - 1] if at else (0, 0)
-        return self.beyond + v1 + (v2 - v1) * (ms - t1) / (t2 - t1)
+        return v1 + (v2 - v1) * (ms - t1) / (t2 - t1)
 
 
 def burst(f: Facts) -> Burst | None:
@@ -53,6 +59,7 @@ def burst(f: Facts) -> Burst | None:
         return None
     watched = [w for w in f.episode.watched if w.domain == domain]
     acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
+    acted += [e.ts_ns for e in f.episode.events if isinstance(e, Hold)][:1]
     killed = [f.kill_ns] if f.kill_ns is not None and f.race else []
     cut = min([*acted, *killed], default=None)
     points = [
@@ -69,7 +76,9 @@ def burst(f: Facts) -> Burst | None:
         on_ns = TIMES_MS[-1] * 1_000_000
         points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
     series = TimeSeries(points)
-    hard = [w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain]]
+    hard = [w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain] and not w.compared]
+    capacities = {w.domain: w.capacity for w in f.episode.watched}
+    reserved = capacities[NODE] - capacities[KUBEPODS] if {NODE, KUBEPODS} <= capacities.keys() else None
     return Burst(
         signal=SIGNAL_OF[domain],
         capacity=watched[0].capacity,
@@ -77,7 +86,18 @@ def burst(f: Facts) -> Burst | None:
         beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,
         rate=round(rate, 1) if rate is not None else None,
         most=tuple([(ms, _most_within(series, ms * 1_000_000)) for ms in TIMES_MS]),
+        outside=None if reserved is None else _outside(f.episode.events, cut),
+        reserved=reserved,
     )
+
+
+def _outside(events: Iterable[Event], cut: int | None) -> int | None:
+    """The most that was in use in the node and not in kubepods, of looks that read both."""
+    sets: dict[int, dict[str, int]] = {}
+    for e in events:
+        if isinstance(e, Sample) and e.domain in (NODE, KUBEPODS) and (cut is None or e.ts_ns <= cut):
+            sets.setdefault(e.ts_ns, {})[e.domain] = e.working_set
+    return max([max(0, one[NODE] - one[KUBEPODS]) for one in sets.values() if len(one) == 2], default=None)
 
 
 def _most_within(series: TimeSeries, ns: int) -> int:
@@ -89,51 +109,3 @@ def _most_within(series: TimeSeries, ns: int) -> int:
     for i in range(0, len(times), -(-len(times) // _MOST_POINTS)):
         most = max(most, series.at(times[i] + ns) - values[i], values[i] - series.at(times[i] - ns))
     return round(most)
-
-
-# ---- the threshold that would have won
-
-#: Who reacts -> how long from the crossing until the victim is dead, in ms, every phase alike. outrace: 0.75 ms at most
-#: of 360 races and a millisecond to die, rounded up to 5. A kubelet's loop: its 10 s in every phase, then the 2.03 s
-#: that its runtime takes for a pod that ignores SIGTERM; notified by the kernel (cgroup v1): 0.02-0.22 s instead.
-REACTIONS: dict[str, tuple[float, ...]] = {
-    "outrace": (5.0,),
-    "kubelet-notified": tuple([20.0 + 200.0 * i / 20 + 2030.0 for i in range(21)]),
-    "kubelet": tuple([10_000.0 * i / 40 + 2030.0 for i in range(41)]),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Advised(Record):
-    """The threshold for one signal and one way of reacting. `threshold` (bytes): the smallest that wins a part of at
-    least `quantile` of the episodes, over all phases; None: none below the capacity does. `present`: the part that the
-    threshold in force wins (the latest episode's; None: there is none). `episodes`: how many it is worked out from.
-    """
-
-    signal: str
-    reaction: str
-    threshold: int | None
-    quantile: float
-    present: float | None
-    present_threshold: int | None
-    capacity: int
-    episodes: int
-
-
-def advise(bursts: Sequence[Burst], quantile: float = 0.99) -> list[Advised]:
-    """``bursts`` oldest first, of one machine. Only those of the latest capacity count: another one is another node."""
-    made = []
-    for signal in dict.fromkeys(b.signal for b in bursts):
-        mine = [b for b in bursts if b.signal == signal]
-        last = mine[-1]
-        mine = [b for b in mine if b.capacity == last.capacity]
-        for reaction, times in REACTIONS.items():
-            needs = sorted([b.needed(ms) for b in mine for ms in times])
-            at = min(len(needs) - 1, max(0, ceil(quantile * len(needs) - 1e-9) - 1))
-            wanted = int(needs[at]) + 1  # a threshold is met strictly below its quantity
-            best = wanted if wanted < last.capacity else None
-            won = None
-            if last.threshold is not None:
-                won = round(sum(n < last.threshold for n in needs) / len(needs), 4)
-            made.append(Advised(signal, reaction, best, quantile, won, last.threshold, last.capacity, len(mine)))
-    return made

@@ -146,7 +146,7 @@ def _is_over(o: Open, now_ns: int, bounds: Bounds) -> bool:
     # A soft threshold may be met for hours after the hard pressure: a kill then is another story.
     if any(hard for _, _, hard in o.met) or (o.met and not o.hard):
         return False
-    return all(until <= now_ns for _, until in (*o.pids, *o.pods))
+    return all(until <= now_ns for _, until in (*o.pids, *o.pods, *o.holds))
 
 
 def _take(state: State, event: ev.Event) -> State:
@@ -205,7 +205,7 @@ def _recorded(state: State, event: ev.Event) -> tuple[ev.Event, ...]:
 
 def _opened(state: State, event: ev.Event) -> Open | None:
     """A new episode, if this event begins one; with what the flight recorder holds about it."""
-    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided):
+    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided | ev.Hold):
         where = key_of(event)
         assert where is not None
         key, domain = where

@@ -49,11 +49,12 @@ class RecordedEviction:
 
     @property
     def grace_ns(self) -> int:
-        """What its processes really get: outrace gives none for a hard threshold, a kubelet 2 s at least."""
+        """What its processes really get: outrace what it decided (a hard threshold without `--hard-grace`: none), a
+        kubelet 2 s at least."""
         d = self.decision
         if d.by == ev.KUBELET:
             return max(KUBELET_MIN_GRACE_S, d.grace_s) * 10**9
-        return 0 if d.hard else max(0, d.grace_s) * 10**9
+        return 0 if d.hard and d.observed else max(0, d.grace_s) * 10**9
 
     @property
     def forced_ns(self) -> int:
@@ -126,10 +127,10 @@ def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str
 
 
 def by_kubelet(events: Iterable[ev.Event], given: Sequence[Candidate] = ()) -> list[RecordedEviction]:
-    """Evictions by a kubelet, which says nothing when it decides.
+    """Evictions by a kubelet, which reports nothing when it decides.
 
     Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was met, and
-    then no process was left of that pod. Or by what it told the API server, whatever the runtime did: a pod that obeys
+    then no process was left of that pod. Or by what it wrote to the server, whatever the runtime did: a pod that obeys
     SIGTERM gets no SIGKILL while the threshold is met.
 
     Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When

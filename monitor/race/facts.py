@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from monitor.policy.ranking import Candidate
@@ -10,7 +10,7 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, working_set
 from monitor.race import events as ev
 from monitor.race.episode import Episode
 from monitor.race.evictions import RecordedEviction, by_kubelet, met_before, recorded_evictions
-from monitor.race.forecast import slope
+from monitor.race.forecast import slope, used_by
 
 #: The signal of memory of each domain that has one.
 SIGNAL_OF = {ev.NODE: MEMORY, ev.KUBEPODS: ALLOCATABLE_MEMORY}
@@ -38,9 +38,11 @@ class Facts:
     """An episode taken apart; see the fields' names. `race` kills are of node, kubepods or the whole machine.
 
     `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
-    met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes)
-    of the domain. `rate`: its growth in bytes/s then, None if not known or not growing. `exiting`: marks that killed
-    nobody; `denied`: those of them that both the victim's counter and the kernel's log deny.
+    met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes) of
+    the domain. `kubelets_line`: the first crossing, before the first kill, of a line that only a kubelet would have;
+    `only_kubelets`: it is the only one, and nobody acted. `rate`: its growth in bytes/s then, None if not known or not
+    growing. `exiting`: marks that killed nobody; `denied`: those of them that both the victim's counter and the
+    kernel's log deny.
     """
 
     episode: Episode
@@ -58,6 +60,8 @@ class Facts:
     rate: float | None
     lost: tuple[ev.Lost, ...]
     order: tuple[Candidate, ...]
+    kubelets_line: ev.Crossing | None = None
+    only_kubelets: bool = False
 
     @property
     def race(self) -> bool:
@@ -123,9 +127,15 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
-    decided = evictions[0].decision.ts_ns if evictions else episode.end_ns
+    began = [e.ts_ns for e in events if isinstance(e, ev.Hold)][:1]  # from then on it grows no more
+    decided = min([*began, *[e.decision.ts_ns for e in evictions[:1]]], default=episode.end_ns)
     moment = decided if at is None else at
-    crossing, crossed_ns = _crossing(events, moment, raced)
+    compared = {w.threshold for w in episode.watched if w.compared}
+    acted = [e for e in events if getattr(e, "threshold", None) not in compared]
+    crossing, crossed_ns = _crossing(acted, moment, raced)
+    only_kubelets = not kills and not evictions and not any(isinstance(e, ev.Crossing) for e in acted)
+    if only_kubelets:
+        crossing, crossed_ns = _crossing(events, moment, raced)
     usage = tuple(_usage(events, episode.domain))
     threshold = _threshold(episode, crossing)
     if kills and crossed_ns is None and threshold is not None and kills[0].scope in ev.RACE_SCOPES:
@@ -147,6 +157,8 @@ def facts(episode: Episode, order: Sequence[Candidate] = ()) -> Facts:
         threshold=threshold,
         rate=growth(usage, moment),
         lost=tuple([e for e in events if isinstance(e, ev.Lost) and e.count > 0]),
+        kubelets_line=_kubelets_line(episode, compared, at),
+        only_kubelets=only_kubelets and crossed_ns is not None,
         order=_order(events, at, order),
     )
 
@@ -161,11 +173,11 @@ def _first_of_each(marks: Iterable[ev.Mark]) -> list[ev.Mark]:
 
 def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
     """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
-    said: dict[int, set[tuple[bool, bool]]] = {}
+    checks: dict[int, set[tuple[bool, bool]]] = {}
     for event in events:
         if isinstance(event, ev.Checked) and event.victim_pid is not None and event.source != ev.KMSG_PLACE:
-            said.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
-    return frozenset([pid for pid, answers in said.items() if answers == {(True, False), (False, False)}])
+            checks.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
+    return frozenset([pid for pid, answers in checks.items() if answers == {(True, False), (False, False)}])
 
 
 def _crossing(events: Sequence[ev.Event], at_ns: int, domain: str | None) -> tuple[ev.Crossing | None, int | None]:
@@ -203,10 +215,17 @@ def growth(usage: Sequence[tuple[int, int]], at_ns: int, window_ns: int = 1_000_
 
 def _threshold(episode: Episode, crossing: ev.Crossing | None) -> ev.Watched | None:
     """The threshold the episode is about: the one crossed, else the hard one of the domain, else its first."""
-    mine = [w for w in episode.watched if w.domain == episode.domain]
+    mine = [w for w in episode.watched if w.domain == episode.domain and not w.compared]
     if crossing is not None:
         mine = [w for w in episode.watched if w.threshold == crossing.threshold] or mine
     return next((w for w in mine if w.hard), mine[0] if mine else None)
+
+
+def _kubelets_line(
+    episode: Episode, compared: Collection[tuple[str, str, bool]], until_ns: int | None
+) -> ev.Crossing | None:
+    found = [e for e in episode.events if isinstance(e, ev.Crossing) and e.threshold in compared]
+    return next((e for e in found if until_ns is None or e.ts_ns <= until_ns), None)
 
 
 def _limit(kills: Sequence[ev.Mark], threshold: ev.Watched | None, crossing: ev.Crossing | None) -> int | None:
@@ -260,11 +279,20 @@ def last_sample(episode: Episode, domain: str, at_ns: int) -> ev.Sample | None:
 
 
 def available_at(episode: Episode, mark: ev.Mark, threshold: ev.Watched | None) -> int | None:
-    """capacity - (usage - inactive file) of the threshold's domain at ``mark``; None if not known."""
+    """What was available by the threshold's signal in its domain at ``mark``; None if not known."""
     if threshold is None or threshold.domain != domain_of(mark):
         return None
     if mark.scope != ev.PODS and mark.oom_usage is not None and mark.oom_inactive_file is not None:
-        return threshold.capacity - working_set(mark.oom_usage, mark.oom_inactive_file)
+        if threshold.signal in (MEMORY, ALLOCATABLE_MEMORY):
+            return threshold.capacity - working_set(mark.oom_usage, mark.oom_inactive_file)
     last = last_sample(episode, threshold.domain, mark.ts_ns)
     cleared = max([e.ts_ns for e in episode.events if isinstance(e, ev.Clear) and e.ts_ns <= mark.ts_ns], default=0)
-    return threshold.capacity - last.working_set if last is not None and last.ts_ns >= cleared else None
+    return available_of(last, threshold) if last is not None and last.ts_ns >= cleared else None
+
+
+def available_of(sample: ev.Sample, threshold: ev.Watched) -> int | None:
+    """What is available by the threshold's signal in a sample of its domain; None of `*.obtainable`, which needs more
+    than samples have.
+    """
+    used = used_by(threshold.signal, sample)
+    return None if used is None else threshold.capacity - used

@@ -7,10 +7,12 @@ from monitor.race.badness import evictable
 from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Held, Mark
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, one_kill
+from monitor.race.holds import UNANSWERED, held_pods
 
 
 def flags(f: Facts) -> tuple[str, ...]:
     """All that apply, in the order of the contract."""
+    holds = held_pods(f)
     scopes = {m.scope for m in (*f.kills, *f.exiting) if is_known(m)}
     found = {
         i.GLOBAL: "global" in scopes,
@@ -22,6 +24,10 @@ def flags(f: Facts) -> tuple[str, ...]:
         i.USER_KILL: bool(f.user_kills),
         i.ALREADY_EXITING: bool(f.exiting),
         i.BRAKED: any(isinstance(e, Held) and e.reason for e in f.episode.events),
+        i.KUBELET_ONLY: f.only_kubelets,
+        i.HELD: bool(holds) or any(m.held for m in f.kills),
+        i.HELD_THEN_EVICTED: any(one.by_kubelet for one in holds),
+        i.HOLD_UNANSWERED: any(one.why in UNANSWERED for one in holds),
         i.LOST_EVENTS: any(lost.what not in ("sample", "reclaim") for lost in f.lost),
     }
     return tuple([flag for flag in i.FLAGS if found[flag]])

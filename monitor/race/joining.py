@@ -15,6 +15,11 @@ PRESSURE = ""
 #: Most histories of pods that an episode keeps: it may last for hours at a soft threshold.
 _MOST_WORKING_SETS = 4
 
+#: What only accompanies an episode, and does not keep it open.
+_ASIDE = (
+    ev.Ranked | ev.WorkingSets | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Refused | ev.Checked | ev.KubeletEvicted
+)
+
 T = TypeVar("T")
 
 
@@ -60,6 +65,7 @@ class Open(Record):
     met: frozenset[tuple[str, str, bool]] = frozenset()  # thresholds, by domain, signal, hard
     pids: tuple[tuple[int, int], ...] = ()  # victims awaited: pid, until when
     pods: tuple[tuple[str, int], ...] = ()  # pods being evicted: uid, until when
+    holds: tuple[tuple[str, int], ...] = ()  # pods that are held: uid, until when
     dropped: int = 0
     hard: bool = False  # a hard threshold was crossed
     ranked_ns: int | None = None  # time of the last ranking it has
@@ -73,7 +79,7 @@ class Open(Record):
 
 def key_of(event: ev.Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
-    if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Held | ev.Decided):
+    if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Held | ev.Decided | ev.Refused | ev.Hold):
         return (PRESSURE if event.domain in (ev.NODE, ev.KUBEPODS) else event.domain), event.domain
     if isinstance(event, ev.Mark):
         if event.scope in ev.RACE_SCOPES:
@@ -115,7 +121,7 @@ def too_long(o: Open, event: ev.Event, bounds: Bounds) -> bool:
     kills then) stays with it; where none does, once no victim could be waited for any more.
     """
     age_ns = event.ts_ns - o.start_ns
-    if o.key == PRESSURE or o.met or o.pods or age_ns < bounds.longest_ns:
+    if o.key == PRESSURE or o.met or o.pods or o.holds or age_ns < bounds.longest_ns:
         return False
     if isinstance(event, ev.Mark):
         begins = not event.exiting
@@ -163,9 +169,8 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
 
 
 def _lasts(o: Open, event: ev.Event) -> bool:
-    """Whether the episode is going on because of this event; what only accompanies it does not keep it open."""
-    aside = ev.Ranked | ev.WorkingSets | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Checked | ev.KubeletEvicted
-    if isinstance(event, aside):
+    """Whether the episode is going on because of this event."""
+    if isinstance(event, _ASIDE):
         return False
     if isinstance(event, ev.Clear):  # may be repeated
         return event.threshold in o.met
@@ -214,6 +219,11 @@ def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     if isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None:
         known = any(uid == event.pod for uid, _ in o.pods)
         return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
+    if isinstance(event, ev.Hold):
+        until = event.until_ns + bounds.victim_ns
+        return replace(o, holds=(*[p for p in o.holds if p[0] != event.pod], (event.pod, until)))
+    if isinstance(event, ev.HoldEnd):
+        return replace(o, holds=tuple([p for p in o.holds if p[0] != event.pod]))
     if isinstance(event, ev.Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))
     if isinstance(event, ev.Signalled) and event.signal == ev.SIGKILL and event.by == ev.KUBELET:

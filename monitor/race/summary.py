@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from monitor.policy.signals import KUBELETS
 from monitor.race import incident as i
-from monitor.race.events import KMSG_PLACE, KUBELET, KUBEPODS, PODS, Checked, KubeletEvicted, Mark
+from monitor.race.events import (
+    KMSG_PLACE,
+    KUBELET,
+    KUBEPODS,
+    PODS,
+    Checked,
+    Hold,
+    KubeletEvicted,
+    Mark,
+    Refused,
+    Sample,
+)
 from monitor.race.evictions import RecordedEviction
-from monitor.race.facts import Facts
+from monitor.race.facts import Facts, available_of
 from monitor.race.figure_age import FigureAge, of_pod
 from monitor.race.flags import braked_at, collateral, wrong_victim
+from monitor.race.holds import held_pods, remark
 from monitor.race.margins import Margins, Ruling, held, observed_in_time
 from monitor.race.units import listed, size, span
 
@@ -61,11 +74,14 @@ def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
         spare = f"{span(margin_ms * 1e6)} before" if margin_ms is not None else "before"
         return f"outrace would have won: {d.pod_name} would have been gone {spare} the OOM killer took {killed(f)}"
     room = f", with {size(margin_bytes)} to spare" if margin_bytes is not None else ""
-    names = list(dict.fromkeys(e.decision.pod_name for e in f.evictions if not e.decision.observed))
+    done = [e.decision for e in f.evictions if not e.decision.observed]
+    names = list(dict.fromkeys(one.pod_name for one in done if one.by == d.by))
+    others = list(dict.fromkeys(one.pod_name for one in done if one.by != d.by))
+    also = f", {'outrace' if d.by == KUBELET else 'the kubelet'} {listed(others)}" if others else ""
     took = ""
     if basis.done_ns is not None and f.crossed_ns is not None:
         took = f" within {span(basis.done_ns - f.crossed_ns)} of the crossing"
-    return f"Eviction won: {_by(basis)} evicted {listed(names)}{took}{room}; nobody was OOM-killed"
+    return f"Eviction won: {_by(basis)} evicted {listed(names)}{took}{also}{room}; nobody was OOM-killed"
 
 
 def _unseen(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
@@ -75,10 +91,8 @@ def _unseen(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, 
     elif available is None:
         formula = f"its threshold of {size(f.threshold.quantity)} was never crossed"
     else:
-        formula = (
-            f"by the kubelet's formula {size(available)} were available, and the threshold is "
-            f"{size(f.threshold.quantity)}"
-        )
+        by = "the kubelet's formula" if f.threshold.signal in KUBELETS.values() else f.threshold.signal
+        formula = f"by {by} {size(available)} were available, and the threshold is {size(f.threshold.quantity)}"
     return f"OOM killer won unseen: {_where(f)[0].lower()}{_where(f)[1:]} and {killed(f)} was killed, but {formula}"
 
 
@@ -123,6 +137,8 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, m
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     mark = f.kills[0]
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
+    if mark.held:
+        return f"No race: {killed(f)} was OOM-killed at the cap{_of(mark)} that outrace held the pod with"
     if mark.capped:
         return f"No race: {killed(f)} was OOM-killed at the limit that outrace gave the {what}{_of(mark)}"
     return f"No race: {killed(f)} was OOM-killed at the {what}'s own limit{_of(mark)}"
@@ -134,12 +150,34 @@ def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None
             return "No OOM kill: it only looks like one"
         if f.denied:
             return "No OOM kill: it was announced, but no other source confirms it"
+        if not f.exiting and any(isinstance(e, Hold) for e in f.episode.events):
+            return "Relieved: growth was held before the threshold was met"
         return "No OOM kill: the OOM killer found a victim that was ending already"
+    if f.only_kubelets:
+        return _only_kubelets(f)
     if basis is not None:
         what = "without an OOM kill" if f.user_kills or f.exiting else "and nobody died"
         return f"Relieved: memory came back {what}; outrace would have evicted {basis.decision.pod_name}"
     room = f", {size(margin_bytes)} before the limit" if margin_bytes is not None else ""
+    if any(isinstance(e, Hold) for e in f.episode.events):
+        return f"Relieved: memory came back while growth was held, without an OOM kill{room}"
     return f"Relieved: memory came back without an eviction or an OOM kill{room}"
+
+
+def _only_kubelets(f: Facts) -> str:
+    """The line of the kubelet's formula was crossed, and by outrace's own nothing was short."""
+    assert f.crossing is not None
+    mine = [w for w in f.episode.watched if w.domain == f.crossing.domain and not w.compared and w.hard]
+    domain = f.crossing.domain
+    samples = [
+        e for e in f.episode.events if isinstance(e, Sample) and e.domain == domain and e.ts_ns >= f.episode.start_ns
+    ]
+    left = [a for w in mine[-1:] for e in samples if (a := available_of(e, w)) is not None]
+    least = f": by {mine[-1].signal} at least {size(min(left))} were available" if left else ""
+    return (
+        f"Nothing was wrong: only the kubelet's formula was below its line of {size(f.crossing.quantity)}{least}, and "
+        "nobody was OOM-killed"
+    )
 
 
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
@@ -156,7 +194,12 @@ _VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
 
 def _extras(f: Facts, flags: tuple[str, ...], figures: Mapping[str, FigureAge]) -> list[str]:
     """Further remarks, the worst first."""
-    found = []
+    holds = held_pods(f)
+    found = [remark(holds)] if holds else []
+    line = f.kubelets_line
+    if f.kills and line is not None and f.kill_ns is not None:
+        ago = span(f.kill_ns - line.ts_ns)
+        found.append(f"the kubelet's formula had crossed its line of {size(line.quantity)} {ago} before")
     wrong = wrong_victim(f)
     if wrong is not None:
         first = next(c for c in f.order if not c.critical)
@@ -173,6 +216,10 @@ def _extras(f: Facts, flags: tuple[str, ...], figures: Mapping[str, FigureAge]) 
             "it ranks by figures of pods that are up to 15 s old"
         )
         found.append(f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}")
+    refused = [e for e in f.episode.events if isinstance(e, Refused)]
+    if refused:
+        verb = "a PodDisruptionBudget keeps" if any(e.budget for e in refused) else "the API server does not evict"
+        found.append(f"{verb} {listed(list(dict.fromkeys(name for e in refused for name in e.pods)))}")
     outside = collateral(f)
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")

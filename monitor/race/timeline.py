@@ -7,6 +7,7 @@ from typing import Any
 
 from monitor.race import events as ev
 from monitor.race.episode import Episode
+from monitor.race.memory import growth_before, pod_names
 
 #: How many of those that grew most before an episode are named.
 _GROWERS = 3
@@ -63,6 +64,18 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
             made = {"what": "decided", "by": event.by, "pod": event.pod_name, "rank": event.rank}
             made |= {"grace_s": event.grace_s, "available": event.available, "observed": event.observed}
             made |= {"trigger": event.trigger, "pod_working_set": event.working_set}
+        case ev.Refused():
+            made = {"what": "refused", "signal": event.signal, "pods": list(event.pods), "budget": event.budget}
+            made |= {"problem": event.problem, "instead": event.instead}
+        case ev.Hold():
+            made = {"what": "pod_held", "pod": event.pod_name, "reason": event.reason, "brake": event.brake}
+            made |= {"cap": event.cap or None, "usage": event.usage, "available": event.available, "step": event.step}
+            made |= {"second_line": event.second_line or None, "signal": event.signal}
+        case ev.HoldEnd():
+            made = {"what": "pod_released", "pod": event.pod_name, "why": event.why, "held_ms": event.held_ns / 1e6}
+            made |= {"grew": event.grew, "usage": event.usage, "available": event.available, "instead": event.instead}
+            made |= {"connections": event.connections, "unread": event.unread}
+            made |= {"unready": event.unready, "restarts": event.restarts}
         case ev.Signalled():
             made = {"what": "signalled", "by": event.by, "pod": event.pod_name, "signal": event.signal}
         case ev.Gone():
@@ -95,23 +108,16 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:
     """What the flight recorder saw up to the start: who grew most, and page cache that became active."""
-    names = {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, ev.Ranked) for c in e.order}
-    first: dict[str, ev.Sample] = {}
-    last: dict[str, ev.Sample] = {}
-    for event in episode.events:
-        if isinstance(event, ev.Sample) and event.ts_ns <= episode.start_ns:
-            first.setdefault(event.domain, event)
-            last[event.domain] = event
-    grown = [(last[d].working_set - first[d].working_set, d) for d in first]
-    for grew, domain in sorted(grown, key=lambda g: (-g[0], g[1]))[:_GROWERS]:
-        if grew >= _NOTABLE:
-            seconds = (last[domain].ts_ns - first[domain].ts_ns) / 1e9
-            pod = last[domain].pod
-            made = {"what": "grew", "domain": domain, "pod": names.get(pod, pod) if pod else None}
-            yield _at(episode, last[domain].ts_ns, {**made, "bytes": grew, "in_s": round(seconds, 3)})
-    for domain in sorted(first):
-        active = last[domain].active_file - first[domain].active_file
-        inactive = last[domain].inactive_file - first[domain].inactive_file
+    names = pod_names(episode)
+    grown = growth_before(episode)
+    for one in grown[:_GROWERS]:
+        if one.bytes >= _NOTABLE:
+            pod = one.last.pod
+            made = {"what": "grew", "domain": one.domain, "pod": names.get(pod, pod) if pod else None}
+            yield _at(episode, one.last.ts_ns, {**made, "bytes": one.bytes, "in_s": one.seconds})
+    for one in sorted(grown, key=lambda each: each.domain):
+        active = one.last.active_file - one.first.active_file
+        inactive = one.last.inactive_file - one.first.inactive_file
         if active >= _NOTABLE and inactive < 0:
-            made = {"what": "cache_activated", "domain": domain}
-            yield _at(episode, last[domain].ts_ns, {**made, "active_file": active, "inactive_file": inactive})
+            made = {"what": "cache_activated", "domain": one.domain}
+            yield _at(episode, one.last.ts_ns, {**made, "active_file": active, "inactive_file": inactive})

@@ -12,14 +12,17 @@ from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.burst import burst
+from monitor.race.crossing_forecast import crossing_forecast
 from monitor.race.episode import OPEN, QUIET, Episode
-from monitor.race.events import KUBELET, KUBEPODS, NODE, KubeletEvicted, Mark
+from monitor.race.events import KUBELET, KUBEPODS, NODE, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, domain_of, facts
 from monitor.race.figure_age import FigureAge
 from monitor.race.flags import flags
+from monitor.race.holds import held_pods
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
 from monitor.race.margins import Ruling, balance, margins, observed_in_time
+from monitor.race.memory import memory
 from monitor.race.summary import summary
 from monitor.race.timeline import steps
 from monitor.race.units import listed
@@ -69,7 +72,11 @@ def verdict(
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
         burst=burst(f),
+        forecast=crossing_forecast(f),
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
+        holds=held_pods(f),
+        memory=memory(f),
+        refused=tuple(dict.fromkeys(name for e in episode.events if isinstance(e, Refused) for name in e.pods)),
     )
 
 

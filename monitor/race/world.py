@@ -1,6 +1,6 @@
 """A record as the numbers a kubelet would have had: of the node, of kubepods, of every pod.
 
-At an eviction the record is cut, and memory goes on growing at the same rate up to the limit.
+At an eviction, and where a pod is held, the record is cut, and memory goes on growing at the same rate up to the limit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from monitor.policy.ranking import Candidate, Key
-from monitor.race.events import KUBELET, Crossing, Sample, WorkingSets
+from monitor.race.events import KUBELET, Crossing, Hold, Sample, WorkingSets
 from monitor.race.evictions import KUBELET_MIN_GRACE_S
 from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.figure_age import FigureAge, PodHistory, figure_age
@@ -38,10 +38,11 @@ class World:
 
 
 def world(f: Facts) -> World | None:
-    """The numbers of an episode, cut at the first eviction and extrapolated from there; None without a crossing."""
+    """The numbers of an episode, cut at the first eviction or hold and extrapolated from there. None: no crossing."""
     if f.crossed_ns is None:
         return None
     acted = [e.signalled_ns or e.decision.ts_ns for e in f.evictions if not e.decision.observed]
+    acted += [e.ts_ns for e in f.episode.events if isinstance(e, Hold)][:1]
     killed = f.kill_ns if f.race else None
     cut = min([*acted, *([killed] if killed is not None else [])], default=None)
     assumed = cut is not None and cut != killed
