@@ -18,7 +18,10 @@ from monitor.race.events import (
     Exit,
     Gone,
     Held,
+    Hold,
+    HoldEnd,
     Kill,
+    KubeletEvicted,
     Mark,
     Ranked,
     Sample,
@@ -108,6 +111,21 @@ def decided(t: float, name: str = "hog", available_mi: float = 99.75, **more: An
     given |= {"capacity": CAPACITY, "available": available, "usage": CAPACITY - available, "rank": 1, "grace_s": 1}
     given |= {"observed": False, "pod": f"uid-{name}", "pod_name": f"shop/{name}", "working_set": 500 * MI}
     return Decided(**{"ts_ns": ms(t), **given, **more})
+
+
+def hold(t: float, name: str = "hog", **more: Any) -> Hold:
+    given: dict[str, Any] = {"hold": 1, "brake": "limit", "cap": 560 * MI, "usage": 510 * MI, "quantity": 100 * MI}
+    given |= {"available": 99 * MI, "second_line": 25 * MI, "reason": "grows", "until_ns": ms(120_000)}
+    return Hold(ms(t), NODE, SIGNAL, True, f"uid-{name}", f"shop/{name}", **given | more)
+
+
+def hold_end(t: float, why: str, name: str = "hog", **more: Any) -> HoldEnd:
+    given: dict[str, Any] = {"hold": 1, "held_ns": ms(t) - ms(0.5), "grew": 3 * MI, "usage": 513 * MI}
+    return HoldEnd(ms(t), f"uid-{name}", f"shop/{name}", why=why, available=700 * MI, **given | more)
+
+
+def reported(t: float, name: str = "hog") -> KubeletEvicted:
+    return KubeletEvicted(ms(t), f"uid-{name}", f"shop/{name}", "The node was low on resource: memory. ")
 
 
 def signalled(t: float, name: str = "hog", signal: int = SIGKILL, by: str = "outrace") -> Signalled:

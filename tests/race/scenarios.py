@@ -2,17 +2,16 @@
 
 from monitor.race.events import End, Event, Lost
 from monitor.race.incident import Incident
+from tests.race import hold_scenarios, own_limit_scenarios
 from tests.race.builders import (
     MI,
     OWN,
-    OWN_POD,
     START,
     clear,
     crossing,
     decided,
     died,
     gone,
-    growing,
     held,
     judged,
     kill,
@@ -20,14 +19,19 @@ from tests.race.builders import (
     ms,
     sample,
     signalled,
+    watched,
 )
 
-GROWTH = tuple(growing(-1000, -100, 800, 100))
+GROWTH = hold_scenarios.GROWTH
 MARKED = (kill(3, pid=4242), mark(3.002), died(10))
 UNSEEN = (kill(3), mark(3.002, oom_inactive_file=400 * MI), died(10))
 EVICTED = (decided(0.1), signalled(0.15), gone(8))
 CLEAR = (clear(12), End(ms(5000)))
+OVER = hold_scenarios.OVER
 KUBELET = {"by": "kubelet"}
+
+#: The node by memory.reclaimable; the kubelet's line is only compared.
+OWN_LINES = (watched(compared=True), watched(signal="memory.reclaimable"))
 
 #: verdict and flags -> name -> events after `START`
 _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
@@ -236,6 +240,14 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
         "observed, too late": (crossing(), decided(2.9, observed=True), *MARKED, *CLEAR),
     },
     ("oom_unseen",): {
+        "the kubelet's formula had seen it": (
+            *OWN_LINES,
+            crossing(-2000),
+            sample(-100, 990, 10, active_file=300 * MI),
+            *MARKED,
+            clear(12),
+            End(ms(5000)),
+        ),
         "never crossed": (sample(-10, 950, 400), *UNSEEN, End(ms(5000))),
         "crossed and clear again long before": (crossing(-900), clear(-890), *UNSEEN, End(ms(5000))),
         "what was met before it cleared does not count": (
@@ -260,51 +272,7 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
             died(9),
         ),
     },
-    ("own_limit",): {
-        "a container at its own limit": (kill(3), mark(3.002, **OWN), died(9), End(ms(5000))),
-        "an evicted pod at the limit outrace gave it": (
-            kill(3),
-            mark(3.002, capped=True, **OWN_POD),
-            died(9),
-            End(ms(5000)),
-        ),
-        "a pod at its own limit": (
-            mark(3, **{**OWN, "scope": "pod", "oom_path": "/kubepods/hog"}),
-            died(9),
-            End(ms(5000)),
-        ),
-        "a service outside every pod at its limit": (
-            mark(3, name=None, **{**OWN, "scope": "outside", "oom_path": "/system/cron"}),
-            died(9),
-        ),
-        "two processes of one invoker long apart are no group": (
-            mark(3, **OWN),
-            mark(30, pid=4243, **OWN),
-            died(9),
-            died(39, 4243),
-        ),
-        "two processes of one invoker that are known to be no group": (
-            mark(3, **OWN, group=False),
-            mark(4, pid=4243, **OWN, group=False),
-            died(9),
-            died(39, 4243),
-        ),
-        "what the runtime kills after an OOM is no user kill": (
-            mark(3, **OWN),
-            died(9),
-            kill(20, pid=5, code=0),
-            End(ms(5000)),
-        ),
-    },
-    ("own_limit", "group_kill"): {
-        "group kill": (mark(3, **OWN, group=True), mark(3.1, pid=4243, **OWN, group=True), died(9), died(9, 4243)),
-        "a group whose kills are printed on a slow console": (
-            mark(3, **OWN, group=True),
-            mark(180, pid=4243, **OWN, group=True),
-            died(9),
-            died(189, 4243),
-        ),
-    },
+    **own_limit_scenarios.CASES,
     ("relieved",): {
         "relieved": (crossing(), *CLEAR),
         "lost samples do not matter": (Lost(ms(1), ms(-1), "sample", 5), crossing(), *CLEAR),
@@ -316,6 +284,15 @@ _CASES: dict[tuple[str, ...], dict[str, tuple[Event, ...]]] = {
     ("relieved", "braked"): {
         "evictions were held and it went away": (crossing(), held(0.1), held(11, ""), *CLEAR),
     },
+    ("relieved", "kubelet_only"): {
+        "only the kubelet's formula was crossed": (
+            *OWN_LINES,
+            crossing(),
+            sample(100, 990, 10, active_file=600 * MI),
+            *CLEAR,
+        ),
+    },
+    **hold_scenarios.CASES,
     ("relieved", "lost_events"): {
         "marks lost long before": (Lost(ms(-9), ms(-20), "oom", 5), crossing(), *CLEAR),
     },

@@ -40,7 +40,7 @@ def test_the_protected_are_never_chosen() -> None:
     assert likely_victim([process(1, adj=-1000), process(2, skip=True)], GIB_PAGES) is None
 
 
-def test_the_biggest_is_chosen_unless_adj_says_otherwise() -> None:
+def test_the_biggest_is_chosen_unless_oom_score_adj_decides() -> None:
     found = likely_victim([process(1, 300), process(2, 100, 999)], GIB_PAGES)
     assert found.process.pid == 2
     assert same_after_json(found)
@@ -95,7 +95,7 @@ def test_agreement_is_no_mismatch() -> None:
         (None, None, "the policy knows pods only"),
     ],
 )
-def test_a_mismatch_says_why(name: str | None, rank: int | None, why: str) -> None:
+def test_a_mismatch_has_a_reason(name: str | None, rank: int | None, why: str) -> None:
     found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
     assert (found.policy_pod, found.policy_rank) == ("shop/hog", rank)
     assert "300 MiB with oom_score_adj 999" in found.reason

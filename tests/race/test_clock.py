@@ -26,7 +26,7 @@ def test_what_is_heard_late_has_the_clock_of_its_own_time() -> None:
     assert [verdict(e).start for e in found] == [timestamp(AT - 1_000_000)]
 
 
-def test_where_none_was_told_the_judge_says() -> None:
+def test_where_no_clock_was_reported_the_judge_gives_it() -> None:
     found = one(watched(), crossing(), clear(12), wall(100), End(ms(5_000)))
     assert found.realtime_ns is None
     assert verdict(found, realtime_ns=AT - ms(0)).start == timestamp(AT)

@@ -170,7 +170,7 @@ def test_more_headroom_never_hurts(rate: float, one_mi: float, other_mi: float, 
 
 @given(st.floats(1, 400))
 @settings(max_examples=25)
-def test_probabilities_are_what_the_arithmetic_says(rate: float) -> None:
+def test_probabilities_are_those_of_the_arithmetic(rate: float) -> None:
     found = counterfactual(growth(rate), HARD)
     left = 100 / rate
     assert found.detected == pytest.approx(min(1, left / 10), abs=1e-5)

@@ -167,7 +167,7 @@ def test_a_victim_that_left_before_it_was_marked_is_not_waited_for() -> None:
         assert found == [("node", 3, "quiet")] if killed.si_code else ("node", 3, "quiet") in found
 
 
-def test_a_mark_told_late_finds_the_end_of_its_victim() -> None:
+def test_a_mark_reported_late_finds_the_end_of_its_victim() -> None:
     """A reader that was stopped reads one ring after the other: the end came, and time went on, before the mark."""
     late = (crossing(), clear(1), kill(2.9), died(5), sample(500, 100), mark(3), Tick(ms(2700)), Tick(ms(2800)))
     state, done = State(), []
@@ -179,7 +179,7 @@ def test_a_mark_told_late_finds_the_end_of_its_victim() -> None:
     ]
 
 
-def test_a_user_kill_of_some_seconds_ago_is_not_told_again() -> None:
+def test_a_user_kill_of_some_seconds_ago_is_not_reported_again() -> None:
     first, second = episodes(kill(0, "cart", pid=9, code=0), died(1, 9), crossing(5000), clear(5100), End(ms(9000)))
     assert [type(e) for e in first.events] == [Kill]
     assert not [e for e in second.events if isinstance(e, Kill)]
@@ -218,11 +218,11 @@ def test_a_soft_threshold_alone_keeps_it_open() -> None:
     assert spans(crossing(**SOFT), clear(50_000, **SOFT), Tick(ms(60_000))) == [("node", 50_000, "quiet")]
 
 
-def test_clear_said_again_does_not_keep_it_open() -> None:
+def test_clear_reported_again_does_not_keep_it_open() -> None:
     assert spans(crossing(), *[clear(t) for t in range(100, 9000, 500)]) == [("node", 100, "quiet")]
 
 
-def test_a_crash_loop_is_told_of_minute_by_minute() -> None:
+def test_a_crash_loop_is_reported_minute_by_minute() -> None:
     """Killed again every 1.5 s: every kill is in one episode, with the exit that belongs to it."""
     loop = [
         e
@@ -270,7 +270,7 @@ def test_only_where_somebody_was_killed_since_is_judged_again() -> None:
     since = state.latest_ns
     state, _ = feed(state, mark(600, "p7", pid=99, scope="container", oom_path="/kubepods/p7/main"))
     assert [e.domain for e in ongoing(state, since)] == ["/kubepods/p7/main"]
-    # One that is told late is not left out: it is taken after what came before it.
+    # One that is reported late is not left out: it is taken after what came before it.
     for t in (680, 700):
         state, _ = feed(state, Tick(ms(t)))
     since = state.latest_ns

@@ -214,7 +214,7 @@ def test_an_eviction_by_the_kubelet_is_explained() -> None:
     assert same_after_json(found)
 
 
-def test_where_no_figures_put_it_first_that_is_not_said() -> None:
+def test_where_no_figures_put_it_first_that_is_not_shown() -> None:
     found = verdict(one(*START, crossing(), moved(1), *STOPPED, reported(4900, "cart"), clear(4060), END))
     assert "number 2 in the order of eviction: it ranks by figures of pods that are up to 15 s old" in found.summary
 
@@ -226,7 +226,7 @@ def test_of_a_pod() -> None:
     assert of_pod(found, "n/c") == ""
 
 
-def test_the_counterfactual_says_it_too() -> None:
+def test_the_counterfactual_reports_it_too() -> None:
     node = (*growing(-1000, -100, 800, 100), crossing(), sample(8999, 905), sample(9000, 400))
     incident = judge(one(*START, *node, HOGS, clear(9000), END), HARD, 2, 0)
     (answer,) = incident.counterfactual
@@ -253,7 +253,7 @@ def test_an_episode_keeps_the_first_histories_and_the_latest() -> None:
     assert pod_history(facts(found)).since_ns == ms(1 - 20_000)
 
 
-def test_without_a_history_the_samples_say_how_far_back_figures_are_known() -> None:
+def test_without_a_history_the_samples_bound_how_far_back_figures_are_known() -> None:
     found = one(ranked(-3000), *START, crossing(), clear(9000), END)
     assert pod_history(facts(found)).since_ns == ms(0)
 

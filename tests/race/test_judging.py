@@ -46,7 +46,7 @@ OBSERVED: dict[str, tuple[tuple[Event, ...], str, int | None]] = {
     "more than it grew by": ((thought(held_mi=150), mark(997)), "eviction_won", round(50.25 * MI)),
     "exactly what it grew by": ((thought(held_mi=99.75), mark(997)), "oom_after_eviction", 0),
     "it is the one that grew": ((thought(name="hog", held_mi=4), mark(997)), "eviction_won", round(400.25 * MI)),
-    "it grew, as its samples say": (
+    "it grew, as its samples show": (
         (thought(), sample(500, 120, domain="/kubepods/cart", pod="uid-cart", limit=None), mark(997)),
         "eviction_won",
         round(20.25 * MI),
@@ -82,7 +82,7 @@ def test_a_thought_eviction_wins_only_if_it_would_have_freed_enough(name: str) -
     assert ("would have won" in found.summary) == (expected == "eviction_won")
 
 
-def test_what_was_missing_is_said_with_its_number() -> None:
+def test_what_was_missing_is_reported_with_its_number() -> None:
     found = judged(*START, *GROWTH, crossing(), thought(), mark(997), died(1010), *OVER)
     assert found.summary == (
         "OOM killer won: outrace would have evicted shop/cart in time, but that was 4.0 MiB, 95.8 MiB less than memory "
@@ -203,7 +203,7 @@ SIGKILLED = "shop/hog (python3, pid 4242) got SIGKILL from bash (pid 77)"
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "expected"),
     [
         ((crossing(), thought(1), kill(3, code=0), clear(12)), SIGKILLED),
         ((crossing(), kill(3, code=0), clear(12)), SIGKILLED),
@@ -211,14 +211,16 @@ SIGKILLED = "shop/hog (python3, pid 4242) got SIGKILL from bash (pid 77)"
         ((crossing(), thought(1), kill(3, code=0), kill(4, "db", 9, code=0), clear(12)), SIGKILLED + ", and 1 more"),
     ],
 )
-def test_who_got_sigkill_from_whom_is_said_and_never_that_nobody_died(events: tuple[Event, ...], said: str) -> None:
+def test_who_got_sigkill_from_whom_is_reported_and_never_that_nobody_died(
+    events: tuple[Event, ...], expected: str
+) -> None:
     found = judged(*START, *events, died(9), End(ms(9000)))
     assert found.verdict == "relieved"
     assert "nobody died" not in found.summary
-    assert said in found.summary
+    assert expected in found.summary
 
 
-def test_nobody_died_is_said_when_it_is_so() -> None:
+def test_the_summary_has_nobody_died_when_nobody_did() -> None:
     assert "nobody died" in judged(*START, crossing(), thought(1), clear(12), End(ms(9000))).summary
 
 
@@ -258,18 +260,18 @@ def test_an_id_stays_when_it_turns_out_whose_limit_it_was(first: Event, scope: s
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "expected"),
     [
         ((mark(3),), "the OOM killer took shop/hog (python3, pid 4242, 500 MiB), but this is not known"),
         ((mark(3), mark(4, "db", pid=5)), "and 1 more) of shop/hog and shop/db, but this is not known"),
         ((mark(3, None),), "the OOM killer took a process outside every pod"),
     ],
 )
-def test_undetermined_names_who_was_killed_and_what_is_missing(events: tuple[Event, ...], said: str) -> None:
+def test_undetermined_names_who_was_killed_and_what_is_missing(events: tuple[Event, ...], expected: str) -> None:
     lost = Lost(ms(1), ms(-1), "decision", 2)
     found = judged(*START, crossing(), lost, *events, died(9), died(9, 5), clear(12), End(ms(9000)))
     assert found.verdict == "undetermined"
-    assert said in found.summary
+    assert expected in found.summary
     assert found.missing[0] in found.summary
     assert len(found.oom_victims) == len(events)
 

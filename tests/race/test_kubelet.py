@@ -107,12 +107,12 @@ def test_the_pods_end_is_waited_for() -> None:
 
 @pytest.mark.parametrize("comm", [*sorted(RUNTIMES), "systemd"])
 def test_a_process_of_a_pod_is_no_runtime_whatever_it_calls_itself(comm: str) -> None:
-    """By its name alone a pod that killed another's processes was the kubelet, and nobody was told."""
+    """By its name alone a pod that killed another's processes was the kubelet, and no alert was sent."""
     found = judged(*START, stop(3, comm=comm, sender_pid=1, sender_in_pod=True), END)
     assert (found.verdict, found.flags) == ("relieved", ("user_kill",))
 
 
-# what the API server says of it
+# what the API server reports of it
 
 
 def reported(t: float, name: str = "hog") -> KubeletEvicted:
@@ -129,7 +129,7 @@ def test_a_pod_that_obeys_sigterm_was_evicted_all_the_same() -> None:
 
 
 def test_one_that_others_outgrow_at_once_was_needed_too() -> None:
-    """It is told when the threshold is crossed again."""
+    """It is reported when the threshold is crossed again."""
     again = (crossing(7000), stop(9000, "cart"), left(9050, "cart"), reported(9100, "cart"), clear(9060))
     found = judged(*START, crossing(), clear(6000), stop(6400), left(6450), *again[:1], reported(7300), *again[1:], END)
     assert (found.verdict, found.flags) == ("eviction_won", ())
@@ -140,7 +140,7 @@ def test_without_it_a_pod_that_ends_after_the_pressure_was_no_eviction() -> None
     assert judged(*START, crossing(), clear(6000), stop(6400), left(6450), END).verdict == "relieved"
 
 
-def test_what_the_api_says_needs_no_runtime_and_no_rank() -> None:
+def test_what_the_api_reports_needs_no_runtime_and_no_rank() -> None:
     found = judged(*START, crossing(), clear(6000), reported(7300, "unknown"), END)
     assert (found.verdict, found.by, found.evicted[0].pod, found.evicted[0].rank) == (
         "eviction_won",
@@ -170,7 +170,7 @@ def test_the_wrong_pod_on_old_figures() -> None:
     assert "the kubelet took shop/db, number 3 in the order of eviction" in found.summary
 
 
-def test_oom_killed_and_called_evicted_the_incident_says_both() -> None:
+def test_oom_killed_and_called_evicted_the_incident_has_both() -> None:
     found = judged(*START, crossing(), mark(300), died(310), stop(400), clear(440), reported(900), END)
     assert (found.verdict, found.oom_victims[0].pod) == ("oom_before_decision", "shop/hog")
     assert "the API has shop/hog as Evicted by the kubelet, but the OOM killer took it" in found.summary

@@ -26,7 +26,7 @@ def test_every_incident_can_be_stored_and_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_incident_is_said_in_one_sentence(name: str) -> None:
+def test_every_incident_is_summed_up_in_one_sentence(name: str) -> None:
     found = of_scenario(name)
     assert found.summary.endswith(".")
     assert 20 < len(found.summary) < 330
