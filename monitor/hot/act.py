@@ -1,6 +1,6 @@
 """Carries out what was decided: signals the pod (enforce), then reports the decision; or only reports it (observe).
 
-And SIGKILL at a crossing, before the pass of the policy that is sure to say so.
+And SIGKILL at a crossing, before the pass of the policy that is sure to decide the same.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Actor:
         if entry is None or not self._gauge.known(watch):
             return _NOTHING
         reading = self._gauge.reading(watch)
-        available = watch.capacity - reading.working_set
+        available = watch.capacity - reading.used
         if not takes_first_at_once(available, watch.hard_line):
             return _NOTHING
         if patience.waits(coming.get(watch.signal, patience.NOTHING), available, watch.hard_line):
@@ -98,7 +98,7 @@ class Actor:
         """
         signal = about["signal"]
         if signal in MEMORY_SIGNALS:
-            figures = {"usage": readings[about["domain"]].usage, "coming": self._patience.left_in(signal)}
+            figures = {"usage": readings[signal].usage, "coming": self._patience.left_in(signal)}
             return self.act(entry, about, figures, crossed_ns, sent)
         if self._trigger.is_pulled:
             return None  # somebody is dying in the kernel already: its record comes next

@@ -16,10 +16,10 @@ from monitor.link.messages import Braked, Released
 from monitor.policy.compat import SANE
 from monitor.policy.eviction_brake import GO, GREW, NOISE, Answer, Figures, answer, judge
 from monitor.policy.patience import Coming
-from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.synchronize import Observation, Outcome
 from monitor.policy.thresholds import Threshold
-from monitor.sources.watch import NODE_SIGNAL, Watch
+from monitor.sources.watch import Watch
 
 if TYPE_CHECKING:
     from monitor.hot.parts import Core
@@ -48,7 +48,8 @@ class Brake:
         self._stats = core.stats
         self._send = core.outbox.send
         self._active = core.config.compat == SANE
-        self._figures = figures = BrakeFigures(core.gauge, core.registry, active=self._active)
+        sampling = self._active or core.config.holds  # who grows is held, whatever the policy's release is
+        self.figures = self._figures = figures = BrakeFigures(core.gauge, core.registry, active=sampling)
         self.begin, self.note, self.began = figures.begin, figures.note, figures.began
         self.state: dict[str, Any] | None = None
         self._changed = False
@@ -107,7 +108,7 @@ class Brake:
         if settled:
             self._figures.settle()
         return self._judged(
-            met, seen, [(w, readings[w.name]) for w in self._gauge.watches if w.name in readings], coming
+            met, seen, [(w, readings[w.signal]) for w in self._gauge.watches if w.signal in readings], coming
         )
 
     def _judged(
@@ -136,7 +137,7 @@ class Brake:
         for watch in self._gauge.watches:
             if watch.hard_line and self._gauge.known(watch):
                 reading = self._gauge.reading(watch)
-                short = max(0, watch.hard_line - watch.capacity + reading.working_set)
+                short = max(0, watch.hard_line - watch.capacity + reading.used)
                 if answer(short, watch.hard_line, self._figures.of_sums(watch, reading)) != GO:
                     return True
         return False
@@ -237,7 +238,7 @@ def _with(coming: Mapping[str, Coming], watch: Watch, figures: Figures) -> Figur
 def _about(threshold: Threshold, seen: Observation) -> dict[str, Any]:
     return {
         "signal": threshold.signal,
-        "domain": "node" if threshold.signal == NODE_SIGNAL else "kubepods",
+        "domain": DOMAIN_OF[threshold.signal],
         "kind": "hard" if threshold.hard else "soft",
         "quantity": threshold.quantity(seen.capacity),
         "available": seen.available,

@@ -38,6 +38,8 @@ COSTLY_NS = 250_000_000
 #: them growth is remembered for 12 s. (Not for the last `SAMPLES` alone, 0.12 s: 4 MiB a second are noise in that.)
 STILL_NS = 500_000_000
 SAMPLES = 24
+#: Who grows, one by one, is measured over so much growth: four of them took 4 MiB each, and 256 KiB more is noise.
+_HOLD_GREW = 4 * GREW
 
 
 class Sample(NamedTuple):
@@ -98,7 +100,7 @@ class BrakeFigures:
                 continue
             if watch.signal not in self._samples:
                 self._samples[watch.signal], self._kept[watch.signal] = deque(maxlen=SAMPLES), deque(maxlen=SAMPLES)
-                short = watch.capacity - self._gauge.reading(watch).working_set < max(watch.lines)
+                short = watch.capacity - self._gauge.reading(watch).used < max(watch.lines)
                 self._observe_ns[watch.signal] = now_ns + OBSERVE_NS if short else 0
             taken = self._samples[watch.signal]
             if taken and now_ns - taken[-1].ts_ns < STILL_NS:
@@ -197,6 +199,18 @@ class BrakeFigures:
             growth = Growth(now.ts_ns - sample.ts_ns, inside, outside, grew)
         return self.of_sums(watch, reading, Measured(now.ts_ns, now.pods, has, growth))
 
+    def grown_pods(self, watch: Watch, reading: Reading) -> tuple[dict[str, int], int, Mapping[str, int]]:
+        """By what each pod grew lately, and the domain as a whole; and what each has now (bytes, by uid). By nothing
+        where there is no sample from before.
+        """
+        now = self._sample(watch, reading)
+        sample = self._before(watch, now.working_set, now.ts_ns, _HOLD_GREW)
+        if sample is None:
+            return {}, 0, now.usages
+        then = self._then(sample, now)
+        grew = {uid: has - then.get(uid, 0) for uid, has in now.usages.items()}
+        return grew, now.working_set - sample.working_set, now.usages
+
     def _eases(self, watch: Watch, outside: int, now_ns: int) -> bool:
         """Whether outside of candidates (and in what they had when they became known) less is in use than a moment ago:
         at the last sample, or at most `DYING_NS` ago. What the dead give back late is outside of them too.
@@ -217,11 +231,11 @@ class BrakeFigures:
 
     def _left(self, watch: Watch, reading: Reading) -> int:
         """Bytes until memory is used up: in a kubepods without a limit that is when the node's is."""
-        left = watch.capacity - reading.working_set
+        left = watch.capacity - reading.used
         node = self._gauge.watches[0]
-        if watch is node:
+        if watch.name == node.name:
             return left
-        rest = node.capacity - self._gauge.reading(node).working_set
+        rest = node.capacity - self._gauge.reading(node).used
         return min(left, rest) if watch.limited else rest
 
     # what evictions gained

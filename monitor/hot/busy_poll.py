@@ -24,7 +24,7 @@ SAVED_NS = 50_000_000
 
 
 class BusyPoll:
-    """Reads the ring in a loop now and then, on a budget. ``look`` is called when the arming says that it is time."""
+    """Reads the ring in a loop now and then, on a budget. ``look`` is called when the arming is due."""
 
     def __init__(
         self, gauge: Gauge, decider: Decider, consume: Callable[[], object], look: Callable[[int], object]
@@ -52,7 +52,7 @@ class BusyPoll:
             self._steps = self._decider.steps
             self._consume()
             arming = self._gauge.arming
-            if arming.looks and now >= arming.next_look_ns:  # what no record tells of does not wait
+            if arming.looks and now >= arming.next_look_ns:  # what no record reports does not wait
                 self._look(now)
             now = time.monotonic_ns()
             if self._decider.steps != self._steps:
@@ -63,4 +63,9 @@ class BusyPoll:
 
     def _is_near(self) -> bool:
         table = self._gauge.table
-        return any(table.room(w.index) < NEAR_BYTES for w in self._gauge.watches if w.thresholds)
+        near = (
+            (table.other_room if w.formula else table.room)(w.index) < NEAR_BYTES
+            for w in self._gauge.watches
+            if w.thresholds and not w.compared
+        )
+        return any(near)

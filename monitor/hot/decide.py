@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Actor
 from monitor.hot.brake import UNASKED, Brake
+from monitor.hot.compared import Compared
+from monitor.hot.hold import HoldControl
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.pass_timer import PassTimer
 from monitor.hot.registry import PodEntry
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Clear, DiskFigures
-from monitor.policy import decisions, patience
+from monitor.policy import decisions, hold, patience
 from monitor.policy.decisions import Decisions
+from monitor.policy.eviction_brake import WAIT
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, hurries, run_pass
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate
@@ -36,7 +39,7 @@ class Decider:
     def __init__(self, core: Core, config: PassConfig) -> None:
         self._recorder = core.recorder
         self._enforce = core.config.kills
-        self._config = config
+        self.config = config
         self._gauge = core.gauge
         self._registry = core.registry
         self._trigger = core.trigger
@@ -46,7 +49,7 @@ class Decider:
         self._waiting = False  # somebody was chosen and not evicted yet, because memory is coming back
         self._stats = core.stats
         self._send, self._log = core.outbox.send, core.outbox.log
-        self._state = KNOWN_LAYOUT
+        self.state = KNOWN_LAYOUT
         self.outcome: Outcome | None = None
         self.pressed = False  # a memory threshold is met, grace or not
         self.may_act = False  # all pods are known and counted; before that the first in order may be anybody
@@ -54,9 +57,11 @@ class Decider:
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
         self._timer = PassTimer()
+        self.compared = Compared()
         self._pods = MovedPods(core.gauge, core.registry, core.evictor, core.outbox.send)
         self._decisions = Decisions(core.config.kills)
         self._brake = Brake(core)
+        self.holds = HoldControl(core, self._brake.figures) if core.config.holds else None
         self._actor = Actor(core, self._decisions, self._brake)
 
     def pass_due_ns(self) -> int | None:
@@ -95,6 +100,8 @@ class Decider:
 
     def rank_moved(self) -> None:
         """Give the pods that reported a step their new places."""
+        if self.holds is not None:
+            self.holds.moved(self._pods.moved)
         self._pods.rank()
 
     def reread(self) -> None:
@@ -106,6 +113,8 @@ class Decider:
         """Have the next victim ready, where something may be killed at all; note what grew."""
         self.stirred = False
         self._brake.note(time.monotonic_ns())
+        if self.holds is not None and self.may_act and self._gauge.arming.armed:
+            self.holds.prepare()
         if self._enforce and self.may_act and self._evictor.current is None and self._gauge.arming.armed:
             self._pods.take_back(at_leisure=True)
             # Where it has to be asked at a crossing whether the first may go, the kernel must not signal it there.
@@ -123,8 +132,11 @@ class Decider:
             pods.rank()
         was_waiting, coming = self._patience.active, self._patience.look(time.monotonic_ns())
         sent, asked = None, UNASKED
-        if crossed_ns and watch is not None and reading is None and self._enforce and self.may_act:
-            sent, asked = self._actor.kill_early(watch, pods.moved, coming)
+        if crossed_ns and watch is not None and reading is None and self.may_act:
+            if self.holds is not None:
+                self.holds.crossed(crossed_ns, watch)
+            elif self._enforce:
+                sent, asked = self._actor.kill_early(watch, pods.moved, coming)
         if sent is None and self._registry.grown:
             pods.take_back(at_leisure=self._enforce and reading is None)  # else somebody was signalled
         if sent is not None and watch is not None:
@@ -134,14 +146,19 @@ class Decider:
         observations: dict[str, Observation] = {}
         now = time.monotonic_ns()
         self._timer.begin(now)
-        recorder, acted, braked = self._recorder, None, False
+        recorder, acted, braked, kept, hurried = self._recorder, None, False, False, False
         if recorder is not None:
-            recorder.begin(now, self._state.core, self._decisions)
+            recorder.begin(now, self.state.core, self._decisions)
         for w in self._gauge.watches:
             if w.thresholds and self._gauge.known(w):  # unknown is not nothing
                 numbers = reading if w is watch and reading is not None else self._gauge.reading(w)
-                readings[w.name] = numbers
-                observations[w.signal] = w.observation(numbers, now)
+                readings[w.signal] = numbers
+                observations[w.signal] = seen = w.observation(numbers, now)
+                if w.compared:
+                    met = self.compared.met
+                    for over in self.compared.look(w, seen):
+                        self._send_clear(over, observations, now)
+                    self.changed |= met != self.compared.met
         observations |= self._disks.view(now)
 
         def rank(signal: str) -> Sequence[Candidate]:
@@ -153,9 +170,9 @@ class Decider:
             return found
 
         result = run_pass(
-            self._config, self._state, observations, now, rank, clean=lambda signal: self._disks.clean(signal, now)
+            self.config, self.state, observations, now, rank, clean=lambda signal: self._disks.clean(signal, now)
         )
-        self._state, outcome = result.state, result.outcome
+        self.state, outcome = result.state, result.outcome
         before, self.outcome = self.outcome, outcome
         was_pressed, self.pressed = self.pressed, any(t.signal in MEMORY_SIGNALS for t in outcome.observed)
         if not crossed_ns and self._timer.clears_crossings:
@@ -175,10 +192,15 @@ class Decider:
                 if sent is None:
                     asked = self._brake.ask(outcome, observations, readings, coming, settled=not self._patience.active)
                 braked = not self._brake.lets(asked, outcome, observations, entry, now) and not forced
-                if not braked:
+                if self.holds is not None and (not braked or asked.answer == WAIT):  # to hold need not be thought over
+                    kept = self.holds.keeps(entry, outcome, crossed_ns)
+                if not braked and not kept:
                     about = decisions.for_threshold(result, observations, asked.answer.reason)
                     acted = self._actor.for_threshold(entry, about, readings, crossed_ns, sent)
-            elif hurries(outcome):
+                    if self.holds is not None:
+                        self.holds.acted(entry.uid, acted)
+            elif hurries(outcome) and (self.holds is None or self.holds.hurries):
+                hurried = busy
                 self._evictor.hurry()
         self._brake.look_after(outcome, now)
         self.changed |= self._brake.take_changed() or (acted is not None and acted.decision is not None)
@@ -204,6 +226,9 @@ class Decider:
                 waits=waits,
                 brake=asked.known,
                 braked=braked,
+                kept=kept,
+                holding=self.holds is not None and hold.is_in_the_way(self.holds.state),
+                hurried=hurried,
             )
 
     def _note_wait(self, waits: bool, outcome: Outcome, coming: Mapping[str, Coming]) -> None:
@@ -232,6 +257,8 @@ class Decider:
 
     def dropped(self, entry: PodEntry) -> None:
         """A pod is about to be forgotten. If nobody is left of it, what it had comes back."""
+        if self.holds is not None:
+            self.holds.dropped(entry.uid)
         if not self._evictor.holds(entry.uid) and self._patience.dropped(entry, time.monotonic_ns()):
             self._trigger.stand_down()
 
@@ -274,8 +301,10 @@ class Decider:
                 break
             entry = self._registry.by_uid.get(violation.uid)
             if entry is not None and not entry.evicted:
-                acted = self._actor.act(entry, decisions.for_limit(self._config, violation.message), {})
+                acted = self._actor.act(entry, decisions.for_limit(self.config, violation.message), {})
                 self.changed |= acted.decision is not None
+                if self.holds is not None:
+                    self.holds.acted(entry.uid, acted)
                 if self._recorder is not None:
                     self._recorder.over_limit(entry.uid, entry.title, violation.message, acted)
                 if self._enforce:
@@ -284,8 +313,11 @@ class Decider:
 
     def follow(self, now_ns: int, side: int) -> bool:
         """Go on with the pod being evicted (`Evictor.follow`); when that is over, look again at once. Whether it is."""
+        current = self._evictor.current
         if not self._evictor.follow(now_ns, side):
             return False
+        if self.holds is not None and current is not None:
+            self.holds.went(current.victim.uid, killed=current.killed_ns is not None)
         self.run_pass()
         self.evict_over_limit()
         self.prepare()

@@ -24,14 +24,14 @@ CLEANUP_TIMEOUT_NS = 300_000_000_000
 
 
 class Violation(NamedTuple):
-    """A pod over a limit of its own local storage, and what is said about it."""
+    """A pod over a limit of its own local storage, and the text of its decision."""
 
     uid: str
     message: str
 
 
 class DiskSignals:
-    """What the side said last of the disks, process ids and local storage."""
+    """What the side reported last of the disks, process ids and local storage."""
 
     def __init__(self, config: RunConfig, era: Era, send: Send) -> None:
         self._enforce = config.enforce

@@ -27,7 +27,7 @@ _SHOWN = 1000
 
 
 class SentKill(NamedTuple):
-    """A pod that got its SIGKILL at the crossing, before the pass that says so. Times in ns (CLOCK_MONOTONIC)."""
+    """A pod that got its SIGKILL at the crossing, before the pass that decides it. Times in ns (CLOCK_MONOTONIC)."""
 
     entry: PodEntry
     victim: Victim
@@ -51,6 +51,7 @@ class Evictor:
         note: EvictionNote,
     ) -> None:
         self.note = note
+        self.asks_exits = False  # whether it is reported how the processes of a pod with a grace have ended
         self._gauge = gauge
         self._registry = registry
         self._trigger = trigger
@@ -133,6 +134,8 @@ class Evictor:
         usage = self._usage(entry)
         eviction.saw(usage)
         stuck = "" if gone or refused else eviction.stuck(usage, now_ns, self._helper if self._helper == side else 0)
+        if gone and self.asks_exits and eviction.awaits_exits(now_ns):
+            return False
         if not gone and not refused and not stuck:
             pids = eviction.to_reap(now_ns)
             if pids:
@@ -177,7 +180,8 @@ class Evictor:
 
     def _send_killed(self, eviction: Eviction) -> None:
         assert eviction.killed_ns is not None
-        self._send(Killed(eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns))
+        about = (eviction.decision_id, eviction.victim.uid, eviction.name, eviction.killed_ns)
+        self._send(Killed(*about, eviction.held, eviction.last_usage))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""
@@ -198,11 +202,12 @@ class Evictor:
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
         """Nobody is left of a pod. That is reported when what it held is back."""
+        exits = eviction.exits()[:_SHOWN]
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self._stats.add("evictions")
         self._stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
         pids = sorted(eviction.pids)
-        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids))
+        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
         left = eviction.last_usage if usage is None else usage
         self._patience.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -18,10 +19,12 @@ from monitor.kernel.domains import Reading
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Send
 from monitor.pods.kubepods import kubepods_of, of_pod
+from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.sources.source import MemorySource
-from monitor.sources.watch import KUBEPODS_SIGNAL, NODE_SIGNAL, Watch, arm_thresholds, make_watch
+from monitor.sources.watch import Watch, arm_thresholds, make_watches
+from monitor.sources.withheld import Withheld
 
 #: Sums are made exact by the events themselves; a sweep puts right what events of dead cgroups left behind.
 SWEEP_NS = 10_000_000_000
@@ -62,7 +65,7 @@ class Gauge:
         self._stats = stats
         self._send = send
         self._config = config
-        self._thresholds = thresholds
+        self.thresholds = thresholds
         self._node = cgroupfs.resolve(self.hierarchy, config.node_cgroup) if config.node_cgroup else None
         self.arming.rereads = self.arming.partial and self._node is None
         self._memory = meminfo.MemTotal()
@@ -74,10 +77,9 @@ class Gauge:
         self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
         self._step = _STEPS * config.step
-        self.watches = [
-            make_watch(self.table, "node", NODE_SIGNAL, self._node, self._capacity, thresholds, version, self._step),
-        ]
+        self.watches = make_watches(self.table, "node", self._node, self._capacity, thresholds, version, self._step)
         self.find_kubepods()
+        self.withheld = Withheld(source, self.hierarchy)
         self.sweep_due_ns = 0
         #: Whether the sums are not to be relied on until the sweep is complete.
         self.unknown = True
@@ -105,13 +107,12 @@ class Gauge:
         try:
             limit = cgroupfs.limit(path)
             capacity = limit or max(0, self._capacity - self._config.reserved)
-            watch = make_watch(
-                self.table, "kubepods", KUBEPODS_SIGNAL, path, capacity, self._thresholds, hierarchy.version, self._step
-            )
+            made = make_watches(self.table, "kubepods", path, capacity, self.thresholds, hierarchy.version, self._step)
         except (OSError, MonitorError):
-            return False  # removed in between: the next pod tells
-        watch.limited = limit is not None
-        self.watches.append(watch)
+            return False  # removed in between: the next pod shows it
+        for watch in made:
+            watch.limited = limit is not None
+        self.watches += made
         return True
 
     def limits_changed(self) -> bool:
@@ -167,7 +168,7 @@ class Gauge:
         kernel_trigger = self._config.kills and self._config.trigger == "kernel"
         self.recapped = False
         for watch in self.watches:
-            arm_thresholds(self.table, watch, kernel_trigger)
+            arm_thresholds(self.table, watch, kernel_trigger, MARGIN if self._config.two_steps else 0)
 
     @property
     def sweeping(self) -> bool:
@@ -220,16 +221,13 @@ class Gauge:
 
     def uncounted(self) -> Watch | None:
         """After a sweep: a domain with thresholds that the kernel's programs do not get to see."""
-        for watch in self.watches:
-            if watch.thresholds and not self.known(watch) and watch.is_there():
-                return watch
-        return None
+        return next((w for w in self.watches if w.thresholds and not self.known(w) and w.is_there()), None)
 
     def sweep_soon(self) -> None:
         """A pod went: sweep again when the kernel is done with its cgroups.
 
-        Linux 7.2 hands the pages of a removed cgroup to its parent some time after the removal, and no event tells:
-        until the next sweep its page cache is counted in both.
+        Linux 7.2 hands the pages of a removed cgroup to its parent later, without an event: until the next sweep its
+        page cache is counted in both.
         """
         self.sweep_due_ns = min(self.sweep_due_ns, time.monotonic_ns() + SETTLE_NS)
 
@@ -251,15 +249,17 @@ class Gauge:
             self._sweeper.reread()
             return
         runs = self.sweeping
-        with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for tell
+        with suppress(MonitorError):  # cgroups vanish too fast: the sweeps that are asked for report that
             self._sweeper.run()
         if runs:
             self._sweeper.begin(self.unknown)  # somebody waits for the end of one that begins after he asked
 
     def reading(self, watch: Watch) -> Reading:
         """The domain's memory at this moment, without a sweep. Exact while armed."""
+        if watch.formula:
+            return self._other_reading(watch)
         if watch.machine:
-            self._sweeper.touch_root()
+            self._sweeper.touch(watch.index)
             return self.table.reading(watch.index)
         if self._source.reread_lists is not None:
             self._source.reread_lists(watch.index)
@@ -270,14 +270,26 @@ class Gauge:
             usage = reading.usage
         return Reading(usage, reading.inactive_file, reading.active_file)
 
+    def _other_reading(self, watch: Watch) -> Reading:
+        """The same by one of outrace's own formulas."""
+        if watch.machine:
+            self._sweeper.touch(watch.index)
+        elif self._source.reread_lists is not None:
+            self._source.reread_lists(watch.index)
+        reading = self.table.other_reading(watch.index)
+        with suppress(OSError):  # as above
+            return reading if watch.machine else replace(reading, usage=watch.usage_now())
+        return reading
+
     def look(self, now_ns: int, sweep: Callable[[], bool]) -> bool:
         """Attach or detach the fine-grained programs by headroom; True if that changed.
 
-        ``sweep`` makes the counters exact, and says whether that is done.
+        ``sweep`` makes the counters exact, and returns whether that is done.
         """
         began = time.thread_time_ns()
         self._stats.add("looks")
         self.take_capacities()
+        self.withheld.refresh(self.watches, now_ns, armed=self.arming.armed)
         self.headroom = self._headroom(sweep)
         wait_ns = 0
         if self.arming.rereads:
@@ -318,32 +330,19 @@ class Gauge:
                 continue
             room = watch.capacity - watch.floor
             if watch.machine or (self.arming.armed and self.known(watch)):
-                used = self.reading(watch).working_set
+                used = self.reading(watch).used
             else:
                 used = self.reading(watch).usage  # as if no cache were inactive: cheap, and never too optimistic
                 if not self.arming.armed and room - used < self.arming.near and sweep():
-                    used = self.reading(watch).working_set
+                    used = self.reading(watch).used
             lowest = min(lowest, room - used)
         return lowest
 
     def _ahead(self) -> int | None:
         """Bytes to the next threshold of the machine that is not met, None if all are; notes how many are."""
-        (watch,) = [w for w in self.watches if w.machine]
-        available = watch.capacity - self.table.reading(watch.index).working_set  # read a moment ago
-        rooms = [available - line for line in watch.lines]
+        mine = [w for w in self.watches if w.machine]
+        used = [(self.table.other_reading if w.formula else self.table.reading)(w.index).used for w in mine]
+        rooms = [w.capacity - u - line for w, u in zip(mine, used, strict=True) for line in w.lines]
         met = sum(room < 0 for room in rooms)
         self.crossed, self._met = met > self._met, met
         return min((room for room in rooms if room >= 0), default=None)
-
-    def describe(self, watch: Watch) -> dict[str, int]:
-        """What the `state` message says of a domain."""
-        reading = self.table.reading(watch.index)
-        return {
-            "cgroup_id": watch.cgroup_id,
-            "usage": reading.usage,
-            "inactive_file": reading.inactive_file,
-            "active_file": reading.active_file,
-            "working_set": reading.working_set,
-            "available": watch.capacity - reading.working_set,
-            "capacity": watch.capacity,
-        }

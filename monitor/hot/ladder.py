@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.rungs import AUTO, BPF_RUNGS, NAMES, SOFT_RUNGS, Rung, bpf_offers, choose, facts, rungs
+from monitor.link.upgrade import is_replaced
 from monitor.settings.config import CONFIG_FD, STATS_FD, RunConfig
 
 if TYPE_CHECKING:
@@ -50,14 +52,18 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     if set(wanted) & set(BPF_RUNGS):
         from monitor.kernel import loader, mounts
 
-        with suppress(MonitorError):  # said when a rung that needs it is tried
+        with suppress(MonitorError):  # reported when a rung that needs it is tried
             mounts.ensure()
         with suppress(MonitorError):  # likewise
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
             if BPF_RUNGS[0] in wanted and BPF_RUNGS[0] in loader.pinned(Path(config.state_dir)):
                 taken, loaded = _load(config, BPF_RUNGS[0])
                 return dataclasses.replace(taken, missed=()), loaded
-    bpf = bpf_offers(Path(config.state_dir), wanted=config.hooks) if set(wanted) & set(BPF_RUNGS) else ()
+    bpf = (
+        bpf_offers(Path(config.state_dir), wanted=config.hooks, signals=config.formulas)
+        if set(wanted) & set(BPF_RUNGS)
+        else ()
+    )
     offered = rungs(facts(config.max_fill_rate, bpf))
     missed: list[dict[str, str]] = []
     tried: list[dict[str, str]] = []
@@ -83,8 +89,8 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
     if needs_bpf:
         # What this kernel offers and something else kept from it is what can be mended; the rungs it does not offer are
         # reported only where there is none.
-        said = _joined(tried or missed)
-        raise CannotError(f"--trigger kernel needs a BPF program: {said['problem']}", said["remedy"])
+        best = _joined(tried or missed)
+        raise CannotError(f"--trigger kernel needs a BPF program: {best['problem']}", best["remedy"])
     raise CannotError(f"no hooks can be used here: {missed[-1]['why']}", missed[-1]["remedy"])
 
 
@@ -99,7 +105,7 @@ def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
     instance = instances.instance_directory(Path(config.state_dir))
     held = instances.hold(instance)
     try:
-        directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung)
+        directory, loaded = loader.ensure_loaded(Path(config.state_dir), rung, config.formulas)
         # Pins of an earlier start may be there for somebody who may not use them any more.
         pins = Pins.open(directory)
         os.close(pins.attach(pins.pressure[0]))
@@ -129,7 +135,7 @@ def records(source: MemorySource, core: Core, decider: Decider) -> Records:
 
 
 def log_step_down(config: RunConfig, log: Callable[..., None]) -> None:
-    """Say on which rung this is, and why on none above: one line."""
+    """Log on which rung this is, and why on none above: one line."""
     if config.stepped_from:
         left = int(os.environ.pop(_LEFT, "0"))
         if left:  # ours to collect still
@@ -146,7 +152,7 @@ def log_step_down(config: RunConfig, log: Callable[..., None]) -> None:
 
 
 def unwatched(stats: SharedStats, now_ns: int) -> dict[str, int]:
-    """How long nobody watched while it stepped down, ``unwatched_ns``, to be said once when it is ready; or nothing."""
+    """How long nobody watched while it stepped down, ``unwatched_ns``, logged once when it is ready; or nothing."""
     began = stats.get("stepped_ns")
     stats.set("stepped_ns", 0)
     return {"unwatched_ns": now_ns - began} if began else {}
@@ -158,7 +164,7 @@ def _collect(pid: int) -> None:
 
 
 def announcement(config: RunConfig) -> dict[str, str]:
-    """What is said at start of the better rungs that could not be taken: nothing, or `problem` and `remedy`."""
+    """What is logged at start of the better rungs that could not be taken: nothing, or `problem` and `remedy`."""
     return _joined(config.missed) if config.missed else {}
 
 
@@ -170,8 +176,10 @@ def _joined(missed: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def may_step_down(config: RunConfig) -> bool:
-    """Whether a program that fails is a reason to go on without BPF: not where it was asked for by name."""
-    return config.rung in BPF_RUNGS and config.hooks == AUTO
+    """Whether a program that fails is a reason to go on without BPF: not where it was asked for by name, nor after an
+    upgrade, because the next hot process would be of another version than what it is given.
+    """
+    return config.rung in BPF_RUNGS and config.hooks == AUTO and not is_replaced()
 
 
 def below(config: RunConfig, offered: Sequence[Rung] | None = None) -> Rung:
@@ -185,7 +193,7 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     Nobody waits for the old side, ``side_pid``, which writes what it has and ends: a second without anybody watching
     may be the one that counts.
     """
-    with suppress(MonitorError):  # said when it is read
+    with suppress(MonitorError):  # reported when it is read
         log_fd = Kmsg().fileno()
         os.set_inheritable(log_fd, True)
         os.environ[_LOG_FD] = str(log_fd)
@@ -209,4 +217,5 @@ def step_down(config: RunConfig, stats: SharedStats, problem: MonitorError, side
     for fd in (config_fd, *lower.kept_fds, stats.fd):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD], os.environ[STATS_FD] = str(config_fd), str(stats.fd)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler again: a reload must not end the daemon
     os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.hot.main"])

@@ -33,6 +33,7 @@ from monitor.hot.outbox import Outbox
 from monitor.hot.parts import Core, Parts
 from monitor.hot.patience import Patience
 from monitor.hot.pod_sync import PodSync
+from monitor.hot.reconfigure import Configuration
 from monitor.hot.registry import Registry
 from monitor.hot.report import Report
 from monitor.hot.schedule import timer_table
@@ -68,7 +69,7 @@ class Hot:
         policy = era(config.policy)
         eviction_order, recorder = self._eviction_order(config, policy, outbox)
         registry = Registry(gauge.table, config.step, eviction_order)
-        in_kernel = config.kills and config.trigger == "kernel"
+        in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
         patience = Patience(gauge, registry, stats, outbox.send)
         self._ends = loop.listener(self._process_ended)
@@ -95,7 +96,8 @@ class Hot:
         self.life = LifeCycle(gauge.arming, decider, evictor)
         self.parts = parts = Parts(**vars(core), decider=decider, records=records, sweeps=sweeps, life=self.life)
         self.housekeeping = Housekeeping(parts)
-        pods = PodSync(parts, self.housekeeping)
+        self.configuration = Configuration(parts, self.housekeeping)
+        pods = PodSync(parts, self.housekeeping, self.configuration)
         self.restarts = SideRestarts(
             side, outbox, loop, stats, self.life, started=pods.begin, lost=self._side_lost, receive=pods.receive
         )
@@ -130,15 +132,15 @@ class Hot:
         self.restarts.open()
         wake_fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGHUP, self.configuration.ask)  # before it may come: it would end the process
         # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         ladder.log_step_down(parts.config, log)
         parts.records.open(parts.loop.listener(parts.records.consume))
-        parts.loop.listener(_take_wakeup).register(wake_fd, select.EPOLLIN)
+        parts.loop.listener(self._take_wakeup).register(wake_fd, select.EPOLLIN)
 
         self.housekeeping.watch_thresholds()
         self.housekeeping.look(time.monotonic_ns())
@@ -149,6 +151,12 @@ class Hot:
             log("warning", note)
         if parts.config.kills and not may_kill():
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
+
+    def _take_wakeup(self, fd: int) -> None:
+        """A signal has arrived; its handler has run."""
+        with suppress(BlockingIOError):
+            os.read(fd, 64)
+        self.configuration.go_on()
 
     def stop(self, *_: Any) -> None:
         self.life.stop()
@@ -166,6 +174,8 @@ class Hot:
         The OOM programs stay attached: their records wait for the next start.
         """
         self.service.stopping()
+        if self.parts.decider.holds is not None:
+            self.parts.decider.holds.release_all()
         self.parts.patience.flush()
         self.parts.trigger.disarm()
         self.parts.gauge.arming.detach()
@@ -174,6 +184,8 @@ class Hot:
     def abandon(self) -> int:
         """Let go of everything because a program in the kernel failed; the pid of the side, which ends by itself."""
         parts = self.parts
+        if parts.decider.holds is not None:
+            parts.decider.holds.release_all()
         parts.patience.flush()
         with suppress(MonitorError, OSError):
             parts.trigger.disarm()
@@ -183,12 +195,6 @@ class Hot:
         if parts.side.sock is not None:
             parts.side.sock.close()
         return parts.side.pid
-
-
-def _take_wakeup(fd: int) -> None:
-    """A signal has arrived; its handler has run."""
-    with suppress(BlockingIOError):
-        os.read(fd, 64)
 
 
 def main() -> int:
@@ -207,7 +213,7 @@ def main() -> int:
     except MonitorError as error:
         if hot is not None and not isinstance(error, NodeGone) and ladder.may_step_down(config):
             failed, hot = hot, None
-            ladder.step_down(config, failed.parts.stats, error, failed.abandon())
+            ladder.step_down(failed.configuration.config, failed.parts.stats, error, failed.abandon())
         os.write(2, f"outrace: error: {error}\n".encode())
         # What had been working may work again; a service manager does not try again after 2 and 3.
         return error.exit_code if hot is None or not hot.life.is_ready else EXIT_FAILURE

@@ -98,4 +98,4 @@ class MovedPods:
                 entry.ask_ns = now + ASK_NS
                 self._registry.settle(entry)
             elif at_leisure:
-                entry.ask_ns = now + ASK_NS  # too many cgroups to tell: it stays what it is
+                entry.ask_ns = now + ASK_NS  # too many cgroups to know: it stays what it is

@@ -21,7 +21,7 @@ MOST = 2048
 
 
 class UnstoredMessages:
-    """Both ends count the messages of `OF_RACES`; the side says up to which of them all is stored."""
+    """Both ends count the messages of `OF_RACES`; the side reports up to which of them all is stored."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[int, RaceMessage]] = deque(maxlen=MOST)
@@ -77,7 +77,7 @@ class Outbox:
         else:
             self._stats.dropped(message)
 
-    def log(self, level: str, msg: str, **fields: Any) -> None:
+    def log(self, level: str, msg: str, /, **fields: Any) -> None:
         self.send(LogLine(level, msg, fields))
 
     def side_lost(self) -> None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Core:
-    """What decisions are made with. Made once, in `monitor.hot.main`, as `Parts`."""
+    """What decisions are made with. Made once, in `monitor.hot.main`, as `Parts`. `config` is that of the start: for
+    what cannot change while running (`monitor.hot.reconfigure` has the one in force).
+    """
 
     config: RunConfig
     stats: SharedStats

@@ -13,12 +13,14 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from monitor.hot import hold_record
 from monitor.hot.act import Acted
 from monitor.link.messages import HotMessage
-from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
+from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.policy.decisions import Decisions
 from monitor.policy.eviction_brake import Figures, Growth
-from monitor.policy.eviction_pass import hurries
+from monitor.policy.hold import Look, Rules, Steps
+from monitor.policy.hold import State as HoldState
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
 from monitor.policy.synchronize import Observation, Outcome, State
@@ -72,7 +74,7 @@ class PassRecorder:
         self._missed = 0  # messages that did not fit
         self._snapshot_ns = 0
         self._before: _Before | None = None  # for a snapshot that is due
-        self._slow: dict[str, list[tuple[Any, ...]]] = {}
+        self._disk_orders: dict[str, list[tuple[Any, ...]]] = {}
 
     def restart(self) -> None:
         """The side begins a new recording, or lost a part of it."""
@@ -80,14 +82,14 @@ class PassRecorder:
 
     def begin(self, now_ns: int, state: State, decisions: Decisions) -> None:
         """A pass begins. Only remembers: nothing may be sent before it was acted on."""
-        self._slow = {}
+        self._disk_orders = {}
         due = self._broken or now_ns - self._snapshot_ns >= SNAPSHOT_NS
         self._before = _Before(state, dict(decisions.reported), decisions.last_id) if due else None
 
     def ranked(self, signal: str, order: Sequence[Candidate]) -> None:
-        """The order for a slow signal, as far as the policy looks at it: to the first that is not critical."""
+        """The order for a signal of disks or process ids, as far as the policy looks: to the first not critical."""
         ends = next((i for i, candidate in enumerate(order, 1) if not candidate.critical), len(order))
-        self._slow[signal] = [_row(candidate) for candidate in islice(order, ends)]
+        self._disk_orders[signal] = [_row(candidate) for candidate in islice(order, ends)]
 
     def passed(
         self,
@@ -104,10 +106,14 @@ class PassRecorder:
         waits: bool,
         brake: Mapping[str, Figures],
         braked: bool,
+        kept: bool,
+        holding: bool,
+        hurried: bool,
     ) -> None:
         """A pass is over and was acted on. ``acted`` is None with a victim where the kernel's trigger had been pulled
         already, and whom it took was not known yet; where it ``waits`` for what is ``coming`` back, and where evictions
-        are held (``braked``, from the figures in ``brake``), unless it is ``forced``: a signal had gone out.
+        are held (``braked``, from the figures in ``brake``), unless it is ``forced``: a signal had gone out. ``kept``:
+        pods are held for it. ``holding``: they are, and the policy does not decide.
         """
         if self._before is not None and not self._snapshot(now_ns, self._before):
             return
@@ -118,20 +124,35 @@ class PassRecorder:
             Pass(
                 now_ns=now_ns,
                 observations={signal: list(seen) for signal, seen in observations.items()},
-                slow=self._slow,
+                slow=self._disk_orders,
                 may_act=may_act,
                 busy=busy,
-                held=outcome.victim is not None and may_act and not (busy or waits or braked) and acted is None,
+                held=outcome.victim is not None and may_act and not (busy or waits or braked or kept) and acted is None,
                 coming={signal: list(seen) for signal, seen in coming.items()},
                 forced=forced,
                 waits=waits,
                 brake=figures_json(brake),
                 crossed_ns=crossed_ns,
                 **_acted(acted),
-                hurried=busy and may_act and hurries(outcome),
+                hurried=hurried,
                 outcome=outcome_json(outcome),
+                kept=kept,
+                holding=holding,
             )
         )
+
+    def held(self, rules: Rules, before: HoldState, look: Look, after: HoldState, steps: Steps) -> None:
+        """Something followed from a look at the pods that are held (`monitor.policy.hold.advance`)."""
+        if not self._broken:
+            self._send(
+                HoldLook(
+                    rules=list(rules),
+                    before=hold_record.state_json(before),
+                    look=hold_record.look_json(look),
+                    after=hold_record.state_json(after),
+                    steps=hold_record.steps_json(steps),
+                )
+            )
 
     def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
         """A pod over a limit of its own was evicted, or would have been."""
@@ -146,7 +167,12 @@ class PassRecorder:
         if not self._send_changes(self._eviction_order.members, True):
             return False
         return self._send(
-            Snapshot(state=state_json(before.state), told=before.reported, last_id=before.last_id, missed=self._missed)
+            Snapshot(
+                state=state_json(before.state),
+                told=before.reported,
+                last_id=before.last_id,
+                missed=self._missed,
+            )
         )
 
     def _send_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
@@ -165,7 +191,7 @@ class PassRecorder:
             if not left:
                 return True
 
-    def _send(self, message: Ranking | Snapshot | Pass | Limit) -> bool:
+    def _send(self, message: Ranking | Snapshot | Pass | Limit | HoldLook) -> bool:
         self._number += 1
         if self._offer(message._replace(number=self._number)):
             return True

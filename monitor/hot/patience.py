@@ -31,7 +31,7 @@ LEAST_BOUND_NS, MOST_BOUND_NS = 100_000_000, 2_000_000_000
 STAYS_NS = 50_000_000
 #: So long the side's reclaim is waited for.
 RECLAIM_NS = 500_000_000
-#: Who was killed by others may have company that lives on; the side says so within milliseconds.
+#: Who was killed by others may have company that lives on; the side reports it within milliseconds.
 CONFIRM_NS = 50_000_000
 #: And of one pod not longer than that in this time.
 DOUBTS_NS = 1_000_000_000
@@ -84,7 +84,7 @@ class Patience:
     def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
         """Others killed a process of a pod, or it is gone; whether anything may be coming back now.
 
-        ``size``: what the process had, where the kernel tells (of a victim of its OOM killer); 0: not known.
+        ``size``: what the process had, where the kernel reports it (of a victim of its OOM killer); 0: not known.
 
         The side is asked whether somebody lives on in the pod. Until it answers the pod's memory counts, but of a pod
         in which somebody lives on for no more than `CONFIRM_NS` in a second: one that kills its own children all the
@@ -271,7 +271,7 @@ class Patience:
     def _grow(self, watch: Watch, now_ns: int) -> None:
         """How the others in a domain grew. A fall is taken for what pods without counters of their own gave back."""
         mine = [one for one in self._leaving if watch.signal in one.domains]
-        others = self._gauge.reading(watch).working_set - sum(one.left for one in mine)
+        others = self._gauge.reading(watch).used - sum(one.left for one in mine)
         growth = self._growth.setdefault(watch.signal, Growth())
         fell = growth.samples[-1][1] - others if growth.samples else 0
         for one in mine:

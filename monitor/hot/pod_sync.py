@@ -12,10 +12,13 @@ from monitor.errors import MonitorError
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
+from monitor.hot.reconfigure import Configuration
 from monitor.kernel.troubles import TROUBLES
-from monitor.link import channel, messages
+from monitor.link import channel, hold_messages, messages
+from monitor.link.config_messages import Apply, Reconfigure
+from monitor.link.record_messages import Record
 
-#: A pod that could not be watched, for want of a descriptor say, is tried again so often.
+#: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
 RETRY_NS = 1_000_000_000
 #: Messages read in one turn.
 _MOST = 128
@@ -24,7 +27,7 @@ _MOST = 128
 class PodSync:
     """Pods come, go, and come again from a side that was started anew."""
 
-    def __init__(self, parts: Parts, housekeeping: Housekeeping) -> None:
+    def __init__(self, parts: Parts, housekeeping: Housekeeping, configuration: Configuration) -> None:
         self._parts = parts
         self._side = parts.side
         self._log = parts.outbox.log
@@ -34,6 +37,7 @@ class PodSync:
         self._sweeps = parts.sweeps
         self._life = parts.life
         self._housekeeping = housekeeping
+        self._configuration = configuration
         self._sent: set[str] = set()  # uids of the pods that this side has sent
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
@@ -44,18 +48,28 @@ class PodSync:
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
             messages.Refresh: self._refresh,
-            messages.Record: self._record,
+            Record: self._record,
             messages.DiskFigures: self._decider.take_disk_figures,
             messages.Stored: lambda message: outbox.stored(message.total),
             messages.Reaped: lambda message: evictor.reaped(message.id),
             messages.Reclaimed: lambda message: patience.reclaimed(message.id),
             messages.Lives: lambda message: patience.answered(message.id, message.lives),
             messages.Bad: self._bad,
+            Reconfigure: configuration.take,
+            Apply: self._apply,
         }
+        holds = parts.decider.holds
+        if holds is not None:
+            self._handlers |= {
+                hold_messages.KubeletFigures: holds.take_figures,
+                hold_messages.KubeletEviction: holds.take_eviction,
+                hold_messages.Softened: holds.take_softened,
+            }
 
     def begin(self) -> None:
         """Another side is about to send all pods."""
         self._sent = set()
+        self._configuration.forget()
 
     def receive(self) -> None:
         """Take in what the side sent."""
@@ -74,9 +88,18 @@ class PodSync:
             self._sweeps.ask(self._counted)  # a new domain's sums are complete after a sweep
 
     def _came(self, message: messages.PodSeen) -> None:
-        self._parts.guard(self._put, message)
         self._sent.add(message.uid)
+        if self._configuration.keeps(message):
+            return
+        self._parts.guard(self._put, message)
         self._is_stale = True
+
+    def _apply(self, _: Apply) -> None:
+        """A configuration, and the pods that change with it: no pass comes in between."""
+        for message in self._configuration.kept():
+            self._parts.guard(self._put, message)
+        self._is_stale = True
+        self._configuration.apply()
 
     def _synced(self, _: messages.Synced) -> None:
         """A side that was started again does not know which pods went while nobody looked."""
@@ -84,12 +107,14 @@ class PodSync:
             self._drop(uid)
         if not self._life.knows_pods:
             self._life.advance(State.SYNCING)
+        elif self._decider.holds is not None:
+            self._decider.holds.report_all()
         self._is_stale = True
 
     def _refresh(self, _: messages.Refresh) -> None:
         self._is_stale = True
 
-    def _record(self, _: messages.Record) -> None:
+    def _record(self, _: Record) -> None:
         recorder = self._parts.recorder
         if recorder is not None:
             recorder.restart()
@@ -106,6 +131,10 @@ class PodSync:
                 from monitor.hot.succession import succeed  # once, before the first decision
 
                 succeed(self._parts)
+            if self._decider.holds is not None:
+                from monitor.hot.hold_succession import take_over
+
+                take_over(self._parts)  # before the first pass: who is not known to be held would be killed in it
             self._decider.begin()
             self._decider.evict_over_limit()
         self._decider.prepare()

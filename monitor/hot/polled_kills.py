@@ -1,6 +1,6 @@
 """OOM kills without BPF, as the `oom` messages that `Records` sends: from the kernel's log, else from counters.
 
-The log says who died, where and how much he held; a pidfd opened at once says when he was gone. Where the log may not
+The log names who died, where, and how much it held; a pidfd opened at once shows its end. Where the log may not
 be read there are the cgroups' own counts: a kill is then known, and its victim is not. What is missing is named in the
 message (``missing``), so that a verdict which depends on it is given as undetermined.
 """
@@ -22,7 +22,7 @@ from monitor.kernel.kmsg import Kmsg
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import SharedStats
 from monitor.link.messages import LogLine, Oom, Send
-from monitor.sources.oomlog import NEVER_SAID, LoggedKill, OomLog, kmsg_records, stamp
+from monitor.sources.oomlog import NEVER_LOGGED, LoggedKill, OomLog, kmsg_records, stamp
 from monitor.sources.source import Table
 
 #: After a step down the pods are waited for so long before the log is read; they come within a second.
@@ -120,8 +120,8 @@ class PolledKills:
             os.close(self._fd)
             self._fd = -1
             remedy = "restart outrace with CAP_SYSLOG; until then OOM kills are only counted"
-            said = {"problem": str(error), "remedy": remedy_of(error.errno, remedy)}
-            self._send(LogLine("error", "the kernel's log cannot be read", said))
+            fields = {"problem": str(error), "remedy": remedy_of(error.errno, remedy)}
+            self._send(LogLine("error", "the kernel's log cannot be read", fields))
             return
         self._log.calibrate(records)
         for i, record in enumerate(records):
@@ -134,7 +134,7 @@ class PolledKills:
             self._lost(time.monotonic_ns())
 
     def _lost(self, until_ns: int) -> None:
-        """Lines written before this were overwritten: what they said is not reported."""
+        """Lines written before this were overwritten: the kills in them are not reported."""
         self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
         self._log.forget()
         self._since_ns = until_ns
@@ -178,9 +178,9 @@ class PolledKills:
             return
         version = self._gauge.hierarchy.version
         name = "memory.oom_control" if version == 1 else "memory.events.local"
-        places = [(w.path, None) for w in self._gauge.watches if w.path is not None]
+        watched = [(w.path, None) for w in self._gauge.watches if w.path is not None]
         seen: dict[Path, int] = {}
-        for path, pod in [*places, *((p, e) for e in self._registry for p in (e.cgroup, *_below(e.cgroup)))]:
+        for path, pod in [*watched, *((p, e) for e in self._registry for p in (e.cgroup, *_below(e.cgroup)))]:
             found = cgroupfs.oom_kills(self._gauge.hierarchy, path)
             if found is None:
                 continue
@@ -203,7 +203,7 @@ class PolledKills:
                 pod_name=pod.title if pod else None,
                 while_away=False,
                 order=self._registry.leaders(),
-                missing=("victim", "oom", "exit", "decision", *NEVER_SAID),
+                missing=("victim", "oom", "exit", "decision", *NEVER_LOGGED),
                 source=source,
             ),
         )

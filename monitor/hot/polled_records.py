@@ -20,14 +20,14 @@ from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.kernel import bounds, meminfo
 from monitor.kernel.alarms import Epoll, Timer
-from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Send
 from monitor.settings.config import RunConfig
 from monitor.sources.alarms import Alarms
 from monitor.sources.arming import PolledArming
-from monitor.sources.polled_table import Entry, PolledTable
+from monitor.sources.polled_entry import Entry
+from monitor.sources.polled_table import PolledTable
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Housekeeping.look` do; this only counts kills where the log cannot be read.
@@ -82,7 +82,7 @@ class PolledRecords(Records):
     # the descriptors
 
     def open(self, epoll: Epoll) -> None:
-        """Have the descriptors in the epoll of the hot loop; say what cannot be had."""
+        """Have the descriptors in the epoll of the hot loop; report what cannot be had."""
         epoll.register(self._timer.fileno(), select.EPOLLIN)
         self._alarms.open(epoll)
         self._oom.open(epoll)
@@ -158,7 +158,7 @@ class PolledRecords(Records):
                 fresh.append((watch, over))
             if abs(entry.usage - entry.noted) >= self._step:
                 moved = True
-            hidden = max(hidden, entry.inactive)
+            hidden = max(hidden, entry.cache)
             self._alarms.aim(watch, entry)
             if headroom is None:
                 wait = min(wait, ABOVE_NS)
@@ -187,10 +187,10 @@ class PolledRecords(Records):
             if usage > lowest:
                 self._table.refresh_a_leaf()
             # Old lists may be wrong by all that was inactive: where that is much of the headroom, they plan no wait.
-            relied_on = self._arming.armed and lowest - usage < 4 * entry.inactive
+            relied_on = self._arming.armed and lowest - usage < 4 * entry.cache
             if usage > lowest or relied_on or now_ns - entry.stat_ns >= LISTS_NS:
                 self._table.read_stat(entry)
-        used = entry.working_set
+        used = entry.used
         over, room = 0, None
         for i, ceiling in enumerate(entry.ceilings):
             if used // PAGE > ceiling:
@@ -209,8 +209,7 @@ class PolledRecords(Records):
         seen_ns = time.monotonic_ns()
         self._decider.run_pass(min(at))
         for ts_ns, (watch, over) in zip(at, fresh, strict=True):
-            entry = self._table.entry(watch.index)
-            reading = Reading(entry.usage, entry.inactive, entry.active)
+            reading = (self._table.other_reading if watch.formula else self._table.reading)(watch.index)
             for which in range(len(watch.thresholds)):
                 if over >> which & 1:
                     self._stats.add("records_cross")
@@ -240,7 +239,7 @@ class PolledRecords(Records):
         self._pods_due_ns = ended + max(RANK_NS, bounds.SHARE * (ended - began))
 
     def _bound(self, wait_ns: int, hidden: int) -> None:
-        """Say what can move unseen until the next look."""
+        """Report what can move unseen until the next look."""
         rate, machine = self._arming.rate, any(watch.machine for watch in self.watches.values())
         if self._alarms.are_aimed:
             bound = bounds.announced(rate, self._cpus, self._huge_page, wait_ns, machine=machine, hidden=hidden)

@@ -84,6 +84,8 @@ class Records(ABC):
 
     def _send_crossing(self, watch: Watch, which: int, reading: Reading, ts_ns: int, seen_ns: int) -> None:
         """A threshold was crossed; sent after what was decided about it."""
+        if which >= len(watch.thresholds):
+            return  # the line of holds above a threshold (`monitor.sources.watch.arm_thresholds`)
         threshold = watch.thresholds[which]
         self._send(
             Cross(
@@ -96,5 +98,6 @@ class Records(ABC):
                 capacity=watch.capacity,
                 usage=reading.usage,
                 working_set=reading.working_set,
+                available=watch.capacity - reading.used,
             )
         )

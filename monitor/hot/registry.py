@@ -19,7 +19,7 @@ from monitor.sources.source import Table
 _LEADERS = 64
 #: Bytes that candidates have, and how many of them have nobody knows how much.
 Held = tuple[int, int]
-#: What the side says of a pod, as `PodEntry` has it.
+#: What the side reports of a pod, as `PodEntry` has it.
 _SPEC = ("uid", "namespace", "name", "priority", "request", "request_nanos", "qos", "critical", "grace_s")
 _spec = attrgetter(*_SPEC)
 #: What decides whether a pod is counted in the node's growth, and as whose.

@@ -6,6 +6,7 @@ import resource
 from typing import Any
 
 from monitor.hot import ladder
+from monitor.hot.gauge import Gauge
 from monitor.hot.life_cycle import State
 from monitor.hot.parts import Parts
 from monitor.hot.sd_notify import Service
@@ -13,6 +14,7 @@ from monitor.hot.side_restarts import SideRestarts
 from monitor.kernel.sched import Protection
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
+from monitor.sources.watch import Watch
 
 #: From one `state` message to the next at least.
 PUBLISH_NS = 250_000_000
@@ -86,11 +88,12 @@ class Report:
                     {"signal": t.signal, "kind": "hard" if t.hard else "soft"}
                     for t in (outcome.observed if outcome else ())
                 ],
+                compared=[{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in decider.compared.met],
                 armed=parts.gauge.arming.armed,
                 bound_bytes=parts.stats.get("bound_bytes"),
                 order=[c.uid for c in parts.registry.order()[:10]],
                 victim=first.uid if first else None,
-                observation={w.name: parts.gauge.describe(w) for w in parts.gauge.watches},
+                observation={w.name: described(parts.gauge, w) for w in parts.gauge.watches if not w.formula},
                 pods=len(parts.registry),
                 spec_unknown=sum(entry.priority is None for entry in parts.registry),
                 braked=decider.braked,
@@ -103,3 +106,19 @@ class Report:
     def _protected(self) -> dict[str, Any]:
         p = self.protection
         return {"scheduler": p.scheduler, "mlocked": p.mlocked, "oom_score_adj": p.oom_score_adj}
+
+
+def described(gauge: Gauge, watch: Watch) -> dict[str, int]:
+    """A domain: bytes, with what is available by each signal that has thresholds."""
+    reading = gauge.table.reading(watch.index)
+    others = [w for w in gauge.watches if w.name == watch.name and w.formula and gauge.known(w)]
+    return {
+        "cgroup_id": watch.cgroup_id,
+        "usage": reading.usage,
+        "inactive_file": reading.inactive_file,
+        "active_file": reading.active_file,
+        "working_set": reading.working_set,
+        "available": watch.capacity - reading.working_set,
+        "capacity": watch.capacity,
+        **{w.signal.partition(".")[2]: w.capacity - gauge.table.other_reading(w.index).used for w in others},
+    }

@@ -1,4 +1,4 @@
-"""What the kernel says: the records of the rings, and what becomes of each.
+"""What the kernel reports: the records of the rings, and what becomes of each.
 
 The hot process runs ahead of everybody (SCHED_FIFO) and its rings are filled by whoever it watches. So it reads a few
 records of each ring in a turn, crossings before and in between, and over time no more than its share: then it lets the
@@ -18,7 +18,7 @@ from monitor.hot.gauge import Gauge
 from monitor.hot.records import Records
 from monitor.hot.registry import Registry
 from monitor.kernel.alarms import Epoll
-from monitor.kernel.domains import Reading
+from monitor.kernel.domains import Reading, ReclaimableReading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.counters import SharedStats
@@ -41,7 +41,7 @@ _STEPS_FIRST = 256
 #: does, and then the numbers are off by that.
 _ROUNDS = 4
 _KINDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
-#: At most this part of the time (1/5), saved up for 20 ms at most: 2,000 steps and their ranking, say.
+#: At most this part of the time (1/5), saved up for 20 ms at most: 2,000 steps and their ranking, for example.
 SHARE = 5
 SAVED_NS = 20_000_000
 
@@ -56,7 +56,7 @@ class Ration:
         self.until_ns = 0  # nothing is to be read before this; 0: read on
 
     def spend(self, began_ns: int) -> bool:
-        """Time since ``began_ns`` was spent. False if that was more than there was: `until_ns` says when to go on."""
+        """Time since ``began_ns`` was spent. False if that was more than there was: `until_ns` is when to go on."""
         now = self._clock()
         self._credit_ns = min(SAVED_NS, self._credit_ns + (now - self._seen_ns) // SHARE) - (now - began_ns)
         self._seen_ns = now
@@ -75,7 +75,7 @@ class Ration:
 class RingRecords(Records):
     """Reads the rings.
 
-    ``state_dir``: where it says when a daemon without BPF reported kills (`monitor.link.reported_kills`).
+    ``state_dir``: where it notes when a daemon without BPF reported kills (`monitor.link.reported_kills`).
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RingRecords(Records):
             self._stats.add("rests")
 
     def _heed(self, events: int) -> None:
-        """What the epoll says of the rings that have to stand back."""
+        """What the epoll reports of the rings that have to stand back."""
         for ring in self._budgets:
             self._epoll.modify(ring.fileno(), events)
 
@@ -149,7 +149,7 @@ class RingRecords(Records):
         return 0 if self._events.more or any(ring.more for ring in self._budgets) else None
 
     def go_on(self, now_ns: int) -> None:
-        """Go on where a budget ended, once in a turn: an epoll need not say it of what it was not asked about."""
+        """Go on where a budget ended, once in a turn: an epoll need not report it of what it was not asked about."""
         if self._events.more:
             self._events.consume(_CROSSINGS)
         if self._ration.is_over(now_ns):
@@ -166,7 +166,7 @@ class RingRecords(Records):
         return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
 
     def look_after(self) -> None:
-        """Once a second: read the kills that nobody was woken up for, and say it once when the pins are gone.
+        """Once a second: read the kills that nobody was woken up for, and log it once when the pins are gone.
 
         Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
         lives.
@@ -224,6 +224,9 @@ class RingRecords(Records):
                 self.pulled_ns = ts
             if watch is not None and watch.cgroup_id == cgroup_id:
                 reading = Reading(usage * PAGE, max(0, inactive) * PAGE, max(0, active) * PAGE)
+                if watch.formula:
+                    withheld = self._gauge.table.other_reading(index).withheld
+                    reading = ReclaimableReading(reading.usage, reading.inactive_file, reading.active_file, withheld)
                 if kind == CROSS:
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monitor.hot.busy_poll import BusyPoll
+from monitor.hot.hold_succession import LeftHolds
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Timer, Timers
 from monitor.hot.parts import Parts
@@ -27,12 +28,14 @@ def timer_table(
     def rank_due_ns() -> int | None:
         return 0 if decider.moved or decider.stirred else None
 
-    def rank(_: int) -> None:
+    def rank(now_ns: int) -> None:
         """Records were read: rank the pods that moved, have the next victim ready."""
         if not decider.moved:
             decider.prepare()
             return
         guarded(decider.rank_moved)
+        if decider.holds is not None and decider.may_act:
+            guarded(decider.holds.look_uncrossed, now_ns)
         guarded(decider.prepare)
         patience.hasten()
         decider.changed = True
@@ -51,6 +54,7 @@ def timer_table(
         (
             Timer("watchdog", service.due_ns, service.alive),
             Timer("rings", records.due_ns, records.go_on),
+            *_of_holds(parts),
             Timer("rank", rank_due_ns, rank),
             Timer("reread", decider.reread_due_ns, lambda _: decider.reread()),
             Timer("eviction", evictor.due_ns, follow_eviction),
@@ -65,3 +69,21 @@ def timer_table(
             Timer("busy-poll", busy_poll.due_ns, busy_poll.spin),
         )
     )
+
+
+def _of_holds(parts: Parts) -> tuple[Timer, ...]:
+    """The timer of pods that are held, where any may be: before pods are ranked, so that who moves is looked at."""
+    decider, holds = parts.decider, parts.decider.holds
+    if holds is None:
+        return ()
+
+    def due_ns() -> int | None:
+        due = holds.due_ns()
+        return 0 if due is not None and (decider.moved or decider.stirred) else due
+
+    def follow(now_ns: int) -> None:
+        if holds.follow(now_ns):
+            parts.guard(decider.run_pass)  # who is held is in the way of its victim no more
+
+    left = LeftHolds(parts)
+    return Timer("hold", due_ns, follow), Timer("left-holds", left.due_ns, left.release)

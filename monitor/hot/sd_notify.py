@@ -1,7 +1,7 @@
 """What a service manager is sent (sd_notify(3)): ready, alive, stopping. Nothing where there is none.
 
-systemd gives NOTIFY_SOCKET, and WATCHDOG_USEC with WatchdogSec=: when the hot loop has not said that it is alive for so
-long, the service is killed and started again. The hot loop says it itself, because it is the one that must not hang.
+systemd gives NOTIFY_SOCKET, and WATCHDOG_USEC with WatchdogSec=: when the hot loop has reported nothing for so
+long, the service is killed and started again. The hot loop reports it itself, because it is the one that must not hang.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import suppress
 
 
 class Service:
-    """The socket of the service manager. Never waits: what its queue cannot take is said again at the next turn."""
+    """The socket of the service manager. Never waits: what its queue cannot take is sent again at the next turn."""
 
     def __init__(self) -> None:
-        # Left where they are: stepping down the hook ladder is an execv, and what follows has to go on saying it.
+        # Left where they are: stepping down the hook ladder is an execv, and what follows has to go on sending.
         path = os.environ.get("NOTIFY_SOCKET", "")
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         self._sock: socket.socket | None = None
@@ -27,7 +27,7 @@ class Service:
         self._every_ns = int(usec) * 1000 // 2 if self._sock is not None and mine and int(usec) else 0
         self._next_ns: int | None = 0 if self._every_ns else None
 
-    def _say(self, text: str) -> bool:
+    def _send(self, text: str) -> bool:
         if self._sock is not None:
             with suppress(OSError):  # full, or the manager is being replaced
                 self._sock.sendto(text.encode(), self._address)
@@ -36,7 +36,7 @@ class Service:
 
     def ready(self, status: str) -> None:
         """Decisions can be made now."""
-        self._say(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={status}")
 
     def due_ns(self) -> int | None:
         """When `alive` is due (CLOCK_MONOTONIC); None without a watchdog."""
@@ -44,12 +44,12 @@ class Service:
 
     def alive(self, now_ns: int) -> None:
         """The loop turns. 5 us, twice in the watchdog's time."""
-        if self._next_ns is not None and now_ns >= self._next_ns and self._say("WATCHDOG=1"):
+        if self._next_ns is not None and now_ns >= self._next_ns and self._send("WATCHDOG=1"):
             self._next_ns = now_ns + self._every_ns
 
     def stopping(self) -> None:
-        """It ends because it was told to; the last that is said."""
-        self._say("STOPPING=1")
+        """It ends because it was asked to; the last that is sent."""
+        self._send("STOPPING=1")
         self.close()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from monitor.kernel.alarms import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
+from monitor.link.upgrade import CODE, MINE
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, SIDE, STATS_FD
 
 #: How long a side that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
@@ -66,6 +67,7 @@ class Side:
             str(self._end.fileno()),
         )
         env[HEARTBEAT_FD] = str(self.timer.fileno())
+        env[CODE] = MINE
         env[LEFT_FDS] = " ".join(str(left.fileno()) for left in self._left)
         fds = [self._config_fd, self._stats_fd, self._listen_fd, self.timer.fileno(), self._end.fileno()]
         fds += [left.fileno() for left in self._left]
@@ -92,12 +94,17 @@ class Side:
             raise
         self.pid, self._started_ns, self._killed_ns = pid, now_ns, 0
 
+    def take_config(self, config_fd: int) -> None:
+        """The next one reads its configuration from this descriptor; the one before is closed."""
+        os.close(self._config_fd)
+        self._config_fd = config_fd
+
     def _open_channel(self) -> None:
         if self.sock is None:
             self.sock, self._end = channel.pair()
 
     def kill(self, now_ns: int) -> None:
-        """SIGKILL to one that hangs; its end is heard of by its pidfd, or `is_overdue` says that it does not end."""
+        """SIGKILL to one that hangs; its end is heard of by its pidfd, or `is_overdue` reports that it does not end."""
         self._killed_ns = now_ns
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

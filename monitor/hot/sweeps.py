@@ -93,7 +93,7 @@ class Sweeps:
         return True
 
     def _report_uncounted(self) -> None:
-        """What lies deeper than the programs in the kernel look is not watched, and that is said.
+        """What lies deeper than the programs in the kernel look is not watched, and that is logged.
 
         Raises MonitorError where it is what the thresholds are about: another rung reads files, at any depth.
         """
