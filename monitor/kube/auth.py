@@ -27,7 +27,7 @@ class Credentials(Protocol):
         """Raises MonitorError."""
 
     def refresh(self) -> Credential:
-        """The same, read anew: the server said 401 to the current one."""
+        """The same, read anew: the server answered 401 to the current one."""
 
 
 class Fixed:

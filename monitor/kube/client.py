@@ -184,8 +184,11 @@ class ApiClient:
         kind: PatchType = PatchType.STRATEGIC,
         dry_run: bool = False,
         timeout_s: float | None = None,
+        on_sent: Callable[[], object] | None = None,
     ) -> Object:
-        """The object as it is now. Conflict if ``body`` has a metadata.uid or resourceVersion that it does not have."""
+        """The object as it is now. Conflict if ``body`` has a metadata.uid or resourceVersion that it does not have.
+        ``on_sent`` is called when the request is on its way.
+        """
         return self._read(
             "PATCH",
             self._write_target(resource.path(namespace, name, subresource), dry_run),
@@ -193,6 +196,7 @@ class ApiClient:
             body=body,
             content_type=kind.value,
             timeout_s=timeout_s,
+            on_sent=on_sent,
         )
 
     def create(
@@ -276,9 +280,10 @@ class ApiClient:
         body: object = None,
         content_type: str = "application/json",
         timeout_s: float | None = None,
+        on_sent: Callable[[], object] | None = None,
     ) -> Object:
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        request = Request(method, target, encoded, content_type)
+        request = Request(method, target, encoded, content_type, on_sent)
         with self.transport.ask(request, what, rule, timeout_s or self._timeout_s) as answer:
             return parse_object(answer.read(self._max_object), what)
 

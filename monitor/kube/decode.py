@@ -48,7 +48,7 @@ def parse_object(data: bytes | bytearray | str, what: str) -> Object:
 class ItemDecoder:
     """The objects in the array ``key`` of one JSON object; then `envelope` is the rest of it, ``key`` empty.
 
-    An object larger than ``max_object`` is passed over, and said in `skipped`: whoever can make one may not hide all
+    An object larger than ``max_object`` is passed over, and named in `skipped`: whoever can make one may not hide all
     others.
     """
 

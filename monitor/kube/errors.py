@@ -176,11 +176,11 @@ def api_error(
         retry_after_s = float(seconds)
     if kind is Invalid and _is_about_uid(details):
         kind = Conflict
-    said = shortened(" ".join(str(message or "").split()), _SHOWN)
+    text = shortened(" ".join(str(message or "").split()), _SHOWN)
     number = f"HTTP {code}" if code else "an ERROR event"
     head = f"{what}: {number}{f' {reason}' if reason else ''}"
     return kind(
-        f"{head}: {said}" if said else head,
+        f"{head}: {text}" if text else head,
         remedy,
         code=code,
         reason=reason,

@@ -86,13 +86,13 @@ class ExecPlugin:
             asked["cluster"] = spec.cluster
         info = {"apiVersion": spec.api_version, "kind": "ExecCredential", "spec": asked}
         env = {**os.environ, **dict(spec.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
-        code, output, said = self._output(env)
+        code, output, errors = self._output(env)
         if code:
-            raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {code}: {_one_line(said)}")
+            raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {code}: {_one_line(errors)}")
         self._credential, self._expires = self._parse(output[:_MAX_OUTPUT])
 
     def _output(self, env: Mapping[str, str]) -> tuple[int, bytes, str]:
-        """Exit code, standard output and what it said of a run."""
+        """Exit code, standard output and standard error of a run."""
         spec = self._spec
         try:
             process = subprocess.Popen(
@@ -104,13 +104,13 @@ class ExecPlugin:
             try:
                 for left_s in Patience(self._stop, self._timeout_s).slices():
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        output, said = process.communicate(timeout=left_s)
+                        output, errors = process.communicate(timeout=left_s)
                         break
             except TimedOut:
                 raise MonitorError(f"{spec.where}: {spec.command[0]} took more than {self._timeout_s:.3g} s") from None
             finally:
                 process.kill()  # does nothing to one that has ended
-        return process.returncode, output, said.decode(errors="replace")
+        return process.returncode, output, errors.decode(errors="replace")
 
     def _parse(self, output: bytes) -> tuple[Credential, float | None]:
         where = f"{self._spec.where}: what {self._spec.command[0]} prints"

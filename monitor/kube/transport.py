@@ -12,7 +12,7 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from monitor import __version__
@@ -31,12 +31,15 @@ _MAX_ERROR = 64 << 10
 
 @dataclass(frozen=True)
 class Request:
-    """``target`` is path and query, encoded. ``body`` is JSON of the type ``content_type``."""
+    """``target`` is path and query, encoded. ``body`` is JSON of the type ``content_type``. ``on_sent`` is called when
+    the kernel has all of it, each time that it is sent.
+    """
 
     method: str
     target: str
     body: bytes | None = None
     content_type: str = "application/json"
+    on_sent: Callable[[], object] | None = None
 
     def encoded(self, host: str, token: str) -> bytes:
         """Head and body, for one write: a patch is then one TLS record."""
@@ -63,14 +66,16 @@ class Connection:
         self.identity = identity  # what would make another connection necessary: certificates, their files
         self.used = False
 
-    def ask(self, encoded: bytes, method: str, patience: Patience) -> http.client.HTTPResponse:
+    def ask(self, request: Request, encoded: bytes, patience: Patience) -> http.client.HTTPResponse:
         """Send, and read the head of the answer. Raises TransportError, Cancelled."""
         self.stream.patience = patience
         sent = False
         try:
             self.stream.sendall(encoded)
             sent = True
-            response = http.client.HTTPResponse(self.stream, method=method)  # type: ignore[arg-type]
+            if request.on_sent is not None:
+                request.on_sent()
+            response = http.client.HTTPResponse(self.stream, method=request.method)  # type: ignore[arg-type]
             response.begin()
         except (OSError, http.client.HTTPException, TimedOut) as error:
             # RemoteDisconnected is both: a ConnectionResetError and a BadStatusLine.
@@ -200,7 +205,7 @@ class Transport:
             connection = self._take(credential, patience)
             reused = connection.used
             try:
-                return connection, connection.ask(encoded, request.method, patience)
+                return connection, connection.ask(request, encoded, patience)
             except TransportError as error:
                 connection.stream.close()
                 again = error.unanswered and (request.method != "POST" or not error.maybe_done)

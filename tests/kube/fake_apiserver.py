@@ -126,7 +126,7 @@ class FakeApiServer(FakeServer):
         reply.chunked()
         ended = self.ended
         try:
-            for kind, made in self.store.events(plural, namespace, after, matches, until, bookmark_s):
+            for kind, made in self.store.events(plural, namespace, after, matches, until, bookmark_s, ended):
                 if ended.is_set():
                     return
                 reply.chunk(json.dumps({"type": kind, "object": made}).encode() + b"\n")

@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -246,9 +246,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _go
-
-
-def json_chunks(made: object, size: int) -> Iterator[bytes]:
-    data = json.dumps(made).encode()
-    for at in range(0, len(data), size):
-        yield data[at : at + size]

@@ -12,7 +12,7 @@ POD = tuple[str, str]  # name, namespace
 def relist(api: FakeApiServer, name: str, namespace: str = "default", relisted_before: bool = False) -> str:
     """The kubelet sees that all containers have ended, and writes that. What it knew of the phase until then counts: a
     pod that is Failed stays so; another one (or one that became Failed after the kubelet had looked,
-    ``relisted_before``) is started again, and whatever the status said is written over. The phase it wrote.
+    ``relisted_before``) is started again, and whatever the status was is written over. The phase it wrote.
     """
     wrote = ""
 

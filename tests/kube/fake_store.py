@@ -100,14 +100,15 @@ class Store:
         matches: Callable[[Object], bool],
         until: float,
         bookmark_s: float,
+        ended: threading.Event,
     ) -> Iterator[tuple[str, Object]]:
-        """Changes after a version, until a time (monotonic), with bookmarks while there are none.
+        """Changes after a version, until a time (monotonic) or ``ended``, with bookmarks while there are none.
 
         An object that comes to match was added, one that matches no more was deleted: what a fieldSelector does.
         Raises Refused 410.
         """
         marked = time.monotonic()
-        while time.monotonic() < until:
+        while time.monotonic() < until and not ended.is_set():
             with self.changed:
                 if after < self.oldest:
                     raise Refused(410, "Expired", f"too old resource version: {after} ({self.oldest})")

@@ -13,7 +13,7 @@ from monitor.kube.reflector import ListWatch, Reflector
 
 
 class Heard:
-    """A handler that keeps what it is told, and the pods by uid that follow from it."""
+    """A handler that keeps what it is given, and the pods by uid that follow from it."""
 
     def __init__(self) -> None:
         self.changes: list[str] = []

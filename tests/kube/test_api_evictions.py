@@ -16,6 +16,7 @@ from monitor.kube.client import ApiClient
 from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
+from monitor.race.events import Refused
 from monitor.side.cluster import api_evictions
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.export.log import Log
@@ -28,7 +29,7 @@ SIGNAL = "memory.available"
 
 
 class Node:
-    """What `View` says of the node, here of pods in the fake API server."""
+    """What `View` has of the node, here of pods in the fake API server."""
 
     def __init__(self) -> None:
         self.pods: Mapping[str, FoundPod] = {}
@@ -44,9 +45,10 @@ class Evictions:
         self.live: set[str] = set()
         self.accepted: list[Decision] = []
         self.ended: list[str] = []
+        self.refused: list[Refused] = []
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
         self.evictions = ApiEvictions(
-            client, self.node, 10, Log(), self.accepted.append, self._end, self.clock, back_off
+            client, self.node, 10, Log(), self.accepted.append, self._end, self.refused.append, self.clock, back_off
         )
 
     def _end(self, uid: str, name: str) -> None:
@@ -110,9 +112,9 @@ def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictio
     [request] = api.seen("POST", EVICTION)
     options = request.json()["deleteOptions"]
     assert (options["preconditions"], options["gracePeriodSeconds"]) == ({"uid": uid}, 1)
-    [told] = evictions.accepted
-    assert (told.pod, told.observed, told.rank, told.given_s) == (uid, False, 1, 1)
-    assert told.signalled_ns is not None
+    [accepted] = evictions.accepted
+    assert (accepted.pod, accepted.observed, accepted.rank, accepted.given_s) == (uid, False, 1, 1)
+    assert accepted.signalled_ns is not None
     evictions.decide("other", "hog")  # the same shortage still
     evictions.after(5.0)
     assert (evictions.asked, evictions.ended) == (["hog"], [])
@@ -137,9 +139,12 @@ def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(
     evictions.after(0.5)
     assert evictions.asked == ["db", "web"]
     assert (evictions.outcome("budget"), evictions.outcome("accepted")) == (1, 1)
-    [told] = evictions.accepted
-    assert (told.name, told.rank, told.working_set) == ("default/web", 2, 5)
+    [accepted] = evictions.accepted
+    assert (accepted.name, accepted.rank, accepted.working_set) == ("default/web", 2, 5)
     assert api.store.get(("pods", "default", "db"))["metadata"].get("deletionTimestamp") is None
+    [refused] = evictions.refused
+    assert (refused.pods, refused.budget, refused.instead) == (("default/db",), True, "default/web")
+    assert "disruption budget" in refused.problem
 
 
 def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(
@@ -156,6 +161,7 @@ def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(
     evictions.decide("a", "b")
     evictions.after(1.0)
     assert evictions.asked == ["a", "b", "a", "b"]
+    assert {(one.pods, one.instead) for one in evictions.refused} == {(("default/a", "default/b"), None)}
 
 
 @pytest.mark.parametrize("how", ["gone", "anew"])
@@ -199,17 +205,17 @@ def test_a_shortage_that_is_over_is_not_asked_for(evictions: Evictions, api: Fak
 def test_a_refusal_that_took_long_leads_to_nobody_where_the_shortage_is_over(
     after_s: float, evictions: Evictions, api: FakeApiServer
 ) -> None:
-    """Of a contended budget the API server answers after 10 s: by then the state says what holds, or all is too old."""
+    """Of a contended budget the API server answers after 10 s: by then the state has what holds, or all is too old."""
     evictions.add("db")
     evictions.add("web")
     refuse = faults.status(500, "InternalError")
 
-    def slow(*asked: Any) -> Any:
+    def answer_late(*asked: Any) -> Any:
         evictions.clock.now += after_s
         evictions.node.met = [] if after_s < api_evictions._FRESH_S else evictions.node.met
         return refuse(*asked)
 
-    api.fail(slow, path="/db/eviction")
+    api.fail(answer_late, path="/db/eviction")
     evictions.decide("db", "web")
     evictions.after(1.0)
     assert (evictions.asked, evictions.accepted) == (["db"], [])

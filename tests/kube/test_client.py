@@ -108,15 +108,15 @@ def test_a_json_patch_tests_before_it_changes(api: FakeApiServer, client: ApiCli
 
 
 @pytest.mark.parametrize(
-    ("which", "code", "says"),
+    ("which", "code", "expected"),
     [("uid", 422, "metadata.uid: .*field is immutable"), ("resourceVersion", 409, "the object has been modified")],
 )
 def test_a_patch_of_another_object_is_a_conflict(
-    api: FakeApiServer, client: ApiClient, which: str, code: int, says: str
+    api: FakeApiServer, client: ApiClient, which: str, code: int, expected: str
 ) -> None:
     api.store.create("pods", pod("a"))
     body = {"metadata": {which: "1"}, "status": {"phase": "Failed"}}
-    with pytest.raises(Conflict, match=says) as caught:
+    with pytest.raises(Conflict, match=expected) as caught:
         client.patch(PODS, "a", body, "default", subresource="status")
     assert caught.value.code == code
 

@@ -28,13 +28,13 @@ def test_a_pod_knows_its_api_server(secrets: Path, host: str) -> None:
     assert config.namespace == "outrace"
 
 
-def test_outside_of_a_pod_it_is_said_so() -> None:
+def test_outside_of_a_pod_the_error_names_that() -> None:
     with pytest.raises(CannotError, match=r"KUBERNETES_SERVICE_HOST .* not set; give a kubeconfig"):
         in_cluster({})
 
 
 @pytest.mark.parametrize(
-    ("file", "data", "says"),
+    ("file", "data", "expected"),
     [
         ("token", None, "token: No such file"),
         ("token", b" ", "token: empty"),
@@ -44,11 +44,11 @@ def test_outside_of_a_pod_it_is_said_so() -> None:
         ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no certificates in PEM"),
     ],
 )
-def test_bad_secrets_of_a_pod(secrets: Path, file: str, data: bytes | None, says: str) -> None:
+def test_bad_secrets_of_a_pod(secrets: Path, file: str, data: bytes | None, expected: str) -> None:
     (secrets / file).unlink()
     if data is not None:
         (secrets / file).write_bytes(data)
-    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         in_cluster(ENV, secrets)
     assert str(secrets / file) in str(caught.value)
 

@@ -28,7 +28,7 @@ from tests.waiting import until as wait_until
 
 
 def until(condition: Callable[[], object]) -> None:
-    wait_until(condition, "what the API server is told")
+    wait_until(condition, "what the API server is sent")
 
 
 class Events:
@@ -172,7 +172,7 @@ def open_cluster(config: ClusterConfig, tmp_path: Path) -> Iterator[Callable[[],
         files.close(1.0)
 
 
-def test_a_cluster_is_told_of_an_eviction(
+def test_an_eviction_is_written_to_the_cluster(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.side.cluster.status_writer.HOLD_S", 0.0)
@@ -186,7 +186,7 @@ def test_a_cluster_is_told_of_an_eviction(
     until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
 
 
-def test_what_a_daemon_did_not_get_through_the_next_one_tells(
+def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path
 ) -> None:
     api.store.create("pods", pod("web"))
@@ -221,10 +221,11 @@ def _now_ns() -> int:
 
 
 class Node:
-    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
+    def __init__(self, client: ApiClient, api: FakeApiServer, holds: bool = False) -> None:
         self.clock, self.api = Clock(), api
         self.clock.now = 1_800_000_000.0
         self.holding: set[str] | None = None
+        self.held = ""
         self.changes: list[tuple[str, bool]] = []
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
         self.conditions = NodeConditions(
@@ -235,6 +236,7 @@ class Node:
             lambda name, holds, _: self.changes.append((name, holds)),
             back_off,
             self.clock,
+            (lambda: self.held) if holds else None,
         )
 
     def after(self, seconds: float) -> None:
@@ -284,6 +286,32 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
     assert node.seen["outrace.io/MemoryPressure"]["lastHeartbeatTime"] == "2027-01-15T08:05:11Z"
     assert node.seen["outrace.io/MemoryPressure"]["lastTransitionTime"] == "2027-01-15T08:00:11Z"
     assert len(api.seen("PATCH")) == 3
+
+
+def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
+    holding = Node(client, api, holds=True)
+    holding.holding = set()
+    holding.conditions.turn()
+    assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
+    holding.held = "shop/hog"
+    holding.after(1.0)
+    seen = holding.seen["outrace.io/PodHeld"]
+    assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
+    holding.held = "shop/cart, shop/hog"
+    holding.after(1.0)
+    assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
+    assert holding.changes == []  # events are on the pods
+    node.holding = set()  # a daemon after it, in another mode
+    node.conditions.turn()
+    node.after(1.0)
+    seen = node.seen["outrace.io/PodHeld"]
+    assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
+
+
+def test_a_node_on_which_nobody_is_held_has_no_such_condition(node: Node) -> None:
+    node.holding = set()
+    node.conditions.turn()
+    assert "outrace.io/PodHeld" not in node.seen
 
 
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:

@@ -6,7 +6,6 @@ that no scheduler takes; it is removed in the end.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 
 from monitor.kube.auth import Fixed
 from monitor.kube.client import ApiClient, PatchType
-from monitor.kube.cluster import ClusterConfig, Server
+from monitor.kube.cluster import ClusterConfig
 from monitor.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -29,14 +28,14 @@ from monitor.kube.errors import (
     ResourceExpired,
     ServerError,
     TooManyRequests,
-    TransportError,
     Unauthorized,
 )
 from monitor.kube.kubeconfig import default_paths, load
-from monitor.kube.kubelet import KubeletClient
 from monitor.kube.reflector import ListWatch
 from monitor.kube.resources import NODES, PODS, Resource
 from monitor.kube.watch import ADDED, BOOKMARK, DELETED, MODIFIED
+from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.export.log import Log
 from tests.kube.running import Running
 
 NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
@@ -102,7 +101,7 @@ def test_the_version_needs_no_rights(client: ApiClient) -> None:
     assert client.warm()["major"] == "1"
 
 
-def test_pages_and_the_cache_say_the_same(client: ApiClient, namespace: str) -> None:
+def test_pages_and_the_cache_give_the_same(client: ApiClient, namespace: str) -> None:
     for i in range(5):
         client.create(PODS, a_pod(f"p{i}"), namespace)
     paged = client.list(PODS, uid, namespace=namespace, page_size=2)
@@ -122,7 +121,7 @@ def test_a_version_that_is_still_to_come_is_a_timeout(client: ApiClient) -> None
     assert caught.value.has_cause("ResourceVersionTooLarge")
 
 
-def test_a_watch_says_what_happens(client: ApiClient, namespace: str) -> None:
+def test_a_watch_reports_what_happens(client: ApiClient, namespace: str) -> None:
     start = client.list(PODS, named, namespace=namespace).resource_version
     with client.watch(PODS, start, namespace=namespace, watch_s=30, silence_s=20) as events:
         made = client.create(PODS, a_pod("a"), namespace)
@@ -242,6 +241,27 @@ def test_evictions_ask_the_budget(client: ApiClient, namespace: str) -> None:
         client.get(PODS, "a", namespace)
 
 
+def test_the_taints_of_others_stay(client: ApiClient) -> None:
+    """A real server adds its own to a new node (not-ready), and a patch from an older version is a Conflict."""
+    name = f"outrace-contract-{uuid.uuid4().hex[:8]}"
+    theirs = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [theirs]}})
+    try:
+        before = client.get(NODES, name)
+        holding = {"MemoryPressure"}
+        taints = NodeTaints(client, name, True, lambda: holding, Log())
+        taints.turn()
+        after = client.get(NODES, name)["spec"]["taints"]
+        assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
+        stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
+        with pytest.raises(Conflict):
+            client.patch(NODES, name, stale, kind=PatchType.MERGE)
+        taints.remove(client)
+        assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
+    finally:
+        client.delete(NODES, name)
+
+
 def test_a_lease_has_one_holder(client: ApiClient, namespace: str) -> None:
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
     body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"}, "spec": spec}
@@ -256,7 +276,7 @@ def test_a_lease_has_one_holder(client: ApiClient, namespace: str) -> None:
         client.update_lease(second, namespace)
 
 
-def test_who_has_no_rights_is_told_which(
+def test_a_missing_right_is_named(
     client: ApiClient, target: ClusterConfig, namespace: str, connect: Callable[..., ApiClient]
 ) -> None:
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -291,42 +311,3 @@ def test_a_reflector_knows_what_there_is(client: ApiClient, target: ClusterConfi
         stop.set()
         running.thread.join(2)
         watching.close()
-
-
-@pytest.mark.cluster
-def test_a_kubelet_and_its_api_server_agree() -> None:
-    """(The certificate is not verified here: how it can be is for each cluster to know.)"""
-    config = load(default_paths())
-    with contextlib.closing(ApiClient(config)) as api:
-        nodes = api.list(NODES, lambda found: found).items
-        if not nodes:
-            pytest.skip("the cluster has no node")
-        with contextlib.closing(reachable(config, nodes[0]["status"])) as kubelet:
-            agree(api, kubelet, named(nodes[0]))
-
-
-def reachable(config: ClusterConfig, status: Object) -> KubeletClient:
-    """The kubelet by the address of its node, or on this machine, where that is the node."""
-    address = next(one["address"] for one in status["addresses"] if one["type"] == "InternalIP")
-    tls = dataclasses.replace(config.tls, ca=None, insecure=True, server_name="")
-    tried = []
-    for host in (address, "127.0.0.1"):
-        server = Server(host, status["daemonEndpoints"]["kubeletEndpoint"]["Port"])
-        kubelet = KubeletClient(ClusterConfig(server, tls, config.credentials))
-        try:
-            kubelet.healthz()
-        except TransportError as error:
-            tried.append(str(error))
-            kubelet.close()
-        else:
-            return kubelet
-    pytest.skip(f"the kubelet cannot be reached from here: {'; '.join(tried)}")
-
-
-def agree(api: ApiClient, kubelet: KubeletClient, name: str) -> None:
-    known = api.list(PODS, uid, field_selector=f"spec.nodeName={name}").items
-    static = "kubernetes.io/config.mirror"
-    own = kubelet.pods(lambda found: found["metadata"].get("annotations", {}).get(static) or uid(found))
-    mirrors = api.list(PODS, lambda found: found["metadata"].get("annotations", {}).get(static) and uid(found))
-    assert set(known) - set(mirrors.items) <= set(own)
-    assert "evictionHard" in kubelet.configz()

@@ -42,7 +42,7 @@ def decoded(data: bytes, size: int = 1 << 16, **options: Any) -> tuple[list[Any]
     indent=st.none() | st.just(1),
     ascii_only=st.booleans(),
 )
-def test_what_comes_out_is_what_json_says(
+def test_what_comes_out_is_what_json_gives(
     around: dict[str, Any], items: list[Any], at: int, size: int, indent: int | None, ascii_only: bool
 ) -> None:
     pairs = list(around.items())
@@ -76,7 +76,7 @@ def test_hostile_bytes_are_one_error(data: bytes, size: int) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_what_is_no_list_says_why(data: str, why: str, size: int) -> None:
+def test_what_is_no_list_has_a_reason(data: str, why: str, size: int) -> None:
     with pytest.raises(InvalidResponse, match=re.escape(why)):
         decoded(data.encode(), size)
 

@@ -51,7 +51,7 @@ def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path) -> None:
     assert plugin.refresh().token == "t3"
 
 
-def test_it_is_told_what_kubectl_tells(tmp_path: Path) -> None:
+def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code = (
         f"import os,sys,pathlib; pathlib.Path({str(out)!r}).write_text(os.environ['KUBERNETES_EXEC_INFO']);"
@@ -66,7 +66,7 @@ def test_it_is_told_what_kubectl_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "expected"),
     [
         (running("import sys; print('no login', file=sys.stderr); sys.exit(3)"), "ended with 3: no login"),
         (running("import time; time.sleep(60)"), "took more than 0.5 s"),
@@ -83,8 +83,8 @@ def test_it_is_told_what_kubectl_tells(tmp_path: Path) -> None:
         (printing({"token": "t", "expirationTimestamp": "soon"}), "expirationTimestamp"),
     ],
 )
-def test_a_plugin_that_fails_is_one_error(spec: ExecSpec, says: str) -> None:
-    with pytest.raises(MonitorError, match=says) as caught:
+def test_a_plugin_that_fails_is_one_error(spec: ExecSpec, expected: str) -> None:
+    with pytest.raises(MonitorError, match=expected) as caught:
         ExecPlugin(spec, timeout_s=0.5 if "sleep" in spec.command[-1] else 10).current()
     assert str(caught.value).startswith("config: users[u].user.exec")
     assert "\n" not in str(caught.value)

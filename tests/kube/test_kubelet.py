@@ -153,7 +153,7 @@ def test_a_bad_url_names_the_option(url: str) -> None:
         kubelet_config(url, KubeletTrust(), where="--pods")
 
 
-def test_refusals_say_which_right_is_missing(kubelet: FakeKubelet, client: KubeletClient) -> None:
+def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletClient) -> None:
     kubelet.forbidden = {"/pods", "/configz"}
     with pytest.raises(Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
         client.pods(name)

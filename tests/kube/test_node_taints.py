@@ -34,14 +34,14 @@ FOREIGN = [
 
 
 class Lines(Log):
-    """Keeps what is said."""
+    """Keeps what is logged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
-        self.said.append(f"{level}: {message} {fields}")
+        self.lines.append(f"{level}: {message} {fields}")
 
 
 class Node:
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def warnings(self) -> list[str]:
-        return [line for line in self.log.said if line.startswith("warning")]
+        return [line for line in self.log.lines if line.startswith("warning")]
 
 
 def seen(api: FakeApiServer) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def test_the_server_is_away_and_comes_back(node: Node, api: FakeApiServer) -> No
     assert len(node.warnings) == 1
     api.listen()
     assert node.holds("MemoryPressure", after_s=100.0) == [*FOREIGN, MEMORY]
-    assert "written again" in node.log.said[-1]
+    assert "written again" in node.log.lines[-1]
 
 
 def test_a_patch_that_was_done_without_an_answer_adds_nothing_twice(node: Node, api: FakeApiServer) -> None:
@@ -194,7 +194,7 @@ def test_a_missing_right_is_named(node: Node, api: FakeApiServer) -> None:
     assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
 
 
-def test_a_kubelets_own_credentials_may_not_and_that_is_said(node: Node, api: FakeApiServer) -> None:
+def test_a_kubelets_own_credentials_may_not_and_that_is_logged(node: Node, api: FakeApiServer) -> None:
     why = 'nodes "node-1" is forbidden: node "node-1" is not allowed to modify taints'
     api.fail(faults.status(403, "Forbidden", why), method="PATCH")
     node.holds("MemoryPressure")
@@ -215,10 +215,10 @@ def test_without_the_option_nothing_is_written_and_a_missing_right_is_no_matter(
     node = Node(client, api, own=False)
     node.holds("MemoryPressure")
     node.holds("MemoryPressure", after_s=LOOK_S)
-    assert (len(api.seen()), api.seen("PATCH"), node.log.said) == (1, [], [])
+    assert (len(api.seen()), api.seen("PATCH"), node.log.lines) == (1, [], [])
 
 
-def test_a_taint_that_is_left_and_may_not_be_removed_is_said_once(client: ApiClient, api: FakeApiServer) -> None:
+def test_a_taint_that_is_left_and_may_not_be_removed_is_logged_once(client: ApiClient, api: FakeApiServer) -> None:
     taint(api, MEMORY)
     api.forbidden.add(("patch", "nodes"))
     node = Node(client, api, own=False)

@@ -30,7 +30,7 @@ from tests import live
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.test_status_writer import Clock, evicted, record
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.newest]
 MIB = 1 << 20
 HIERARCHY = cgroupfs.detect()
 FILE = "memory.max" if HIERARCHY.version == 2 else "memory.limit_in_bytes"
@@ -49,10 +49,10 @@ class Caps:
         self.clock = Clock()
         self.node = node
         self.pods: dict[str, FoundPod] = {}
-        self.told: list[tuple[str, int]] = []
+        self.recorded: list[tuple[str, int]] = []
         self.journal = ChangeJournal(state_dir)
         self.caps = PodCaps(
-            self.journal, HIERARCHY, self.pods.get, Log(), lambda r, n: self.told.append((r.uid, n)), self.clock
+            self.journal, HIERARCHY, self.pods.get, Log(), lambda r, n: self.recorded.append((r.uid, n)), self.clock
         )
 
     def pod(self, uid: str, request: str = "", **more: object) -> Path:
@@ -87,7 +87,7 @@ def value(cgroup: Path) -> str:
 def test_a_container_that_grows_is_killed_in_its_pod_and_the_neighbour_lives(caps: Caps) -> None:
     cgroup, other = caps.pod("hog"), caps.pod("other")
     caps.late("hog")
-    assert caps.told == [("hog", FLOOR)]
+    assert caps.recorded == [("hog", FLOOR)]
     assert caps.caps.has("hog")
     assert not caps.caps.has("other")
     with live.Puppet(other / "c0") as neighbour, live.Puppet(cgroup / "c0") as again:
@@ -221,7 +221,7 @@ def test_one_whose_cgroup_appears_later_is_limited_then(caps: Caps) -> None:
 
 
 def test_ten_minutes_without_the_api_server(caps: Caps, client: ApiClient, api: FakeApiServer) -> None:
-    """The whole of it, by one clock: the pod is evicted, grows again, is evicted again, and everything is told once."""
+    """The whole of it, by one clock: the pod is evicted, grows again, is evicted again, with one record each."""
     api.store.create("pods", pod("web"))
     eviction = evicted(api)
     cgroup = caps.pod(eviction.pod.uid)

@@ -230,7 +230,7 @@ def test_a_list_that_fails_is_begun_again(api: FakeApiServer, start: Start, do: 
 
 
 def test_a_server_that_is_behind_is_asked_for_what_it_has(api: FakeApiServer, start: Start) -> None:
-    """etcd restored from a backup, or an API server whose cache is older than what another one said."""
+    """etcd restored from a backup, or an API server whose cache is older than another one's answer."""
     api.store.create("pods", pod("a"))
     running = start()
     running.watches(1)

@@ -47,10 +47,10 @@ def test_a_refused_event_does_not_hold_up_the_others(
 def test_a_right_that_is_missing_in_one_namespace(
     events: Events, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A Role instead of a ClusterRole, say: the others' events go first, and it is said once."""
+    """A Role instead of a ClusterRole: the others' events go first, and it is logged once."""
     api.store.create("pods", pod("other", namespace="elsewhere"))
-    said = 'events is forbidden: User "system:serviceaccount:o:o" cannot create resource "events" in API group ""'
-    refuse = faults.status(403, "Forbidden", said)
+    message = 'events is forbidden: User "system:serviceaccount:o:o" cannot create resource "events" in API group ""'
+    refuse = faults.status(403, "Forbidden", message)
     denied = {"now": True}
     api.fail(
         lambda asked, reply: refuse(asked, reply) if denied["now"] else api.answer(asked, reply),

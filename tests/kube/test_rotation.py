@@ -57,7 +57,7 @@ def test_a_401_has_the_token_read_once_more(api: FakeApiServer, tmp_path: Path, 
     with pytest.raises(Unauthorized, match="give a token or client certificate that is valid"):
         create(client)
     assert len(api.asked) == 1  # it is the same one: nothing to try
-    with token.open("r+") as f:  # in place, with the old time: nothing but the 401 says so
+    with token.open("r+") as f:  # in place, with the old time: nothing but the 401 shows it
         f.write("fresh")
     os.utime(token, ns=(1, 1))
     create(client)

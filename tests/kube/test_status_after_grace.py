@@ -82,7 +82,7 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
 
 
 @pytest.mark.parametrize("given_s", [0, 30])
-def test_what_the_hot_process_says_of_an_end(given_s: int, tmp_path: Path) -> None:
+def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) -> None:
     known = view(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     known.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
     known.first_seen["uid-a"] = 1_800_000_000.0

@@ -20,13 +20,14 @@ from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_http import Asked, Reply
 from tests.kube.fake_node import relist
+from tests.waiting import until
 
 KEY = ("pods", "default", "web")
 STATUS = "/pods/web/status"
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass when the test wants."""
 
     now = 1000.0
 
@@ -79,6 +80,24 @@ def evicted(api: FakeApiServer, name: str = "web", qos: str = "BestEffort") -> E
     )
 
 
+def test_its_own_part_ends_when_the_request_is_on_its_way(writer: Writer, api: FakeApiServer) -> None:
+    """The server takes its time; a second try is no part of it."""
+    passes = iter([0.5, 0.25])
+
+    def slow(asked: Asked, reply: Reply) -> None:
+        until(lambda: writer.writer.tally.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
+        writer.clock.now += next(passes)
+        faults.status(500, "InternalError", "etcdserver: request timed out")(asked, reply)
+
+    api.fail(slow, times=2, method="PATCH")
+    writer.kill(record(api), age_s=0.02)
+    writer.after(1.0)
+    sent, seconds = writer.writer.tally.sent.shown(), writer.writer.tally.seconds.shown()
+    assert (sent[0][-1], seconds[0][-1]) == (("+Inf", 1.0), ("+Inf", 1.0))
+    assert sent[1] == pytest.approx(0.02)
+    assert seconds[1] >= 0.77
+
+
 def record(api: FakeApiServer) -> Record:
     return record_of(evicted(api), 1_800_000_100.25)
 
@@ -98,6 +117,7 @@ def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiSe
     assert status["qosClass"] == "Burstable"
     assert len(api.seen("PATCH")) == 1
     assert writer.writer.tally.seconds.shown()[0][-1] == ("+Inf", 1.0)
+    assert writer.writer.tally.sent.shown()[0][-1] == ("+Inf", 1.0)
 
 
 def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
@@ -124,7 +144,7 @@ def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: 
     assert writer.writer.tally.erased == 1
 
 
-def test_a_kubelet_that_says_nothing(writer: Writer, api: FakeApiServer) -> None:
+def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> None:
     writer.kill(record(api))
     writer.after(11.0)
     assert writer.fates == {"default/web": UNCONFIRMED}
@@ -159,7 +179,7 @@ def test_a_conflict_that_is_about_another_writer_is_tried_again(writer: Writer, 
     assert writer.status["reason"] == "Evicted"
 
 
-def test_a_server_that_is_away_is_not_told_later(writer: Writer, api: FakeApiServer) -> None:
+def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiServer) -> None:
     """Two minutes: the kubelet has started the pod again long since."""
     api.refuse()
     writer.kill(record(api))

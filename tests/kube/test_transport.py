@@ -198,7 +198,7 @@ def test_a_name_that_does_not_exist_is_a_transport_error(
         get(connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls)))
 
 
-def test_an_unknown_ca_is_told_before_anything_is_sent(
+def test_an_unknown_ca_is_refused_before_anything_is_sent(
     api: FakeApiServer, config: ClusterConfig, tmp_path: Path, connect: Connect
 ) -> None:
     other = Authority(tmp_path, "other-ca")

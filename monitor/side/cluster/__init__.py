@@ -1,1 +1,1 @@
-"""What the API server is told: the status of evicted pods, events, conditions of the node."""
+"""What is written to the API server: the status of evicted pods, events, conditions of the node."""

@@ -35,8 +35,9 @@ from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
+from monitor.race.events import Refused
 from monitor.side.export.log import Log
-from monitor.side.judge import Histogram
+from monitor.side.judge import ACCEPTED_S, Histogram
 
 #: A pod that was refused is not asked for again before this: the kubelet's loop, and that of repeated decisions.
 REFUSED_S = 10.0
@@ -46,7 +47,7 @@ TIMEOUT_S = 30.0
 LOOK_S = 0.1
 #: A decision is repeated every 10 s while it holds: an older one is not true any more.
 _FRESH_S = 15.0
-#: The pass that decides is told before the state that says what is met.
+#: The pass that decides is reported before the state with what is met.
 _SETTLED_S = 1.0
 #: Shortages that wait: two of memory, those of disks, and pods over limits of their own.
 _MOST = 64
@@ -54,8 +55,6 @@ _MOST = 64
 _SHOWN = 10
 #: 0 would take the pod out of the API before its kubelet has ended it; the kubelet's own least grace is 1.
 _LEAST_GRACE_S = 1
-#: Buckets of the time from the decision to the eviction accepted.
-ACCEPTED_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
 OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
@@ -101,7 +100,8 @@ class _Ending(NamedTuple):
 
 class ApiEvictions:
     """`turn` does what is due; `run` does so in a thread. There ``on_accepted(decision)`` is called with the decision
-    as it was carried out, and ``on_ended(uid, name)`` when nobody is left of the pod.
+    as it was carried out, ``on_ended(uid, name)`` when nobody is left of the pod, and ``on_refused`` with pods that
+    were not evicted for memory.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class ApiEvictions:
         log: Log,
         on_accepted: Callable[[Decision], object],
         on_ended: Callable[[str, str], object],
+        on_refused: Callable[[Refused], object],
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
@@ -120,12 +121,12 @@ class ApiEvictions:
         self._node = node
         self._max_pod_grace_s = max_pod_grace_s
         self._log = log
-        self._on_accepted, self._on_ended = on_accepted, on_ended
+        self._on_accepted, self._on_ended, self._on_refused = on_accepted, on_ended, on_refused
         self._clock = clock
         self._back_off = back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock)
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
-        self._refused: dict[str, float] = {}  # uid -> until when it is not asked for again
+        self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not asked for again, the outcome
         self._retry_at = 0.0
         self._problem = self._refusal = ""
         self._changed = threading.Condition()
@@ -162,7 +163,7 @@ class ApiEvictions:
         now = self._clock()
         if now < self._retry_at:
             return self._retry_at - now
-        self._refused = {uid: until for uid, until in self._refused.items() if now < until}
+        self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
         with self._changed:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
         for subject, (decision, since) in waiting:
@@ -189,10 +190,10 @@ class ApiEvictions:
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
         """Ask for the first candidate that no budget keeps. False: the same again later."""
-        kept: list[str] = []
+        kept: list[Asked] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
             if pod.uid in self._refused:
-                kept.append(pod.title)
+                kept += [pod] if self._refused[pod.uid][1] != GONE else []
                 continue
             # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
             if not self._holds(decision, self._clock() - since):
@@ -202,23 +203,28 @@ class ApiEvictions:
             if outcome == AWAY:
                 return False
             if outcome == ACCEPTED:
-                self._say_kept(decision, kept, pod.title)
+                self._log_kept(decision, kept, pod.title)
                 self._accepted(decision, pod, rank)
                 return True
-            self._refused[pod.uid] = self._clock() + REFUSED_S
+            self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
             if outcome == GONE:
                 return True  # what it has comes back: the next decision knows
-            kept.append(pod.title)
-        self._say_kept(decision, kept, None)
+            kept.append(pod)
+        self._log_kept(decision, kept, None)
         return True
 
-    def _say_kept(self, decision: Decision, kept: Sequence[str], instead: str | None) -> None:
+    def _log_kept(self, decision: Decision, kept: Sequence[Asked], instead: str | None) -> None:
         if not kept:
             return
+        names = [pod.title for pod in kept[:_SHOWN]]
         text = "PodDisruptionBudgets, or errors of the API server, keep pods"
         text += ": the next one is evicted" if instead else ": nobody is evicted, and nobody is killed"
         fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._refusal}
-        self._log.warning(text, pods=kept[:_SHOWN], kept=len(kept), instead=instead, **fields)
+        self._log.warning(text, pods=names, kept=len(kept), instead=instead, **fields)
+        if decision.signal in MEMORY_SIGNALS:
+            about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
+            budget = any(self._refused[pod.uid][1] == BUDGET for pod in kept)
+            self._on_refused(Refused(*about, tuple(names), budget, self._refusal, instead))
 
     def _candidates(self, decision: Decision) -> list[Asked]:
         """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""

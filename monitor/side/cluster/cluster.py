@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.actions.changes import ChangeJournal
-from monitor.actions.status import EvictedPod, timestamp
+from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
@@ -27,8 +27,9 @@ from monitor.side.cluster.event_writer import EventWriter
 from monitor.side.cluster.node_conditions import NodeConditions, reason
 from monitor.side.cluster.node_taints import NodeTaints
 from monitor.side.cluster.pod_caps import PodCaps
-from monitor.side.cluster.record import PendingRecords, Record, cap_record, record_of
+from monitor.side.cluster.record import PendingRecords, Record, cap_record, condition_record, pod_record, record_of
 from monitor.side.cluster.status_writer import FATES, TIMEOUT_S, WINDOW_S, StatusWriter
+from monitor.side.cluster.taint_record import TaintRecord, TaintRecords
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 
@@ -65,6 +66,8 @@ class Cluster:
         caps: PodCaps | None = None,
         on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
         own_taints: bool = False,
+        kubeconfig: str = "",
+        held: Callable[[], str] | None = None,
     ) -> None:
         self.node = node
         self._config = config
@@ -78,12 +81,17 @@ class Cluster:
         self._lock = threading.Lock()
         self._open: dict[str, set[str]] = {}  # record -> what of it is not over
         self._in_grace: dict[str, Record] = {}  # by the pod's uid
+        self._events_due: dict[str, Record] = {}  # their events wait for their status
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
-        self.statuses = StatusWriter(self._client, log, self._status_done, on_late=self._late)
+        self.statuses = StatusWriter(
+            self._client, log, self._status_done, on_late=self._late, on_accepted=self._send_events
+        )
         self.events = EventWriter(self._events_client, log, lambda record: self._over(record, "events"))
-        self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed)
-        self.taints = NodeTaints(self._events_client, node, own_taints, holding, log)
+        self.conditions = NodeConditions(self._events_client, node, holding, log, self._condition_changed, held=held)
+        self._kubeconfig = kubeconfig
+        self._tainted = TaintRecords(state_dir)
+        self.taints = NodeTaints(self._events_client, node, own_taints, holding, log, note=self._note_taints)
         self.evictions: ApiEvictions | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # nothing more is asked of the API server
@@ -128,7 +136,7 @@ class Cluster:
             view.api_evicted((uid, name, time.monotonic_ns()))
 
         grace_s = view.config.eviction_max_pod_grace_period_s
-        self.evictions = ApiEvictions(self._client, view, grace_s, self._log, view.api_evicted, ended)
+        self.evictions = ApiEvictions(self._client, view, grace_s, self._log, view.api_evicted, ended, view.api_evicted)
         threading.Thread(target=self.evictions.run, args=(self._stop,), name="evictions", daemon=True).start()
         return self.evictions
 
@@ -170,10 +178,22 @@ class Cluster:
                 given_up += [self._in_grace.pop(uid) for uid in list(self._in_grace)[:-_MOST_IN_GRACE]]
         for one in given_up:
             self._over(one, "status")
-        if age_s is not None:
-            self.statuses.submit(record, age_s)
-        self.events.submit(record)
-        self._wake.set()
+        if age_s is None:
+            self.events.submit(record)
+            self._wake.set()
+            return
+        # Two events at the same time as the status make it wait: the API server has the same CPUs as what dies.
+        with self._lock:
+            self._events_due[record.id] = record
+        self.statuses.submit(record, age_s)
+
+    def _send_events(self, record: Record) -> None:
+        """Its events, when its status is accepted, late or over."""
+        with self._lock:
+            due = self._events_due.pop(record.id, None)
+        if due is not None:
+            self.events.submit(due)
+            self._wake.set()
 
     def _write(self, record: Record) -> None:
         with self._lock:
@@ -182,6 +202,7 @@ class Cluster:
             self._pending.write(record)
 
     def _late(self, record: Record) -> None:
+        self._send_events(record)
         if self.caps is not None:
             self.caps.late(record)
             self._warm_due = 0.0  # it matters now when the server is back
@@ -191,14 +212,22 @@ class Cluster:
         """Whether outrace limits the memory of this pod because the API server is away."""
         return self.caps is not None and self.caps.has(uid)
 
+    def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
+        """An event on a pod, of now; it waits for the server."""
+        namespace, _, name = title.rpartition("/")
+        record = pod_record(namespace, name, uid, self.node, reason, text, time.time(), "hold", warns)
+        self._submit(record, None)
+        self._files.submit(partial(self._write, record))
+
     def _capped(self, record: Record, limit: int) -> None:
-        told = cap_record(record, self.node, limit, time.time())
-        self._submit(told, None)
-        self._files.submit(partial(self._write, told))
+        capped = cap_record(record, self.node, limit, time.time())
+        self._submit(capped, None)
+        self._files.submit(partial(self._write, capped))
 
     def _status_done(self, record: Record, fate: str) -> None:
         if self.caps is not None:
             self.caps.outcome(record, fate)
+        self._send_events(record)
         self.events.note_status_outcome(record, fate)
         level, text = FATES[fate]
         if level != "info":
@@ -262,26 +291,15 @@ class Cluster:
         if self.caps is not None:
             self.caps.answers(does)
 
+    def _note_taints(self, keys: Collection[str]) -> None:
+        if keys:
+            self._tainted.write(TaintRecord(self.node, tuple(sorted(keys)), self._kubeconfig))
+        else:
+            self._tainted.remove(self.node)
+
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """As the kubelet says it of its own: an event on the node."""
-        why = f"NodeHas{reason(condition, holds)}"
-        at = timestamp(when)
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{self.node}.{int(when * 1e9):x}.{condition.lower()}", "namespace": "default"},
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.node},
-            "type": "Warning" if holds else "Normal",
-            "reason": why,
-            "message": f"Node {self.node} status is now: {why} (outrace.io/{condition})",
-            "source": {"component": "outrace", "host": self.node},
-            "reportingComponent": "outrace",
-            "reportingInstance": self.node,
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": 1,
-        }
-        self.events.submit(Record(event["metadata"]["name"], "", self.node, "", when, {}, (event,)))  # type: ignore[index]
+        self.events.submit(condition_record(self.node, condition, reason(condition, holds), holds, when))
 
 
 def _age_s(since_ns: int) -> float:
@@ -321,7 +339,8 @@ def open_cluster(view: View, files: Worker, messages: MessageHandler) -> Cluster
         caps = PodCaps(journal, view.hierarchy, lambda uid: view.pods.get(uid), view.log)
     alert = partial(report_status, view)
     state_dir = Path(config.state_dir)
-    cluster = Cluster(server, access.node, state_dir, files, view.log, holding, caps, alert, config.taints_node)
+    about = state_dir, files, view.log, holding, caps, alert, config.taints_node, access.kubeconfig
+    cluster = Cluster(server, access.node, *about, held=view.holds.names if config.holds else None)
     cluster.start()
     messages.on_evicting, messages.on_ended = cluster.evicting, cluster.ended
     if config.asks_api:

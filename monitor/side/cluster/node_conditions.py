@@ -1,4 +1,5 @@
-"""The node's conditions as outrace sees them, in the API server: `outrace.io/MemoryPressure` and so on.
+"""The node's conditions as outrace sees them, in the API server: `outrace.io/MemoryPressure` and so on, and
+`outrace.io/PodHeld`.
 
 Under types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s, also where it
 has no thresholds (then always False: the setters in pkg/kubelet/nodestatus).
@@ -25,12 +26,16 @@ PREFIX = "outrace.io/"
 HEARTBEAT_S = 300.0
 #: Condition -> what is short.
 _OF = {MEMORY_PRESSURE: "Memory", DISK_PRESSURE: "Disk", PID_PRESSURE: "PID"}
+#: Pods are held (`--mode hold`, `--hard-grace`): written where that may be, and where a daemon before has left it True.
+POD_HELD = "PodHeld"
 
 _SHORT = {MEMORY_PRESSURE: "memory", PID_PRESSURE: "PID"}
 
 
 class NodeConditions:
-    """``holding()``: the conditions that hold, None while that is not known. `turn` writes what is due."""
+    """``holding()``: the conditions that hold, None while that is not known. ``held()``: who is held, "" for nobody.
+    `turn` writes what is due.
+    """
 
     def __init__(
         self,
@@ -41,12 +46,15 @@ class NodeConditions:
         on_change: Callable[[str, bool, float], object] = lambda *_: None,
         back_off: BackOff | None = None,
         clock: Callable[[], float] = time.time,
+        held: Callable[[], str] | None = None,
     ) -> None:
         self._client = client
         self._node = node
         self._holding = holding
         self._log = log
         self._on_change = on_change
+        self._held = held
+        self._held_text = ""
         self._back_off = back_off or BackOff(cap_s=60.0)
         self._clock = clock
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
@@ -60,14 +68,17 @@ class NodeConditions:
             return
         now = self._clock()
         state = {name: name in holding for name in _OF}
+        self._held_text, before = "" if self._held is None else self._held(), self._held_text
+        if self._held is not None or POD_HELD in self._since:
+            state[POD_HELD] = bool(self._held_text)
         if not self._since:
             self._resume(state)
         for name, holds in state.items():
             if self._since.get(name, (None, 0.0))[0] != holds:
-                if name in self._since:
+                if name in self._since and name in _OF:  # a pod that is held has events of its own
                     self._on_change(name, holds, now)
                 self._since[name] = (holds, now)
-        if now < self._due and (self._problem or state == self._written):
+        if now < self._due and (self._problem or (state == self._written and before == self._held_text)):
             return
         try:
             self._client.patch(NODES, self._node, {"status": {"conditions": self._objects(now)}}, subresource="status")
@@ -84,6 +95,7 @@ class NodeConditions:
 
     def _resume(self, state: dict[str, bool]) -> None:
         """One that is as the daemon before has left it has been so since then."""
+        now = self._clock()
         try:
             found = self._client.get(NODES, self._node)["status"].get("conditions", [])
         except Cancelled:
@@ -92,6 +104,8 @@ class NodeConditions:
             return  # it begins now
         for one in found:
             name = str(one.get("type", "")).removeprefix(PREFIX)
+            if name == POD_HELD and name not in state and one["type"] == PREFIX + name and one.get("status") == "True":
+                self._since[name] = (True, now)  # of a daemon that held: it ends with the next turn
             if name in state and one["type"].startswith(PREFIX) and one.get("status") == str(state[name]):
                 self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), self._clock()))
 
@@ -100,13 +114,18 @@ class NodeConditions:
             {
                 "type": f"{PREFIX}{name}",
                 "status": str(holds),
-                "reason": f"OutraceHas{reason(name, holds)}",
-                "message": _message(name, holds),
+                "reason": reason(name, holds) if name == POD_HELD else f"OutraceHas{reason(name, holds)}",
+                "message": self._message(name, holds),
                 "lastHeartbeatTime": timestamp(now),
                 "lastTransitionTime": timestamp(since),
             }
             for name, (holds, since) in self._since.items()
         ]
+
+    def _message(self, name: str, holds: bool) -> str:
+        if name == POD_HELD:
+            return f"outrace holds {self._held_text}" if holds else "outrace holds no pod"
+        return _message(name, holds)
 
     def _failed(self, error: MonitorError) -> None:
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
@@ -124,6 +143,8 @@ def _message(condition: str, holds: bool) -> str:
 
 def reason(condition: str, holds: bool) -> str:
     """As the kubelet calls it: InsufficientMemory, NoDiskPressure."""
+    if condition == POD_HELD:
+        return "OutraceHoldsPod" if holds else "OutraceHoldsNoPod"
     if condition == DISK_PRESSURE:
         return "DiskPressure" if holds else "NoDiskPressure"
     return f"{'Ins' if holds else 'S'}ufficient{_OF[condition]}"

@@ -34,7 +34,8 @@ TRIES = 4
 
 class NodeTaints:
     """``holding()``: the conditions that hold, None while that is not known. `turn` writes what is due, `end` takes
-    ours away. Not ``own``: it only removes what a daemon before, killed, has left.
+    ours away. Not ``own``: it only removes what a daemon before, killed, has left. ``note(keys)`` writes down which of
+    ours the node has, before they are set, and none when they are gone; raises OSError.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class NodeTaints:
         log: Log,
         back_off: BackOff | None = None,
         clock: Callable[[], float] = time.monotonic,
+        note: Callable[[Collection[str]], object] = lambda _: None,
     ) -> None:
         self.own = own
         self._client = client
@@ -54,6 +56,8 @@ class NodeTaints:
         self._log = log
         self._back_off = back_off or BackOff(cap_s=60.0)
         self._clock = clock
+        self._note = note
+        self._noted: set[str] | None = None  # None: not known
         self._known: set[str] | None = None  # ours that the node has; None: not known
         self._left: list[str] = []  # found, and not wanted
         self._due = 0.0
@@ -86,7 +90,7 @@ class NodeTaints:
         if not self.own or self._known == set():
             return
         try:
-            self._write(client, set())
+            self.remove(client)
         except MonitorError as error:
             self._log.warning(
                 "taints of the node may be left; the next start removes them", node=self._node, problem=str(error)
@@ -94,8 +98,31 @@ class NodeTaints:
         else:
             self._known = set()
 
+    def remove(self, client: ApiClient) -> None:
+        """Have the node have none of ours. Raises KubeError."""
+        self._write(client, set())
+
     def _write(self, client: ApiClient, wanted: Collection[str]) -> None:
         """Have the node have these of ours, and those of others. Raises Conflict after `TRIES`, and every KubeError."""
+        if wanted:
+            self._write_down({*wanted, *(self._noted or ())})
+        self._write_node(client, wanted)
+        self._write_down(set(wanted))
+
+    def _write_down(self, keys: set[str]) -> None:
+        """A full disk is what a taint may be about, so it is set without a record too: the next start with pods of the
+        cluster looks at the node anyway.
+        """
+        if keys == self._noted:
+            return
+        try:
+            self._note(keys)
+        except OSError as error:
+            self._log.warning("taints of the node are not written down", node=self._node, problem=str(error))
+        else:
+            self._noted = keys
+
+    def _write_node(self, client: ApiClient, wanted: Collection[str]) -> None:
         for tries_left in reversed(range(TRIES)):
             version, taints = _read(client.get(NODES, self._node), self._node)
             ours = {one["key"] for one in taints if _is_ours(one)}

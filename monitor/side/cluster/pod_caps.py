@@ -47,7 +47,7 @@ _TRIES = 3
 @dataclass(slots=True)
 class _Wanted:
     """A pod that is to be limited. ``settled``: nobody tries to write its status any more; ``over``: why the limit goes
-    at once; ``left``: nothing is tried any more, and the log has said why.
+    at once; ``left``: nothing is tried any more, and the log has the reason.
     """
 
     record: Record
@@ -263,7 +263,7 @@ class PodCaps:
                 del self._wanted[uid]
 
     def _failed(self, one: _Wanted, problem: str) -> None:
-        """Tried again in the next turn, and said once."""
+        """Tried again in the next turn, and logged once."""
         self.failures += 1
         if problem != one.problem:
             self._log.error("the memory of an evicted pod cannot be limited", pod=one.record.title, problem=problem)

@@ -12,8 +12,9 @@ from typing import Any
 from monitor import documents
 from monitor.actions.status import EvictedPod, event_object, node_event_object, status_patch, timestamp
 from monitor.documents import UnreadableError
+from monitor.side.durable import replace_file
 
-#: Evictions kept that the API server does not know of: of the oldest nothing is told. (`STATE/events` has as many.)
+#: Evictions kept that the API server does not know of: the oldest are dropped. (`STATE/events` has as many.)
 KEEP = 1000
 _MAX_EVENT_NAME = 253
 
@@ -57,25 +58,27 @@ def record_of(eviction: EvictedPod, killed: float) -> Record:
 
 def cap_record(record: Record, node: str, limit: int, when: float) -> Record:
     """That the memory of an evicted pod was limited at ``when``: an event on the pod, for when the server is back."""
+    text = (
+        "Evicted while the API server was away, so the status could not be written and the kubelet may run it again: "
+        f"until the server answered the pod's cgroup was limited to {limit >> 20}Mi, at which a container that grows "
+        "is OOM-killed in its pod."
+    )
+    return pod_record(record.namespace, record.pod, record.uid, node, "MemoryLimited", text, when, "limit")
+
+
+def pod_record(
+    namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, kind: str, warns: bool = True
+) -> Record:
+    """An event on a pod. ``kind`` ends the name of its file."""
     at = timestamp(when)
     event = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{record.pod}.{int(when * 1e9):x}", "namespace": record.namespace},
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": record.namespace,
-            "name": record.pod,
-            "uid": record.uid,
-        },
-        "type": "Warning",
-        "reason": "MemoryLimited",
-        "message": (
-            f"Evicted while the API server was away, so the status could not be written and the kubelet may run it "
-            f"again: until the server answered the pod's cgroup was limited to {limit >> 20}Mi, at which a container "
-            "that grows is OOM-killed in its pod."
-        ),
+        "metadata": {"name": f"{pod}.{int(when * 1e9):x}", "namespace": namespace},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid},
+        "type": "Warning" if warns else "Normal",
+        "reason": reason,
+        "message": text,
         "source": {"component": "outrace", "host": node},
         "reportingComponent": "outrace",
         "reportingInstance": node,
@@ -83,8 +86,29 @@ def cap_record(record: Record, node: str, limit: int, when: float) -> Record:
         "lastTimestamp": at,
         "count": 1,
     }
-    name = f"{record.uid}.{int(when * 1e9):x}.limit".replace("/", "-")
-    return Record(name, record.namespace, record.pod, record.uid, when, {}, (_accepted(event),))
+    name = f"{uid}.{int(when * 1e9):x}.{kind}".replace("/", "-")
+    return Record(name, namespace, pod, uid, when, {}, (_accepted(event),))
+
+
+def condition_record(node: str, condition: str, reason: str, holds: bool, when: float) -> Record:
+    """That a condition of the node changed at ``when``: an event on it."""
+    why, at = f"NodeHas{reason}", timestamp(when)
+    event: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{node}.{int(when * 1e9):x}.{condition.lower()}", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "type": "Warning" if holds else "Normal",
+        "reason": why,
+        "message": f"Node {node} status is now: {why} (outrace.io/{condition})",
+        "source": {"component": "outrace", "host": node},
+        "reportingComponent": "outrace",
+        "reportingInstance": node,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+    return Record(event["metadata"]["name"], "", node, "", when, {}, (event,))
 
 
 def _accepted(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,13 +128,7 @@ class PendingRecords:
 
     def write(self, record: Record) -> None:
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        new = self.path / f".{record.id}.new"
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(asdict(record), file)
-            file.flush()
-            os.fsync(fd)
-        os.replace(new, self._file(record))
+        replace_file(self._file(record), json.dumps(asdict(record)).encode())
         for path in self._oldest_first()[: -self._keep]:
             path.unlink(missing_ok=True)
 

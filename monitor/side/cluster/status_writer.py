@@ -22,13 +22,13 @@ from monitor.kube.resources import PODS
 from monitor.kube.retry import passes
 from monitor.side.cluster.record import Record
 from monitor.side.export.log import Log
-from monitor.side.judge import Histogram
+from monitor.side.judge import ACCEPTED_S, Histogram
 
 #: A status is written, and written again, for so long after the kill.
 WINDOW_S = 10.0
 #: Between two tries, and between two looks at what the kubelet makes of it: at first, and from `CALM_S` on.
 RETRY_S, LOOK_S, CALM_LOOK_S, CALM_S = 0.2, 0.1, 0.5, 3.0
-#: The kubelet has taken it when all containers are told to have ended and nothing changed for so long.
+#: The kubelet has taken it when all containers are reported to have ended and nothing changed for so long.
 HOLD_S = 3.0
 #: One request. A healthy API server answers in 3-40 ms; the next try is better than a long wait.
 TIMEOUT_S = 2.0
@@ -37,8 +37,6 @@ TIMEOUT_S = 2.0
 LATE_S = 1.0
 #: Evictions under way at a time. There is one in a pass of the policy.
 _MOST = 256
-#: Buckets of the time from the kill to the patch accepted.
-STATUS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 TAKEN, UNCONFIRMED, AWAY, GONE, REFUSED = "taken", "unconfirmed", "away", "gone", "refused"
 #: What becomes of a status -> the line of the log and its level.
@@ -63,7 +61,8 @@ class StatusTally:
     """For the metrics."""
 
     fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
-    seconds: Histogram = field(default_factory=lambda: Histogram(STATUS_S))
+    seconds: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))
+    sent: Histogram = field(default_factory=lambda: Histogram(ACCEPTED_S))  # of that, until the request was on its way
     erased: int = 0  # times a kubelet had written another phase over it
 
 
@@ -72,18 +71,20 @@ class _Attempt:
     record: Record
     killed: float  # as all times here, by the clock of the writer
     due: float
+    sent_s: float | None = None  # after the kill
     accepted: bool = False
     still_since: float = 0.0  # since when nothing changed
     version: str = ""
     erased: int = 0
     problem: str = ""
     unanswered: bool = False  # the last request
-    late: bool = False  # and that was told
+    late: bool = False  # and that was reported
 
 
 class StatusWriter:
     """`turn` does what is due; `run` does so in a thread. ``on_done(record, fate)`` is called there, and before it
-    ``on_late(record)`` where the server has not taken the status, or cannot be asked what the kubelet made of it.
+    ``on_late(record)`` where the server has not taken the status, or cannot be asked what the kubelet made of it, or
+    ``on_accepted(record)`` when it has.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class StatusWriter:
         on_done: Callable[[Record, str], object],
         clock: Callable[[], float] = time.monotonic,
         on_late: Callable[[Record], object] = lambda _: None,
+        on_accepted: Callable[[Record], object] = lambda _: None,
     ) -> None:
         self.tally = StatusTally()
         self._on_late = on_late
+        self._on_accepted = on_accepted
         self._client = client
         self._log = log
         self._on_done = on_done
@@ -170,16 +173,21 @@ class StatusWriter:
 
     def _patched(self, attempt: _Attempt) -> Mapping[str, Any]:
         record = attempt.record
-        pod = self._client.patch(
-            PODS, record.pod, record.patch, record.namespace, subresource="status", timeout_s=TIMEOUT_S
-        )
+
+        def sent() -> None:
+            if attempt.sent_s is None:
+                attempt.sent_s = self._clock() - attempt.killed
+                self.tally.sent.observe(attempt.sent_s)
+
+        about = PODS, record.pod, record.patch, record.namespace
+        pod = self._client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
         if not attempt.accepted:
             attempt.accepted = True
             took_s = self._clock() - attempt.killed
             self.tally.seconds.observe(took_s)
-            self._log.info(
-                "status of an evicted pod written", pod=record.title, uid=record.uid, seconds=round(took_s, 4)
-            )
+            times = {"seconds": round(took_s, 4), "sent_seconds": round(attempt.sent_s or 0.0, 4)}
+            self._log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
+            self._on_accepted(record)
         return pod
 
     def _looked(self, attempt: _Attempt) -> Mapping[str, Any] | None:
@@ -229,18 +237,18 @@ class StatusWriter:
             self._finish(attempt, REFUSED)
             return
         if not attempt.problem:
-            said = str(error)
+            problem = str(error)
             self._log.warning(
-                "status of an evicted pod not written; trying again", pod=attempt.record.title, problem=said
+                "status of an evicted pod not written; trying again", pod=attempt.record.title, problem=problem
             )
         attempt.problem = str(error)
         attempt.unanswered = not isinstance(error, Conflict)
         if not attempt.accepted and self._clock() - attempt.killed >= LATE_S:
-            self._tell_late(attempt)
+            self._report_late(attempt)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
         attempt.due = self._clock() + max(RETRY_S, asked_s or 0.0)
 
-    def _tell_late(self, attempt: _Attempt) -> None:
+    def _report_late(self, attempt: _Attempt) -> None:
         if not attempt.late:
             attempt.late = True
             self._on_late(attempt.record)
@@ -248,7 +256,7 @@ class StatusWriter:
     def _finish(self, attempt: _Attempt, fate: str) -> None:
         self._attempts.remove(attempt)
         if fate == AWAY or (fate == UNCONFIRMED and attempt.unanswered):
-            self._tell_late(attempt)
+            self._report_late(attempt)
         self.tally.fates[fate] += 1
         level, text = FATES[fate]
         fields: dict[str, Any] = {
@@ -273,6 +281,6 @@ def _is_evicted(pod: Mapping[str, Any]) -> bool:
 
 
 def _have_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether the kubelet says of every container that it has ended."""
+    """Whether the kubelet reports of every container that it has ended."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return bool(states) and all("terminated" in (one.get("state") or {}) for one in states)

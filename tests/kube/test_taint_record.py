@@ -1,0 +1,161 @@
+"""Taints that a killed daemon left: on disk before they are set, and removed by whoever comes next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.kube.client import ApiClient
+from monitor.kube.cluster import ClusterConfig
+from monitor.kube.resources import Resource
+from monitor.side.cluster.cluster import Cluster
+from monitor.side.cluster.node_taints import NodeTaints
+from monitor.side.cluster.taint_record import TaintRecord, TaintRecords, start_removal
+from monitor.side.worker import Worker
+from tests import live
+from tests.kube import faults
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.kube.fake_tls import Authority
+from tests.kube.test_node_taints import DISK, FOREIGN, MEMORY, Lines, seen, taint
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def made(api: FakeApiServer) -> None:
+    spec = {"taints": FOREIGN}
+    api.store.create("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}, "spec": spec})
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> TaintRecords:
+    return TaintRecords(tmp_path)
+
+
+@pytest.fixture
+def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    cluster = {"server": api.url, "certificate-authority": str(authority.certificate)}
+    made = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": "good"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(made))
+    return path
+
+
+def left(records: TaintRecords, kubeconfig: Path | str, *keys: str) -> None:
+    records.write(TaintRecord("node-1", keys or (MEMORY["key"],), str(kubeconfig)))
+
+
+def keys_of(records: TaintRecords) -> list[tuple[str, ...]]:
+    problems: list[str] = []
+    found = [one.keys for one in records.load(problems.append)]
+    assert problems == []
+    return found
+
+
+def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
+    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, records: TaintRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding, at_the_patch, files = {"MemoryPressure"}, [], Worker("files")
+
+    def look(client: ApiClient, resource: Resource, name: str, body: Any, **options: Any) -> Any:
+        if "spec" in body:
+            at_the_patch.append(keys_of(records))
+        return patch(client, resource, name, body, **options)
+
+    patch = ApiClient.patch
+    monkeypatch.setattr(ApiClient, "patch", look)
+    own = {"own_taints": True, "kubeconfig": "/etc/kubeconfig"}
+    cluster = Cluster(config, "node-1", tmp_path, files, Lines(), lambda: holding, **own)  # type: ignore[arg-type]
+    cluster.start()
+    until(lambda: MEMORY in seen(api), "the taint")
+    assert at_the_patch[0] == [(MEMORY["key"],)]
+    assert [one.kubeconfig for one in records.load(pytest.fail)] == ["/etc/kubeconfig"]
+    holding = {"DiskPressure"}
+    until(lambda: DISK in seen(api) and keys_of(records) == [(DISK["key"],)], "the other one")
+    cluster.close()
+    until(lambda: seen(api) == FOREIGN and keys_of(records) == [], "none")
+    files.close(1.0)
+
+
+def test_a_disk_that_takes_nothing_keeps_no_taint_away(client: ApiClient, api: FakeApiServer) -> None:
+    def full(keys: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = Lines()
+    taints = NodeTaints(client, "node-1", True, lambda: {"DiskPressure"}, log, note=full)
+    taints.turn()
+    assert seen(api) == [*FOREIGN, DISK]
+    assert "No space left" in log.lines[0]
+
+
+def test_unload_removes_them(api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
+    taint(api, MEMORY, *FOREIGN)
+    left(records, kubeconfig)
+    done = live.outrace("unload", "--state-dir", str(records.path.parent))
+    assert (done.returncode, seen(api), keys_of(records)) == (0, FOREIGN, [])
+    assert "node node-1 has no taint outrace.io/memory-pressure any more" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["away", "forbidden", "no credentials"])
+def test_unload_names_what_it_leaves(how: str, api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
+    taint(api, MEMORY, *FOREIGN)
+    left(records, "" if how == "no credentials" else kubeconfig)
+    if how == "away":
+        api.refuse()
+    elif how == "forbidden":
+        api.forbidden.add(("patch", "nodes"))
+    done = live.outrace("unload", "--state-dir", str(records.path.parent))
+    assert (done.returncode, keys_of(records)) == (1, [(MEMORY["key"],)])
+    assert "kubectl taint node node-1 outrace.io/memory-pressure-" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
+    api: FakeApiServer, kubeconfig: Path, records: TaintRecords
+) -> None:
+    taint(api, MEMORY, *FOREIGN)
+    left(records, kubeconfig)
+    log = Lines()
+    api.refuse()
+    thread = start_removal(records.path.parent, log)
+    assert thread is not None
+    until(lambda: any("trying to remove them" in line for line in log.lines), "a failure")
+    api.listen()
+    thread.join(20)
+    assert (thread.is_alive(), seen(api), keys_of(records)) == (False, FOREIGN, [])
+    assert sum(line.startswith("warning") for line in log.lines) == 1
+
+
+def test_a_right_that_is_missing_is_logged_once(api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
+    taint(api, MEMORY)
+    left(records, kubeconfig)
+    api.fail(faults.status(403, "Forbidden", "nodes is forbidden"), method="PATCH")
+    log = Lines()
+    thread = start_removal(records.path.parent, log)
+    assert thread is not None
+    thread.join(20)
+    [line] = [line for line in log.lines if line.startswith("warning")]
+    assert "cannot be removed from here" in line
+    assert "kubectl taint node node-1 outrace.io/memory-pressure-" in line
+    assert keys_of(records) == [(MEMORY["key"],)]
+
+
+def test_the_node_of_the_cluster_itself_is_the_clusters_matter(records: TaintRecords) -> None:
+    left(records, "/nowhere")
+    assert start_removal(records.path.parent, Lines(), but="node-1") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1}', "\0"])
+def test_a_record_that_is_damaged_is_named(text: str, records: TaintRecords) -> None:
+    records.path.mkdir()
+    (records.path / "node-1.json").write_text(text)
+    problems: list[Any] = []
+    assert records.load(problems.append) == []
+    assert "node-1.json" in problems[0]
