@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
@@ -19,7 +19,7 @@ from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, limited, measure, process_stats
 from monitor.policy import signals
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
+from monitor.policy.layout import DiskLayout
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
@@ -27,11 +27,9 @@ from monitor.policy.signals import MEMORY_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
+from monitor.side.cleanup import Cleanup
 from monitor.side.export.log import Log
 from monitor.side.watchdog import WatchedThread
-
-if TYPE_CHECKING:
-    from monitor.actions.reclaim import Reclaimer
 
 #: Between two looks. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
 #: free in 5 s.
@@ -71,7 +69,8 @@ class DiskWatch:
         self._era = era(config.policy)
         self._layout = DiskLayout(disks.layout_image_fs, disks.layout_container_fs)
         self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
-        self._reclaimer: Reclaimer | None = None
+        self._started = False
+        self.cleanup = Cleanup(config, self._layout, self._clean, self._log)
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
@@ -96,9 +95,16 @@ class DiskWatch:
 
     def start(self) -> None:
         """Begin to look, unless there is nothing that could matter. The threads end with the process."""
-        if self._thresholds or self._config.local_storage:
+        if not self._started and (self._thresholds or self._config.local_storage):
+            self._started = True
             self._sampler.start()
             self._walker.start()
+
+    def take_config(self, config: RunConfig) -> None:
+        """Other thresholds are in force."""
+        self._thresholds = [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
+        self.start()
+        self._sampler.wake()
 
     def take(self) -> list[DiskFigures]:
         """The messages for the hot process since the last call: one at most, newer ones replace what it had not yet.
@@ -131,13 +137,7 @@ class DiskWatch:
 
     def reclaim(self, actions: Sequence[str]) -> None:
         """Clean up the node (actions of `monitor.policy.layout`); the message that it is done has later figures."""
-        if self._reclaimer is None:
-            from monitor.actions.reclaim import Reclaimer
-
-            config = self._config
-            commands = {DELETE_CONTAINERS: config.reclaim_containers, DELETE_IMAGES: config.reclaim_images}
-            self._reclaimer = Reclaimer(commands, config.enforce, self._clean, self._log)
-        self._reclaimer.request(actions)
+        self.cleanup.request(actions)
 
     def stalled_s(self) -> float:
         """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
@@ -150,8 +150,7 @@ class DiskWatch:
         self._closing.set()
         for thread in (self._sampler, self._walker):
             thread.wake()
-        if self._reclaimer is not None:
-            self._reclaimer.close(timeout_s)
+        self.cleanup.close(timeout_s)
         for thread in (self._sampler, self._walker):
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -186,6 +185,8 @@ class DiskWatch:
         if met or self._published_met or violations or reclaimed:
             self._publish(observations, self._orders(met, pods), violations, reclaimed)
         self._published_met = bool(met)
+        if self._thresholds:
+            self.cleanup.turn(met)
         return PERIOD_S if self._thresholds else None
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:

@@ -14,10 +14,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from monitor.actions.oomadj import OomScores
 from monitor.kernel.cgroupfs import MemoryReading
 from monitor.pods.model import FoundPod
 from monitor.side.export import http
+from monitor.side.process_watch import ProcessWatch
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 class Endpoints:
     """Answers on ``listener`` (bound already), in a thread for each path."""
 
-    def __init__(self, listener: socket.socket, view: View, scores: OomScores, files: Worker, lines: Worker) -> None:
+    def __init__(
+        self, listener: socket.socket, view: View, processes: ProcessWatch, files: Worker, lines: Worker
+    ) -> None:
         self._view = view
-        self._scores = scores
+        self._processes = processes
         self._files = files
         self._lines = lines
         self._metrics: Metrics | None = None
@@ -41,7 +43,7 @@ class Endpoints:
                 "/metrics": lambda accept: self._made_metrics().render(accept),
                 "/healthz": self._healthz,
                 "/readyz": self._readyz,
-                "/stats/summary": self._summary,
+                "/stats/summary": lambda _: summary_response(view),
             },
             on_error=lambda problem: view.log.error("http request failed", problem=problem),
             by_accept=("/metrics",),
@@ -54,7 +56,7 @@ class Endpoints:
             if self._metrics is None:
                 from monitor.side.export.metrics import Metrics
 
-                self._metrics = Metrics(self._view, self._scores, self._files, self._lines, self._server)
+                self._metrics = Metrics(self._view, self._processes, self._files, self._lines, self._server)
             return self._metrics
 
     def _healthz(self, _accept: str) -> http.Response:
@@ -66,15 +68,26 @@ class Endpoints:
         reason = self._view.not_ready()
         return http.text(503, reason) if reason else http.text(200, "ok")
 
-    def _summary(self, _accept: str) -> http.Response:
-        self._view.refresh()
-        return http.Response(200, "application/json", json.dumps(summary(self._view)).encode())
+
+def summary_response(view: View) -> http.Response:
+    """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date."""
+    view.refresh()
+    return http.Response(200, "application/json", json.dumps(summary(view)).encode())
 
 
-def summary(view: View) -> dict[str, Any]:
-    """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers."""
+def live_response(view: View) -> http.Response:
+    """The same, and nothing is asked of the hot process: far from every threshold the counters stand still, and the
+    figures are those of the cgroup files. From any thread.
+    """
+    return http.Response(200, "application/json", json.dumps(summary(view, view.is_counted())).encode())
+
+
+def summary(view: View, counted: bool = True) -> dict[str, Any]:
+    """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers. ``counted``:
+    by the kernel programs, where they count.
+    """
     now = _time(time.time())
-    domains = view.domains()
+    domains = view.domains(counted)
     node: dict[str, Any] = {
         "nodeName": os.uname().nodename,
         "startTime": _time(view.started),
@@ -85,18 +98,35 @@ def summary(view: View) -> dict[str, Any]:
         node["systemContainers"].append(
             {"name": "pods", "startTime": _time(view.started), "memory": _memory(domains["kubepods"], now)}
         )
-    pods = [_pod(view, found, now) for found in view.pods.values()]
+    pods = [_pod(view, found, now, counted) for found in view.pods.values()]
     # The last is ours; who reads a kubelet's summary passes over what it does not know.
-    return {"node": node, "pods": pods, "outrace": {"braked": view.braked, "workingSets": _before(view)}}
+    forecasts = [] if view.races is None else view.races.forecaster.report()
+    ours = {"braked": view.braked, "held": view.holds.shown(), "workingSets": _before(view), "forecasts": forecasts}
+    ours["status"] = _status(view)
+    return {"node": node, "pods": pods, "outrace": ours}
+
+
+def _status(view: View) -> dict[str, Any]:
+    """How the daemon works and what it has lost, for `outrace top`: from the shared counters and the last `state`."""
+    return {
+        "mode": view.config.mode,
+        "rung": view.config.rung,
+        "trigger": None if view.state is None else view.state.trigger,
+        "armed": bool(view.stats.get("armed")),
+        "bound_bytes": view.stats.get("bound_bytes"),
+        "not_ready": view.not_ready() or None,
+        "conditions": list(view.conditions),
+        "lost": view.lost(),  # where -> records
+    }
 
 
 def _before(view: View) -> dict[str, Any] | None:
     """What pods had until now, as in a recording; None before the first look at them."""
-    told = None if view.pod_figures is None else view.pod_figures.told(time.monotonic_ns())
-    return None if told is None else told.to_json()
+    figures = None if view.pod_figures is None else view.pod_figures.report(time.monotonic_ns())
+    return None if figures is None else figures.to_json()
 
 
-def _pod(view: View, found: FoundPod, now: str) -> dict[str, Any]:
+def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
     pod = found.pod
     started = _time(view.first_seen.get(pod.uid, view.started))
     result: dict[str, Any] = {
@@ -104,11 +134,11 @@ def _pod(view: View, found: FoundPod, now: str) -> dict[str, Any]:
         "startTime": started,
         "containers": [],
     }
-    reading = view.memory(found.cgroup)
+    reading = view.memory(found.cgroup, counted=counted)
     if reading is not None:
         result["memory"] = _memory(reading, now)
     for name, path in found.containers.items():
-        reading = view.memory(path)
+        reading = view.memory(path, counted=counted)
         if reading is not None:
             result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
     return result

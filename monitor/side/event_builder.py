@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from monitor.link import messages
 from monitor.link.clock import WallClock
+from monitor.link.hold_messages import Held, HoldEnded
+from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import Episode, State
 from monitor.race.joining import PRESSURE
+from monitor.side import hold_events
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.kill_confirmation import KillConfirmation
+from monitor.side.kubelet_holds import FOR_MEMORY
 from monitor.side.oom_events import OomEvents, ranked
 from monitor.side.pod_figures import PodFigures
 from monitor.side.sampler import SAMPLE_FAR_NS, Losses, Sampler
 from monitor.side.view import View, label
+from monitor.side.watched import watched
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
@@ -38,13 +43,13 @@ LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: But an alert waits no longer than this for them: where kills do not stop and the CPUs are busy, they always come.
 PATIENCE_NS = 350_000_000
 
-#: What pods had is not told more often: thresholds that are crossed together have it in common.
+#: What pods had is not reported more often: thresholds that are crossed together have it in common.
 FIGURES_NS = 1_000_000_000
 
-#: How the kubelet's message about an eviction for memory begins.
-_FOR_MEMORY = "The node was low on resource: memory."
-#: Pods that outrace evicted are remembered, so that what the cluster says of them is not taken for a kubelet's doing.
+#: Pods that outrace evicted are remembered, so that reports of a cluster about them are not taken for a kubelet's.
 _MOST_EVICTED = 1024
+#: The kubelet's own by name: they are no pods of the node any more when a message is about them.
+_MOST_REPORTED = 64
 
 
 class EventBuilder:
@@ -75,10 +80,11 @@ class EventBuilder:
         self.confirmation = KillConfirmation(view.hierarchy, has_log, self.feed)
         self._oom_events = OomEvents(view, self._names, self.confirmation, self.feed, self._is_pressed)
         self.pod_figures = PodFigures()
-        self._told_ns = 0  # when what pods had was fed last
+        self._figures_fed_ns = 0  # when what pods had was fed last
         self._sampler = Sampler(view, self._names, self.feed, self.pod_figures)
         self._losses = Losses(view, time.monotonic_ns())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
+        self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._sampled_ns = self._ticked_ns = 0
         self._caught_up_ns = 0  # until then late records are waited for
         self._judged_ns: int | None = None  # what came before this was judged
@@ -86,8 +92,10 @@ class EventBuilder:
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Cross: self._on_cross,
             messages.Decision: self._on_decision,
-            messages.Braked: self._on_braked,
-            messages.Released: self._on_released,
+            messages.Braked: lambda m: self._feed_all(hold_events.braked(m)),
+            messages.Released: lambda m: self._feed_all(hold_events.released(m)),
+            Held: self._on_held,
+            HoldEnded: self._on_hold_ended,
             messages.Killed: self._on_killed,
             messages.Evicted: self._on_evicted,
             messages.Clear: self._on_clear,
@@ -115,11 +123,14 @@ class EventBuilder:
         """The API server reports a pod as Evicted: by a kubelet, unless outrace did it."""
         if pod in self._evicted:
             return
+        self._reported.append((pod, name))
+        if self._view.kubelet_holds is not None:
+            self._view.kubelet_holds.evicted(pod, message)
         self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
-        if message.startswith(_FOR_MEMORY):
+        if message.startswith(FOR_MEMORY):
             now = time.monotonic_ns()
             self._clock.look(now)
-            self._tell_figures(now)
+            self._feed_figures(now)
             self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
@@ -205,28 +216,22 @@ class EventBuilder:
 
     # messages of the hot process
 
+    def _feed_all(self, events: Iterable[ev.Event]) -> None:
+        for event in events:
+            self.feed(event)
+
+    def _on_hold_ended(self, message: HoldEnded) -> None:
+        cost = self._view.hold_costs.of(message.pod, message.id)
+        self._feed_all(hold_events.hold_ended(message, self._name_of, cost))
+
+    def _name_of(self, uid: str) -> str:
+        found = self._view.pods.get(uid)
+        return label(found.pod) if found is not None else dict(self._reported).get(uid, uid)
+
     def _on_state(self, message: messages.State) -> None:
         now = time.monotonic_ns()
-        domains = {"memory.available": "node", "allocatableMemory.available": "kubepods"}
-        for threshold in self._view.thresholds:
-            domain = domains.get(threshold.signal)
-            seen = message.observation.get(domain) if domain is not None else None
-            if domain is None or seen is None:
-                continue
-            reclaim = threshold.min_reclaim
-            on_machine = domain == "node" and self._view.config.node_cgroup is None
-            made = ev.Watched(
-                ts_ns=now,
-                domain=domain,
-                signal=threshold.signal,
-                hard=threshold.hard,
-                quantity=threshold.quantity(seen["capacity"]),
-                capacity=seen["capacity"],
-                limit=None if on_machine else seen["capacity"],
-                grace_s=threshold.grace_ns / 1e9,
-                min_reclaim=0 if reclaim is None else reclaim.amount(seen["capacity"]),
-            )
-            key = (domain, threshold.signal, threshold.hard)
+        for made in watched(self._view, message, now):
+            key = (made.domain, made.signal, made.hard)
             old = self._watched.get(key)
             if old is None or (old.quantity, old.capacity, old.limit) != (made.quantity, made.capacity, made.limit):
                 self._watched[key] = made
@@ -236,15 +241,16 @@ class EventBuilder:
 
     def _clear_what_is_not_met(self, message: messages.State, now_ns: int) -> None:
         """A crossing that was over when the hot process read it is followed by no `clear`, but by a `state`."""
-        met = {(entry["signal"], entry["kind"] == "hard") for entry in message.met}
+        met = {(entry["signal"], entry["kind"] == "hard") for entry in (*message.met, *message.compared)}
         for domain, signal, is_hard in [key for key in self._crossed if key[1:] not in met]:
             seen = message.observation.get(domain)
-            available = seen["available"] if seen is not None else 0
+            formula = signal.partition(".")[2]
+            available = seen.get(formula, seen["available"]) if seen is not None else 0
             self._crossed.discard((domain, signal, is_hard))
             self.feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
     def _on_cross(self, message: messages.Cross) -> None:
-        available = message.capacity - message.working_set
+        available = message.capacity - message.working_set if message.available is None else message.available
         self._crossed.add((message.domain, message.signal, message.hard))
         self.feed(
             ev.Crossing(
@@ -260,19 +266,23 @@ class EventBuilder:
             )
         )
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, available))
-        self._tell_figures(time.monotonic_ns())
+        self._feed_figures(time.monotonic_ns())
 
-    def _tell_figures(self, now_ns: int) -> None:
+    def _feed_figures(self, now_ns: int) -> None:
         """What pods had before: by that a kubelet ranks them."""
-        told = self.pod_figures.told(now_ns) if now_ns >= self._told_ns + FIGURES_NS else None
-        if told is not None:
-            self._told_ns = now_ns
-            self.feed(told)
+        figures = self.pod_figures.report(now_ns) if now_ns >= self._figures_fed_ns + FIGURES_NS else None
+        if figures is not None:
+            self._figures_fed_ns = now_ns
+            self.feed(figures)
+
+    def _on_held(self, message: Held) -> None:
+        self._feed_all(hold_events.held(message))
+        self._feed_figures(time.monotonic_ns())  # held above the kubelet's line: nothing was crossed yet
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:
             self._evicted.append(message.pod)
-        if message.signal not in ("memory.available", "allocatableMemory.available"):
+        if message.signal not in MEMORY_SIGNALS:
             return  # disks and process ids are no race with the OOM killer
         self.feed(ranked(message.decided_ns, message.order))
         reclaim = self._watched.get((message.domain, message.signal, message.kind == "hard"))
@@ -304,33 +314,11 @@ class EventBuilder:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
 
-    def _on_braked(self, message: messages.Braked) -> None:
-        self.feed(ranked(message.ts_ns, message.order))
-        self.feed(
-            ev.Held(
-                message.ts_ns,
-                message.domain,
-                message.signal,
-                message.kind == "hard",
-                message.reason,
-                available=message.available,
-                quantity=message.quantity,
-                pods=message.pods_bytes,
-                outside=message.outside_bytes,
-                pod=message.victim,
-                pod_name=message.name,
-            )
-        )
-
-    def _on_released(self, message: messages.Released) -> None:
-        self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
-
     def _on_killed(self, message: messages.Killed) -> None:
         self.feed(ev.Signalled(message.ts_ns, message.pod, message.name or message.pod, ev.SIGKILL))
 
     def _on_evicted(self, message: messages.Evicted) -> None:
-        found = self._view.pods.get(message.pod)
-        name = label(found.pod) if found is not None else message.pod
+        name = self._name_of(message.pod)
         self.feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: messages.Clear) -> None:

@@ -18,6 +18,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.link.clock import wall_offset_ns
 from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.thresholds import kubelets
 from monitor.race.episode import Episode
 from monitor.race.incident import FLAGS, LOST_RACES, OWN_LIMIT, VERDICTS, Incident
 from monitor.race.verdict import verdict
@@ -52,7 +53,9 @@ def judge(found: Episode, config: PassConfig, cgroup_version: int, realtime_ns: 
 
 
 def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> tuple[Counterfactual, ...]:
-    """What a kubelet with these thresholds would have done: by its loop and, where there is one, by notification."""
+    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others:
+    by its loop and, where there is one, by notification.
+    """
     # Imported by the first incident that needs them.
     from monitor.race.counterfactual import MEMCG, POLL, counterfactual
     from monitor.race.facts import facts
@@ -61,6 +64,7 @@ def kubelets_answer(found: Episode, config: PassConfig, cgroup_version: int) -> 
     seen = world(facts(found))
     if seen is None:
         return ()
+    config = replace(config, thresholds=kubelets(config.thresholds))
     modes = (POLL, MEMCG) if cgroup_version == 1 else (POLL,)
     return tuple([counterfactual(seen, config, mode) for mode in modes])
 
@@ -140,6 +144,10 @@ class Judge:
         self._logged: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
+
+    def take_config(self, config: RunConfig) -> None:
+        """What is judged from now on is compared with a kubelet of these thresholds."""
+        self._config = config.pass_config()
 
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is still going on is judged again when it is over."""
@@ -235,6 +243,8 @@ class Judge:
 MARGIN_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 #: Bytes: from one charge batch (64 pages) on.
 MARGIN_BYTES = tuple(4**i << 18 for i in range(9))
+#: Seconds from a decision or a kill until the API server has accepted what follows from it.
+ACCEPTED_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 #: Seconds by which a forecast was wrong.
 FORECAST_ERROR_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -267,6 +277,7 @@ class Tally:
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
         self.forecast_error = Histogram(FORECAST_ERROR_S)
+        self.forecasts = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
 
     def count(self, incident: Incident) -> None:
         """Count one incident, when it is over."""
@@ -279,7 +290,13 @@ class Tally:
             if incident.margin_bytes is not None:
                 self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))
 
-    def missed_by(self, seconds: float) -> None:
-        """A forecast of a crossing was wrong by so much."""
+    def forecast_judged(self, seconds: float, inside: bool) -> None:
+        """A crossing came so many seconds before its forecast (negative: after it), in its interval or not."""
         with self._lock:
             self.forecast_error.observe(abs(seconds))
+            self.forecasts["inside" if inside else "sooner" if seconds > 0 else "later"] += 1
+
+    def forecast_missing(self) -> None:
+        """A crossing came that there was no forecast of."""
+        with self._lock:
+            self.forecasts["none"] += 1

@@ -28,8 +28,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.changes import undo_left
-from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.alarms import Timer
@@ -39,22 +37,25 @@ from monitor.kernel.sched import hurry, started
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.messages import Flight, LogLine, Oom
+from monitor.link.messages import Flight, LogLine
+from monitor.link.upgrade import refuse_other_code
 from monitor.pods.source import open_for
-from monitor.pods.spec import CLUSTER, check_spec
-from monitor.policy.releases import era
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
+from monitor.side.cluster.opening import cluster_for
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
+from monitor.side.garbage import Garbage
+from monitor.side.left_changes import LeftChanges, wait_for_next_s
 from monitor.side.message_handler import MessageHandler
-from monitor.side.over_budget import OverBudget
 from monitor.side.pod_sync import PodSync
 from monitor.side.pod_watch import PodWatch
+from monitor.side.process_watch import ProcessWatch
+from monitor.side.reload import Reloader
 from monitor.side.view import View
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
-    from monitor.actions.procfeed import ProcessFeed
+    from monitor.side.daemon_socket import DaemonSocket
     from monitor.side.races import Races
 
 #: How often a message that the hot process did not take is sent again.
@@ -100,6 +101,7 @@ class Side:
         )
         hierarchy = cgroupfs.detect()
         mem_total = meminfo.mem_total()
+        self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
         self.view = View(
@@ -115,22 +117,24 @@ class Side:
             thresholds=config.thresholds(),
             log=self.log,
         )
-        self.scores = OomScores(hierarchy, self.view.capacity, config.enforce, self.view.log_budget, era(config.policy))
+        self.processes = ProcessWatch(self.view)
         disks = find_disks(config.nodefs, config.imagefs, config.containerfs)
         self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
         self.view.disks = self.disks
         self.messages = MessageHandler(self.view, self.files, self.disks.pod_stats, self.disks.reclaim)
-        self.messages.on_capacity = self.scores.set_capacity
-        self.over = OverBudget(self.view, self.scores.look_around)
+        self.messages.on_capacity = self.processes.scores.set_capacity
         ours = (self.view.hot_pid, self.view.side_pid)
         source = open_for(config, hierarchy, mem_total, self.view.node_path, ours, Path(config.state_dir))
         source.notify_evicted(self.view.pod_evicted)
-        self.watch = PodWatch(source, self.wake)
+        source.notify_ending(self.view.pod_ending)
+        self.watch = PodWatch(source, self.wake, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self.view.look_at_pods = self.watch.look_soon
+        self.view.reloader = self.reloader = Reloader(self.view)
         self.view.pods_stalled_s = self.watch.stalled_s
         self.view.pod_source = source
-        self.pods = PodSync(self.view, sock, self.watch, self.scores, self.heartbeat.ping)
-        self.feed: ProcessFeed | None = None
+        self.pods = PodSync(self.view, sock, self.watch, self.processes.scores, self.heartbeat.ping)
         self.races: Races | None = None
+        self.daemon_socket: DaemonSocket | None = None
         self._ending = False
 
     # the loop
@@ -138,46 +142,44 @@ class Side:
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
         self.watch.start()
-        undo_left(Path(self.config.state_dir), self.log)  # nothing but raising limits that outrace set: no reclaim
+        self.left_changes.at_start()
         self._wait_for_pods()
         first = self.pods.take()
         self._open_pins()
-        self._open_feed()  # before the pods' processes: one that appears while they are looked at must not be missed
+        self.processes.open()  # before the pods are looked at: a process that appears meanwhile must not be missed
+        from monitor.side.daemon_socket import DaemonSocket
         from monitor.side.endpoints import Endpoints
 
-        Endpoints(self.listener, self.view, self.scores, self.files, self.lines)
+        Endpoints(self.listener, self.view, self.processes, self.files, self.lines)
+        self.daemon_socket = DaemonSocket(self.view)
+        self.daemon_socket.open()
         self.pods.find_kubepods()
         self.pods.examine(first, {})
         self.disks.start()
         started()  # what the hot process waits for, it has
         self._open_races()
-        if check_spec(self.config.pods)[0] in CLUSTER:
-            from monitor.side.cluster.cluster import open_cluster
-
-            self.view.cluster = open_cluster(self.view, self.files, self.messages)
+        self.view.cluster = cluster_for(self.view, self.files, self.messages)
         poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        poll.register(self._wake_fd, select.POLLIN)
-        if self.feed is not None:
-            poll.register(self.feed.fileno(), select.POLLIN)
         log_fd = self.races.fileno() if self.races is not None else None
-        if log_fd is not None:
-            poll.register(log_fd, select.POLLIN)
+        feed_fd = self.processes.fileno()
+        for fd in (self.sock.fileno(), self._wake_fd, feed_fd, log_fd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        garbage = Garbage()
         self._read_left_messages()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         self.heartbeat.enter(TURNING)
         while not self._ending:
-            self._guarded(self.scores.settle)
+            self._guarded(self.processes.settle)
             ready = self._wait(poll)
             self.view.side_turns += 1
             if self.sock.fileno() in ready:
                 self._read_channel()
             self.messages.machine_kills.flush()
-            if self.feed is not None and self.feed.fileno() in ready:
-                self.over.records_came()
-                self._guarded(self.feed.consume)
-            self._guarded(self.over.turn)
+            if feed_fd in ready:
+                self._guarded(self.processes.consume)
+            self._guarded(self.processes.over.turn)
             if log_fd in ready and self.races is not None:
                 self.races.read_log()
                 if self.races.fileno() is None:
@@ -185,15 +187,19 @@ class Side:
                     log_fd = None
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
+                due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
                 before = self.view.pods
                 self.pods.examine(self.pods.take(), before)
                 if self.view.pods is not before:
                     self.disks.pods_changed()
                 self._send_disk_figures()
+                if due is not None and not self.pods.pending:
+                    self.reloader.apply(due)
             elif self.pods.pending:
                 self.pods.send()
             if self.races is not None and self.races.due_s() <= 0:
                 self.races.turn()
+            garbage.turn(self.races is None or not self.races.event_builder.open)
 
     def _wait_for_pods(self) -> None:
         """For the first look at them, but not for ever."""
@@ -212,8 +218,8 @@ class Side:
                         self.races.handle(message)
 
     def _wait(self, poll: select.poll) -> set[int]:
-        """The descriptors that are ready; none when something is due without an event. A beat is no turn: that would
-        cost ten times as much.
+        """The descriptors that are ready; none when something is due without an event. A heartbeat is no turn: that
+        would cost ten times as much.
         """
         due_ms = self._timeout_ms()
         deadline = time.monotonic() + due_ms / 1000
@@ -227,12 +233,9 @@ class Side:
     def _timeout_ms(self) -> float:
         """How long to wait for an event; infinite when there is nothing else to do."""
         waits = [_RESEND_S * 1000] if self.pods.pending else []
-        due_ns = self.scores.due_ns()
+        due_ns = self.processes.due_ns()
         if due_ns is not None:
             waits.append(due_ns / 1e6)
-        over_ns = self.over.due_ns()
-        if over_ns is not None:
-            waits.append(max(0, over_ns - time.monotonic_ns()) / 1e6)
         if self.races is not None:
             waits.append(self.races.due_s() * 1000)
         return max(0.0, min(waits, default=inf))
@@ -244,6 +247,10 @@ class Side:
     def close(self) -> None:
         """Let the queued files and log lines out, for a moment."""
         self.heartbeat.enter(ENDING)
+        if self.daemon_socket is not None:
+            self.daemon_socket.close()
+        self.processes.close(_CLOSE_S)
+        self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)
         if self.view.cluster is not None:
             self.view.cluster.close()
@@ -251,6 +258,7 @@ class Side:
         if self.races is not None:
             self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
+        self.left_changes.at_end(self.listener)
         self.lines.close(_CLOSE_S)
 
     def stop(self) -> None:
@@ -269,8 +277,7 @@ class Side:
             if message is None:
                 self._ending = True
                 return
-            if isinstance(message, Oom):
-                self.over.records_came()
+            self.processes.handle(message)
             if self.messages.handle(message) and self.races is not None:
                 self.races.handle(message)
 
@@ -290,14 +297,6 @@ class Side:
             self.view.counted()  # opens what is read later, when the pins may be gone
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
-
-    def _open_feed(self) -> None:
-        from monitor.actions import procfeed
-
-        try:
-            self.feed = procfeed.open_feed(self.view.pins, self.scores, self.log)
-        except MonitorError as error:
-            self.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
     def _open_races(self) -> None:
         """What judges races is imported when the hot process knows its pods."""
@@ -325,14 +324,15 @@ class Side:
 
 def main() -> int:
     """Run as the hot process starts it: three descriptors named in the environment."""
+    refuse_other_code()
     config, sock = RunConfig.from_fd(int(os.environ[CONFIG_FD])), socket.socket(fileno=int(os.environ[CHANNEL_FD]))
     # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
-    stats = SharedStats(int(os.environ[STATS_FD]))
-    listener = socket.socket(fileno=config.listen_fd)
+    stats, listener = SharedStats(int(os.environ[STATS_FD])), socket.socket(fileno=config.listen_fd)
     listener.setblocking(False)  # a client that hangs up between readiness and accept must not hold up the others
-    # Ctrl-C reaches the whole process group; the hot process ends first, and closes the channel.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Both reach the whole process group or unit; the hot process ends first (Ctrl-C), or asks for a reload (SIGHUP).
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")
     try:
         timer = Timer(int(os.environ[HEARTBEAT_FD]) if HEARTBEAT_FD in os.environ else None)

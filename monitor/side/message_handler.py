@@ -18,6 +18,8 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
+from monitor.link.config_messages import Reread
+from monitor.link.hold_messages import Harden, Held, HoldEnded, Soften
 from monitor.link.reported_kills import ReportedKills
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -28,7 +30,9 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.policy.stats import PodStats
 from monitor.side.brake_report import BrakeReport
+from monitor.side.held_pods import HeldPods
 from monitor.side.machine_kills import MachineKills, is_outside_node
+from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.view import View, label
 from monitor.side.worker import Worker
 
@@ -73,6 +77,8 @@ class MessageHandler:
         self._noted = ReportedKills(Path(view.config.state_dir))
         self.machine_kills = MachineKills(view)
         self._brake = BrakeReport(view)
+        self.soft_brakes = SoftBrakes(view)
+        self._held_pods = HeldPods(view)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -88,6 +94,11 @@ class MessageHandler:
             messages.Reap: self._on_reap,
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
+            Soften: self.soft_brakes.soften,
+            Harden: self.soft_brakes.ended,
+            Held: self._on_held,
+            HoldEnded: self._on_hold_ended,
+            Reread: self._on_reread,
         }
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
@@ -111,6 +122,21 @@ class MessageHandler:
         self.view.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
+
+    def _on_held(self, message: Held) -> None:
+        self._held_pods.held(message)
+        self.view.holds.held(message)
+        if self.view.kubelet_holds is not None:
+            self.view.kubelet_holds.held()
+
+    def _on_hold_ended(self, message: HoldEnded) -> None:
+        self.soft_brakes.ended(message)
+        self._held_pods.ended(message)
+        self.view.holds.over(message)
+
+    def _on_reread(self, _: Reread) -> None:
+        if self.view.reloader is not None:
+            self.view.reloader.ask()
 
     def _on_log(self, message: messages.LogLine) -> None:
         (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
@@ -142,7 +168,6 @@ class MessageHandler:
             else:
                 self.log.warning("would evict", **fields)
             return
-        self.log.warning("evicting", **fields)
         eviction = EvictedPod(
             id=str(message.id),
             pod=found.pod,
@@ -158,7 +183,8 @@ class MessageHandler:
             self._evictions.pop(next(iter(self._evictions)))
         self._evictions[eviction.id] = eviction
         signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
-        self.on_evicting(eviction, signalled_ns, message.given_s > 0)
+        self.on_evicting(eviction, signalled_ns, message.given_s > 0)  # before the log: the kubelet does not wait
+        self.log.warning("evicting", **fields)
         self.files.submit(lambda: self.store.write(eviction))
 
     def _status_message(self, pod: Pod, decision: messages.Decision) -> tuple[str, dict[str, str]]:

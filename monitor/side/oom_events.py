@@ -140,6 +140,7 @@ class OomEvents:
                 exiting=event.exiting,
                 group=self._is_group(victim),
                 capped=pod is not None and self.view.cluster is not None and self.view.cluster.is_capped(pod),
+                held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
             )
         )
         if not event.exiting and not message.while_away:  # nobody listened to the log then

@@ -22,14 +22,14 @@ from monitor.race.events import WorkingSets
 from monitor.race.figure_age import PodPoints
 from monitor.side.view import View
 
-#: Looks kept of each pod, and how far back they are told: cAdvisor's are up to 15 s old, and a kubelet may decide some
+#: Looks kept of each pod, and how far back: cAdvisor's are up to 15 s old, and a kubelet may decide some
 #: seconds after the crossing. 500 pods are 125 KiB.
-_LOOKS, _TOLD_NS = 32, 25_000_000_000
+_LOOKS, _REPORTED_NS = 32, 25_000_000_000
 #: Most pods: a kubelet allows 110 by default, and the table of watched cgroups has 4096 entries.
 _PODS = 2048
 #: Memory is charged in batches of 64 pages; a pod that moved by less did not move.
 STEP = 64 * 4096
-#: Most points told at a time, of the pods that moved most: some 100 KiB of a recording.
+#: Most points reported at a time, of the pods that moved most: some 100 KiB of a recording.
 _POINTS = 4096
 #: Pace of the thread: a hundred times what a look cost, so at most 1 % of a CPU, within these bounds.
 _SHARE, _LEAST_S, _MOST_S = 100, 1.0, 5.0
@@ -65,11 +65,11 @@ class PodFigures:
                     row = self._rows[uid] = array("q", [_NONE]) * _LOOKS
                 row[slot] = row[last] if size is None else size
 
-    def told(self, now_ns: int) -> WorkingSets | None:
-        """The pods that moved or came within the last `_TOLD_NS`; None before the first look."""
+    def report(self, now_ns: int) -> WorkingSets | None:
+        """The pods that moved or came within the last `_REPORTED_NS`; None before the first look."""
         with self._lock:
             first = max(0, self._looks - _LOOKS)
-            slots = [i % _LOOKS for i in range(first, self._looks) if self._times[i % _LOOKS] >= now_ns - _TOLD_NS]
+            slots = [i % _LOOKS for i in range(first, self._looks) if self._times[i % _LOOKS] >= now_ns - _REPORTED_NS]
             if not slots:
                 return None
             times = [self._times[slot] for slot in slots]
@@ -106,7 +106,7 @@ def _moved(one: PodPoints) -> int:
 
 @dataclass
 class _Read:
-    """What the files of a cgroup said last: usage, the working set, and when both were read."""
+    """What the files of a cgroup held last: usage, the working set, and when both were read."""
 
     usage: int
     working_set: int
@@ -133,7 +133,7 @@ class FileReader:
                     return known.working_set
             reading = cgroupfs.read_cgroup(self._hierarchy, found.cgroup)
         except MonitorError:
-            return None  # gone, and not yet said to be
+            return None  # gone, and not yet reported to be
         self._known[uid] = _Read(reading.usage, reading.working_set, now_ns)
         return reading.working_set
 

@@ -4,6 +4,7 @@ the main loop of the side has more to do than to wait for it.
 
 from __future__ import annotations
 
+import os
 import queue
 import select
 import threading
@@ -24,9 +25,12 @@ STALLED_S = 5.0
 class PodWatch:
     """Polls ``source`` from its own thread; ``wake()`` is called there when `take` has something."""
 
-    def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
+    def __init__(self, source: PodSource, wake: Callable[[], None], look_fd: int | None = None) -> None:
+        """``look_fd``: an eventfd; written, the next look begins at once."""
         self._source = source
+        self._look_fd = look_fd
         self._wake = wake
+        self.looks = 0  # that are over, and what they found can be taken
         self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
         self._began: float | None = None  # when the look that is under way began (monotonic seconds)
         self._known = threading.Event()
@@ -34,6 +38,12 @@ class PodWatch:
     def start(self) -> None:
         """Begin to look. The thread ends with the process."""
         threading.Thread(target=self._run, name="pods", daemon=True).start()
+
+    def look_soon(self) -> int:
+        """Have a look begun at once, from any thread; how many are over."""
+        if self._look_fd is not None:
+            os.eventfd_write(self._look_fd, 1)
+        return self.looks
 
     def wait_known(self, timeout_s: float) -> bool:
         """Wait for the first complete look; whether there was one."""
@@ -61,10 +71,14 @@ class PodWatch:
         fd = self._source.fileno()
         if fd is not None:
             poll.register(fd, select.POLLIN)
+        if self._look_fd is not None:
+            poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
                 self._look()
-                poll.poll(1000 * max(_POLL_S, self._source.due_s()))
+                ready = poll.poll(1000 * max(_POLL_S, self._source.due_s()))
+                if self._look_fd is not None and any(fd == self._look_fd for fd, _ in ready):
+                    os.eventfd_read(self._look_fd)
         except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
             self._found.put(error)
             self._wake()
@@ -80,6 +94,7 @@ class PodWatch:
             self._found.put(found)
         if not isinstance(found, MonitorError) and self._source.is_complete:
             self._known.set()  # after the queue has it: a waiting thread finds it there
+        self.looks += 1
         if found != Change():
             self._wake()
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, Record, State, Stored
+from monitor.link.messages import NAMES, OF_RACES, Bad, Decision, Message, State, Stored
+from monitor.link.record_messages import Record
 from monitor.race.episode import Episode
-from monitor.race.events import Crossing, Event, Gone
+from monitor.race.events import Crossing, Event, Gone, Refused
+from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
@@ -37,9 +39,7 @@ class Races:
         self._log = log
         self._node = os.uname().nodename
         self.tally = Tally()
-        self.alerts: AlertSender | None = None
-        if config.alertmanagers or config.webhooks:
-            self.alerts = AlertSender(Path(config.state_dir), config.alertmanagers, config.webhooks, log, self._node)
+        self.alerts = self._sender(config)
         self.judge = Judge(config, view.hierarchy.version, log, self.tally, self._on_incident)
         self._kmsg: Kmsg | None = None
         try:
@@ -63,6 +63,20 @@ class Races:
         config = self._view.config
         head = header(config, self._view.hierarchy.version, self.judge.offset_ns)
         return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
+
+    def _sender(self, config: RunConfig) -> AlertSender | None:
+        if not config.alertmanagers and not config.webhooks:
+            return None
+        return AlertSender(Path(config.state_dir), config.alertmanagers, config.webhooks, self._log, self._node)
+
+    def take_config(self, config: RunConfig) -> None:
+        """Other thresholds and receivers of alerts are in force. From any thread."""
+        self.judge.take_config(config)
+        if self.alerts is not None:
+            self.alerts.take_receivers(config.alertmanagers, config.webhooks)
+        elif (alerts := self._sender(config)) is not None:
+            alerts.start()
+            self.alerts = alerts
 
     def start(self) -> None:
         self.forecaster.start()
@@ -106,8 +120,8 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        told = self._view.kubelet_evictions.qsize() or self._view.api_evictions.qsize()
-        due_s = 0.0 if told else self.event_builder.due_s()
+        waiting = self._view.kubelet_evictions.qsize() or self._view.api_evictions.qsize()
+        due_s = 0.0 if waiting else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
@@ -132,12 +146,14 @@ class Races:
             self._alerts_ns = now
             self._update_alerts()
 
-    def _on_api_eviction(self, about: Decision | tuple[str, str, int]) -> None:
-        """The API server accepted an eviction that outrace asked for (its time stands for the SIGTERM, which the
-        kubelet sends), or nobody is left of that pod: uid, name, when.
+    def _on_api_eviction(self, about: Decision | Refused | tuple[str, str, int]) -> None:
+        """The API server refused an eviction that outrace asked for, or accepted it (its time stands for the SIGTERM,
+        which the kubelet sends), or nobody is left of that pod: uid, name, when.
         """
         if isinstance(about, Decision):
             self.event_builder.handle(about)
+        elif isinstance(about, Refused):
+            self.event_builder.feed(about)
         else:
             uid, name, ended_ns = about
             self.event_builder.feed(Gone(ended_ns, uid, name, None))
@@ -154,7 +170,7 @@ class Races:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Crossing):
-            self.forecaster.crossed(event.domain, event.ts_ns)
+            self.forecaster.crossed(event)
 
     def _on_episode(self, found: Episode, final: bool) -> None:
         self.judge.submit(found, final)
@@ -180,7 +196,7 @@ class Races:
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
         self._alerted_met, self._alerted_brake = view.met, _reason(view.state)
-        oom_in_s, mismatch = self.forecaster.alarms(time.monotonic_ns())
+        oom_ahead, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
                 self._node,
@@ -188,8 +204,9 @@ class Races:
                 met=self._alerted_met,
                 braked=view.braked,
                 mismatch=mismatch,
-                oom_in_s=oom_in_s,
+                oom_ahead=oom_ahead,
                 lost=fresh,
+                held=view.holds.shown(),
                 not_ready=reason,
                 not_ready_s=time.monotonic() - self._not_ready_since,
             ),

@@ -19,7 +19,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.link.messages import NAMES, Bad, Message
-from monitor.link.record_messages import Limit, Pass, Ranking, Snapshot
+from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Snapshot
 from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
@@ -33,7 +33,8 @@ _QUEUE = 8192
 FLUSH_NS = 1_000_000_000
 #: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
 CONFIG_FIELDS = (
-    "node_cgroup", "pods", "enforce", "trigger", "policy", "compat", "eviction_hard", "eviction_soft",
+    "node_cgroup", "pods", "enforce", "evict_by", "hold", "never_kill", "hold_limit_ns", "two_steps", "hard_grace_ns",
+    "trigger", "policy", "compat", "eviction_hard", "eviction_soft",
     "eviction_soft_grace_period", "eviction_minimum_reclaim", "eviction_max_pod_grace_period_s",
     "eviction_pressure_transition_period_ns", "enforce_node_allocatable", "system_reserved", "kube_reserved",
     "local_storage", "layout_image_fs", "layout_container_fs",
@@ -98,7 +99,7 @@ class Recorder:
 
     def handle(self, message: Message | Bad) -> None:
         """Take in a message of the hot process; those that are not for a recording are passed over."""
-        if not isinstance(message, Ranking | Snapshot | Pass | Limit):
+        if not isinstance(message, Ranking | Snapshot | Pass | Limit | HoldLook):
             return
         if isinstance(message, Snapshot):
             self._hot_missed = message.missed

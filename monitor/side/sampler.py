@@ -10,7 +10,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
 from monitor.race.events import Lost, Sample
-from monitor.race.forecast import WINDOWS_NS
+from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.pod_figures import PodFigures
 from monitor.side.view import View
@@ -34,7 +34,7 @@ _DROPPED = {
 }
 #: How long samples are kept for forecasts, and most of them: 660 cgroups that all change. (By their number alone those
 #: of 500 pods were 5 MB, of 6 minutes.)
-_KEPT_NS, _SAMPLES = WINDOWS_NS[-1], 20_000
+_KEPT_NS, _SAMPLES = SEEN_NS, 20_000
 
 
 @dataclass
@@ -45,7 +45,10 @@ class Sampler:
     names: CgroupNames
     feed: Callable[[Sample], None]
     figures: PodFigures | None = None  # what pods had is kept there too
-    samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts
+    samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
+    _exact: bool = False  # what is read now is of this moment
+    _was_armed: bool = False
+    _kept_ns: dict[str, int] = field(default_factory=dict)  # domain -> its last sample in ``samples``
     _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
 
     def sample(self, now_ns: int) -> None:
@@ -53,6 +56,9 @@ class Sampler:
         since_ns = now_ns - _KEPT_NS
         fresh = (i for i, one in enumerate(self.samples) if one.ts_ns >= since_ns)  # the hot process's may come late
         del self.samples[: next(fresh, len(self.samples))]
+        self._kept_ns = {domain: ts for domain, ts in self._kept_ns.items() if ts >= since_ns}
+        # Detached, the counters are those of the last sweep; attached anew, they are exact from the next look on.
+        self._exact, self._was_armed = self._was_armed and self._armed, self._armed
         table = self.view.table
         before, self._still = self._still, {}
         pods: dict[str, int | None] = dict.fromkeys(self.view.pods) if self._keeps else {}
@@ -76,7 +82,11 @@ class Sampler:
     @property
     def _keeps(self) -> bool:
         """Whether what is read is of this moment: detached, the counters are those of the last sweep."""
-        return self.figures is not None and bool(self.view.stats.get("armed"))
+        return self.figures is not None and self._armed
+
+    @property
+    def _armed(self) -> bool:
+        return bool(self.view.stats.get("armed"))
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
@@ -93,9 +103,12 @@ class Sampler:
             return  # its pod's sample covers it
         domain = named.kind if named.kind in ("node", "kubepods") else named.path
         sample = Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active)
-        self.samples.append(sample)
-        if len(self.samples) > _SAMPLES:
-            del self.samples[: _SAMPLES // 2]
+        # Forecasts need no step of every MiB, and none that comes late.
+        if self._exact and ts_ns >= self._kept_ns.get(domain, 0) + SPACING_NS:
+            self._kept_ns[domain] = ts_ns
+            self.samples.append(sample)
+            if len(self.samples) > _SAMPLES:
+                del self.samples[: _SAMPLES // 2]
         self.feed(sample)
 
 

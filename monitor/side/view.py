@@ -24,17 +24,22 @@ from monitor.link.messages import Decision, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
+from monitor.race.events import Refused
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.export.log_budget import LogBudget
+from monitor.side.hold_costs import HoldCosts
+from monitor.side.holds import Holds
 
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable, Reading
     from monitor.kernel.pins import Map, Pins
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.disk_watch import DiskWatch
+    from monitor.side.kubelet_holds import KubeletHolds
     from monitor.side.pod_figures import PodFigures
     from monitor.side.races import Races
+    from monitor.side.reload import Reloader
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
 #: gives back when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
@@ -81,16 +86,22 @@ class View:
     mem_total: int = 0  # bytes of the machine
     thresholds: tuple[Threshold, ...] = ()
     kubelet_evictions: SimpleQueue[tuple[str, str, str]] = field(default_factory=SimpleQueue)  # uid, name, message
-    #: Evictions that the API server accepted (--evict-by api); uid and name of a pod that ended of one, and when (ns).
-    api_evictions: SimpleQueue[Decision | tuple[str, str, int]] = field(default_factory=SimpleQueue)
+    #: With --evict-by api: what the API server accepted and refused; uid and name of a pod that ended, and when (ns).
+    api_evictions: SimpleQueue[Decision | Refused | tuple[str, str, int]] = field(default_factory=SimpleQueue)
     side_turns: int = 0  # of the side's main loop
     pod_source: PodSource | None = None
+    kubelet_holds: KubeletHolds | None = None
+    #: Have a look at the pods begun at once, from any thread; how many are over.
+    look_at_pods: Callable[[], int] = lambda: 0
+    reloader: Reloader | None = None
     pods_stalled_s: Callable[[], float] = lambda: 0.0  # for how long a look at the pods has been hanging
     _counts: Map | None = None
     _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.limits = LimitCache(self.hierarchy)
+        self.holds = Holds(self)
+        self.hold_costs = HoldCosts(self)
         self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
 
     @property
@@ -126,8 +137,13 @@ class View:
         self.kubelet_evictions.put((uid, name, message))
         self.wake_side()
 
-    def api_evicted(self, about: Decision | tuple[str, str, int]) -> None:
-        """Of an eviction by the API server: that it was accepted, or that its pod ended. From any thread."""
+    def pod_ending(self, uid: str) -> None:
+        """The API server reports that a pod was asked to end. From any thread."""
+        if self.kubelet_holds is not None:
+            self.kubelet_holds.evicted(uid, "")
+
+    def api_evicted(self, about: Decision | Refused | tuple[str, str, int]) -> None:
+        """Of an eviction by the API server: that it was accepted or refused, or its pod ended. From any thread."""
         self.api_evictions.put(about)
         self.wake_side()
 
@@ -150,6 +166,11 @@ class View:
             sweeps = stats.get("sweeps")
             if self.send(Refresh()):
                 _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
+
+    def is_counted(self) -> bool:
+        """Whether the counters are of this moment although nobody asked the hot process to bring them up to date."""
+        stats = self.stats
+        return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
 
     def hot_lives(self) -> bool:
         """Whether the hot loop turns. One that has been quiet is asked to sweep, which makes it turn; may wait 2 s."""
@@ -212,13 +233,14 @@ class View:
         """
         return {(found.pod.namespace, found.pod.name): found for found in self.pods.values()}
 
-    def memory(self, path: Path, capacity: int | None = None) -> MemoryReading | None:
-        """A cgroup's memory: exact from the BPF table where it is watched, else from its files; None if it is gone.
+    def memory(self, path: Path, capacity: int | None = None, counted: bool = True) -> MemoryReading | None:
+        """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its
+        files; None if it is gone.
 
         Its capacity is its own limit, else ``capacity`` bytes.
         """
         try:
-            exact = self._exact(path)
+            exact = self._exact(path) if counted else None
             if exact is None:
                 return cgroupfs.read_cgroup(self.hierarchy, path, capacity)
             own = cgroupfs.limit(path)
@@ -237,8 +259,10 @@ class View:
     def _exact(self, path: Path) -> Reading | None:
         return self.table.read(cgroupfs.cgroup_id(path)) if self.table is not None else None
 
-    def domains(self) -> dict[str, MemoryReading]:
-        """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses."""
+    def domains(self, counted: bool = True) -> dict[str, MemoryReading]:
+        """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses.
+        ``counted`` as for `memory`.
+        """
         observation = self.state.observation if self.state is not None else {}
         found: dict[str, MemoryReading] = {}
         for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
@@ -248,13 +272,14 @@ class View:
                 capacity = observation[name]["capacity"]
             else:
                 capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
-            reading = self._machine(capacity) if path == self.hierarchy.root else self.memory(path, capacity)
+            is_root = path == self.hierarchy.root
+            reading = self._machine(capacity, counted) if is_root else self.memory(path, capacity, counted)
             if reading is not None:
                 found[name] = MemoryReading.of(reading.usage, reading.inactive_file, reading.active_file, capacity)
         return found
 
-    def _machine(self, capacity: int) -> MemoryReading:
-        exact = self._exact(self.hierarchy.root)
+    def _machine(self, capacity: int, counted: bool) -> MemoryReading:
+        exact = self._exact(self.hierarchy.root) if counted else None
         if exact is None:
             return cgroupfs.read_node(self.hierarchy, capacity)
         return MemoryReading.of(exact.usage, exact.inactive_file, exact.active_file, capacity)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.race.forecast import LEVEL, Forecast
 
 OOM_KILL = "OutraceOOMKill"
 OWN_LIMIT = "OutraceOOMOwnLimit"
@@ -28,6 +29,8 @@ TIME_TO_OOM = "OutraceTimeToOOM"
 EVENTS_LOST = "OutraceEventsLost"
 NOT_READY = "OutraceNotReady"
 STATUS_NOT_TAKEN = "OutraceStatusNotTaken"
+POD_HELD_TOO_LONG = "OutracePodHeldTooLong"
+HOLD_UNANSWERED = "OutraceHoldUnanswered"
 #: Every alert that is pushed. The rule file has the same, and those that only metrics can say.
 NAMES = (
     OOM_KILL,
@@ -42,6 +45,8 @@ NAMES = (
     EVENTS_LOST,
     NOT_READY,
     STATUS_NOT_TAKEN,
+    POD_HELD_TOO_LONG,
+    HOLD_UNANSWERED,
 )
 
 #: How long an event that is a point in time counts as firing, in seconds. Alertmanager notifies nobody of one that is
@@ -51,6 +56,9 @@ HOLD_S = 330.0
 TIME_TO_OOM_S = 60.0
 #: Not ready for this many seconds is an alert; a start takes less.
 NOT_READY_S = 30.0
+#: A pod that is held for more seconds is an alert. A kubelet looks every 10 s, at figures of pods that are up to 15 s
+#: old, and gives a grace: one that answers has done so by then.
+HELD_TOO_LONG_S = 45.0
 #: Pods of one incident that get an alert of their own; a machine-wide OOM may name hundreds of victims.
 MAX_PODS = 50
 #: The domains that are no cgroup's path.
@@ -165,6 +173,9 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
     if verdict == "eviction_won":
         for pod in evicted or [""]:
             yield alert(EVICTION, noted, pod, mode=mode)
+    if "hold_unanswered" in flags:
+        for pod in _pods(one["pod"] for one in incident["holds"] if one["why"] in ("unanswered", "other_pod")):
+            yield alert(HOLD_UNANSWERED, "warning", pod)
     if "wrong_victim" in flags:
         for pod in killed or [""]:
             yield alert(WRONG_VICTIM, "warning", pod)
@@ -222,10 +233,11 @@ def alerts_for_state(
     met: Iterable[Mapping[str, Any]] = (),
     braked: Mapping[str, Any] | None = None,
     mismatch: Mapping[str, Any] | None = None,
-    oom_in_s: Mapping[str, float | None] | None = None,
+    oom_ahead: Mapping[str, Forecast] | None = None,
     lost: Mapping[str, int] | None = None,
     not_ready: str = "",
     not_ready_s: float = 0.0,
+    held: Iterable[Mapping[str, Any]] = (),
 ) -> list[Alert]:
     """Every alert that holds at ``now`` (Unix seconds): give all of it to `AlertSender.update`.
 
@@ -235,8 +247,9 @@ def alerts_for_state(
       rest annotations. None while they are not.
     * ``mismatch``: while the kernel's likely victim is not the policy's first; its keys (``kernel``, ``policy``,
       ``reason``) become annotations. None while they agree.
-    * ``oom_in_s``: domain -> seconds to the forecast OOM kill, None or infinite when memory is not growing.
+    * ``oom_ahead``: domain -> the forecast of its OOM kill; one that says nothing is no alert.
     * ``lost``: where -> how many events were lost there since the last call (not the total).
+    * ``held``: pods that are held (`monitor.side.holds.Holds.shown`).
     * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
       so.
     """
@@ -268,13 +281,25 @@ def alerts_for_state(
     if mismatch is not None:
         text = f"if memory ran out on {node} now, the kernel would kill another pod than the eviction policy"
         alert(VICTIM_MISMATCH, "warning", text, mismatch)
-    for domain, seconds in (oom_in_s or {}).items():
-        if seconds is not None and seconds < TIME_TO_OOM_S:
-            text = f"{domain} on {node} is about {max(0.0, seconds):.0f} s from an OOM kill if it goes on growing so"
-            alert(TIME_TO_OOM, "warning", text, {"seconds": f"{seconds:.1f}"}, domain=domain)
+    for domain, made in (oom_ahead or {}).items():
+        if made.in_ns is None or made.in_ns >= TIME_TO_OOM_S * 1e9:
+            continue
+        seconds, soonest, latest = ((ns or 0) / 1e9 for ns in (made.in_ns, made.soonest_ns, made.latest_ns))
+        text = (
+            f"{domain} on {node} is about {seconds:.0f} s from an OOM kill if it goes on growing so "
+            f"({LEVEL:.0%} of such crossings come after {soonest:.0f} to {latest:.0f} s)"
+        )
+        ends = {"seconds": f"{seconds:.1f}", "soonest_s": f"{soonest:.1f}", "latest_s": f"{latest:.1f}"}
+        alert(TIME_TO_OOM, "warning", text, {**ends, "interval_holds": LEVEL}, domain=domain)
     for where, n in (lost or {}).items():
         if n > 0:
             alert(EVENTS_LOST, "warning", f"outrace on {node} lost {n} events ({where})", {"lost": n}, where=where)
+    for one in held:
+        if one["held_s"] > HELD_TOO_LONG_S:
+            namespace, _, pod = str(one["pod"]).rpartition("/")
+            text = f"{one['pod']} on {node} has been held for {one['held_s']:.0f} s: its processes stand still or wait"
+            more = {key: one[key] for key in ("reason", "brake", "signal", "held_s", "left_s")}
+            alert(POD_HELD_TOO_LONG, "warning", text, more, namespace=namespace, pod=pod)
     if not_ready and not_ready_s >= NOT_READY_S:
         text = f"outrace on {node} cannot decide: {not_ready}"
         alert(NOT_READY, "critical", text, {"not_ready_s": f"{not_ready_s:.0f}"}, now - not_ready_s)

@@ -14,8 +14,8 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from monitor.kernel.sched import hurry
 from monitor.side.alerts import http_post
 from monitor.side.alerts.receiver import Receiver
 from monitor.side.alerts.rules import Alert
+from monitor.side.durable import replace_file
 from monitor.side.export.log import Log
 
 FILE_NAME = "alerts.json"
@@ -87,7 +88,7 @@ class StateFile(threading.Thread):
     def _write(self) -> bool:
         data = json.dumps({"version": _VERSION, "receivers": self._snapshot()}, separators=(",", ":")).encode()
         try:
-            replace(self._path, data)
+            replace_file(self._path, data)
         except OSError as error:
             if error.errno != self._problem:
                 self._log.error(
@@ -99,21 +100,6 @@ class StateFile(threading.Thread):
             return False
         self._problem = None
         return True
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Put a file with ``data`` in the place of ``path``, all of it or nothing. Raises OSError."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 #: Seconds after which Alertmanager gets again what is firing; it forgets after its resolve_timeout (5 min).
@@ -138,31 +124,58 @@ class AlertSender:
         node: str,
         resend_s: float = RESEND_S,
     ) -> None:
-        self._log = log
-        self._receivers: dict[str, Receiver] = {}  # by their keys in the state file
+        self._log, self._node, self._resend_s = log, node, resend_s
+        self._receivers: Mapping[str, Receiver] = {}  # by their keys in the state file; replaced as a whole
         self._state = StateFile(state_dir / FILE_NAME, self._snapshot, log)
         saved = self._state.load()
-        names: Counter[str] = Counter()
-        for kind, urls in (("alertmanager", alertmanagers), ("webhook", webhooks)):
-            for url in dict.fromkeys(urls):
-                name = f"{kind} {http_post.address(url)}"
-                names[name] += 1
-                if names[name] > 1:
-                    name += f" #{names[name]}"  # two webhooks on one host; their paths may be secret
-                key = hashlib.sha256(f"{kind} {url}".encode()).hexdigest()[:12]  # a URL may be secret
-                self._receivers[key] = Receiver(
-                    name,
-                    url,
-                    kind == "webhook",
-                    log,
-                    node,
-                    resend_s,
-                    saved.pop(key, None),
-                    self._state.changed,
-                )
+        self._receivers = self._made(alertmanagers, webhooks, saved)
         if saved:
             log.warning("alerts for receivers that are configured no more are dropped", receivers=len(saved))
             self._state.changed()
+
+    def _made(
+        self, alertmanagers: Sequence[str], webhooks: Sequence[str], saved: dict[str, Any]
+    ) -> dict[str, Receiver]:
+        """A receiver for each URL: the one there is, else a new one, with what of ``saved`` (taken out) is its own."""
+        made: dict[str, Receiver] = {}
+        taken = {receiver.name for receiver in self._receivers.values()}
+        for kind, urls in (("alertmanager", alertmanagers), ("webhook", webhooks)):
+            for url in dict.fromkeys(urls):
+                key = hashlib.sha256(f"{kind} {url}".encode()).hexdigest()[:12]  # a URL may be secret
+                if (known := self._receivers.get(key)) is not None:
+                    made[key] = known
+                    continue
+                base = name = f"{kind} {http_post.address(url)}"
+                for number in count(2):  # two webhooks on one host; their paths may be secret
+                    if name not in taken:
+                        break
+                    name = f"{base} #{number}"
+                taken.add(name)
+                made[key] = Receiver(
+                    name,
+                    url,
+                    kind == "webhook",
+                    self._log,
+                    self._node,
+                    self._resend_s,
+                    saved.pop(key, None),
+                    self._state.changed,
+                )
+        return made
+
+    def take_receivers(self, alertmanagers: Sequence[str], webhooks: Sequence[str]) -> None:
+        """Send to these from now on. What waits for one that stays is sent; one that is gone gets one more try. A new
+        one gets what lasts with the next `update`.
+        """
+        before = self._receivers
+        self._receivers = self._made(alertmanagers, webhooks, {})
+        for key, receiver in self._receivers.items():
+            if key not in before:
+                receiver.start()
+        for key, receiver in before.items():
+            if key not in self._receivers:
+                receiver.close()
+        self._state.changed()
 
     def fire(self, alert: Alert) -> None:
         """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `update`."""

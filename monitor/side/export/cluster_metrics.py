@@ -17,6 +17,8 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     tally, events = cluster.statuses.tally, cluster.events
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": tally.seconds.shown()})
+    text = "Of that, until the request was on its way: outrace's own part."
+    yield histogram("cluster_status_sent_seconds", text, {"": tally.sent.shown()})
     text = "Statuses of evicted pods, by what became of them; only `taken` is sure to stay."
     yield counter("cluster_statuses", text, dict(tally.fates), "outcome")
     text = "Times a kubelet wrote another phase over such a status, and it was written again."

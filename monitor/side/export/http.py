@@ -74,9 +74,11 @@ class Server:
         routes: Mapping[str, Route],
         on_error: Callable[[str], None] = lambda _: None,
         by_accept: Collection[str] = (),
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
+        self._max_connections = max_connections
         self._workers = {
             path: RouteWorker(path, route, self._answered, on_error, path in by_accept)
             for path, route in routes.items()
@@ -196,7 +198,7 @@ class Server:
                     self._deaf_until = time.monotonic() + _DEAF_S
                     return
                 continue
-            if len(self._open) >= MAX_CONNECTIONS and not self._make_room():
+            if len(self._open) >= self._max_connections and not self._make_room():
                 self.refused += 1
                 sock.close()
                 continue
@@ -206,7 +208,8 @@ class Server:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._epoll.register(sock, 0)
         except OSError:  # it went away again, or the kernel has no memory for another one
             sock.close()

@@ -24,17 +24,21 @@ from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.policy.eviction_brake import REASONS
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, IN_BYTES, MEMORY, RESOURCE, SIGNALS
+from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, RESOURCE
 from monitor.side.export.cluster_metrics import cap_metrics, cluster_metrics
 from monitor.side.export.families import counter, gauge, histogram
+from monitor.side.export.hold_metrics import hold_metrics
 from monitor.side.export.http import Response
 from monitor.side.export.pod_metrics import pod_metrics
 from monitor.side.export.race_metrics import race_metrics
+from monitor.side.export.reclaim_metrics import reclaim_metrics
+from monitor.side.export.reload_metrics import reload_metrics
+from monitor.side.memory_signals import memory_signals
 from monitor.side.view import View
 
 if TYPE_CHECKING:
-    from monitor.actions.oomadj import OomScores
     from monitor.side.export.http import Server
+    from monitor.side.process_watch import ProcessWatch
     from monitor.side.worker import Worker
 
 SCOPES = ("memcg", "global")
@@ -45,6 +49,7 @@ RECORDS = ("cross", "step", "signal", "oom", "kill", "exit", "reclaim")
 _HISTOGRAM_HELP = {
     "detection_us": "Time from a threshold crossed in the kernel to the decision.",
     "kill_us": "Time from a threshold crossed in the kernel to SIGKILL sent.",
+    "hold_us": "Time from a threshold crossed in the kernel to the brake of a pod in force.",
     "gone_us": "Time from a threshold crossed in the kernel to the pod's cgroup empty.",
     "memory_return_us": "Time from the end of a pod's last process to its memory given back.",
 }
@@ -52,6 +57,7 @@ _COUNTERS = {
     "passes": "Passes of the eviction policy.",
     "evictions": "Pods evicted.",
     "eviction_failures": "Evictions that left processes behind.",
+    "holds": "Pods braked at a crossing, or in the pass after it.",
     "oom_exiting": "OOM victims marked that were exiting anyway: nobody was killed.",
     "memory_kept": "Pods that went and kept some of their memory: page cache, tmpfs, slab.",
     "eviction_waits": "Times the next pod was not evicted yet because memory of the last was coming back.",
@@ -97,15 +103,20 @@ _DOMAIN = {
     "working_set": "Usage without inactive file.",
     "available": "Capacity without working set.",
 }
+#: Counters of `monitor.side.victim_marks`.
+_GUIDED = {
+    "marks": "Times the OOM killer was guided to a pod.",
+    "failures": "Times oom_score_adj of a pod's processes could not be raised or set back.",
+}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Metrics(Collector):
     """Collects from a `View` and from the side's own parts."""
 
-    def __init__(self, view: View, scores: OomScores, files: Worker, lines: Worker, server: Server) -> None:
+    def __init__(self, view: View, processes: ProcessWatch, files: Worker, lines: Worker, server: Server) -> None:
         self.view = view
-        self.scores = scores
+        self.scores, self.marks = processes.scores, processes.marks
         self.files = files
         self.lines = lines
         self.server = server
@@ -132,6 +143,7 @@ class Metrics(Collector):
             present = {domain: value for domain, value in values.items() if value is not None}
             yield gauge(f"memory_{name}_bytes", text, present, "domain")
         yield from pod_metrics(self.view)
+        yield from hold_metrics(self.view)
         yield from self._signals(domains)
         yield from self._policy()
         yield from self._records()
@@ -154,6 +166,10 @@ class Metrics(Collector):
             "Times there was no room to note the page cache of a memory cgroup, which counts as working set meanwhile."
         )
         yield counter("memory_cgroups_uncounted", text, view.counted().get("uncounted", 0))
+        if view.reloader is not None:
+            yield from reload_metrics(view.reloader.state)
+        if view.disks is not None:
+            yield from reclaim_metrics(view.disks.cleanup)
         rungs = {name: name == view.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the rung of the hook ladder that is in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(view.pods))
@@ -175,11 +191,7 @@ class Metrics(Collector):
     def _signals(self, domains: dict[str, MemoryReading]) -> Iterator[Metric]:
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
         view = self.view
-        seen = {
-            signal: (domains[name].available, domains[name].capacity)
-            for signal, name in ((MEMORY, "node"), (ALLOCATABLE_MEMORY, "kubepods"))
-            if name in domains
-        }
+        seen = memory_signals(view, domains)
         if view.disks is not None:
             seen |= {signal: (o.available, o.capacity) for signal, o in view.disks.observations.items()}
         # What nothing observes here is never compared.
@@ -218,7 +230,7 @@ class Metrics(Collector):
         yield counter(
             "eviction_brakes", "Times evictions began to be held, since the daemon started.", braked, "reason"
         )
-        decisions = {(signal, view.config.mode): view.decisions[signal] for signal in (*SIGNALS, "local-storage")}
+        decisions = {(signal, view.config.mode): view.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
         yield counter("decisions", "Pods chosen for eviction, since the side started.", decisions, "signal", "mode")
         yield counter(
             "oom_kills",
@@ -253,6 +265,12 @@ class Metrics(Collector):
         yield counter("oom_score_adj_mismatches", "Processes seen with another oom_score_adj.", scores.mismatches)
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
+        marked = self.marks.marked if self.marks is not None else {}
+        text = "Pods whose processes have oom_score_adj 1000 now, because they would be evicted next."
+        yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked.values()))
+        yield gauge("oom_guided_processes", "Their processes that are raised.", sum(marked.values()))
+        for name, text in _GUIDED.items():
+            yield counter(f"oom_guide_{name}", text, getattr(self.marks, name, 0))
         yield counter("state_write_failures", "Failed writes to the state dir.", files.failures)
         failing = files.failing is not None
         yield gauge("state_write_failing", "1 while the last write to the state dir failed.", failing)

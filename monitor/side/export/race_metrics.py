@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from monitor.race.forecast import LEVEL, STILL, Forecast
 from monitor.side.export.families import counter, gauge, histogram
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ _ALERTS = {
     "failed": "Tries to send that failed; what was not taken is tried again.",
     "dropped": "Changes of alerts dropped: a full queue, or a receiver that refuses them.",
 }
-_SIGNALS = {"node": "memory.available", "kubepods": "allocatableMemory.available"}
 
 
 def race_metrics(races: Races) -> Iterator[Metric]:
@@ -58,26 +58,42 @@ def _ahead(races: Races) -> Iterator[Metric]:
         "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near.",
         forecaster.mismatch is not None,
     )
-    growing = {d: inf if s is None else s for d, s in forecaster.seconds("oom").items()}
-    thresholds = {
-        (domain, _SIGNALS[domain]): inf if seconds is None else seconds
-        for domain, seconds in forecaster.seconds("threshold").items()
-    }
-    text = "Until the nearest threshold is crossed if memory goes on growing so; +Inf when it does not grow."
-    yield gauge("forecast_threshold_seconds", text, thresholds, "domain", "signal")
-    yield gauge(
-        "forecast_oom_seconds",
-        "Until the limit of the domain is hit if memory goes on growing so; +Inf when it does not grow.",
-        growing,
-        "domain",
-    )
+    for what, name, until in (
+        ("threshold", "forecast_threshold", "the nearest threshold that is not crossed yet is crossed"),
+        ("oom", "forecast_oom", "the limit of the domain is hit"),
+    ):
+        outlook = forecaster.outlook(what)
+        labels = ("domain", "signal") if what == "threshold" else ("domain",)
+        keys = {domain: (domain, made.signal)[: len(labels)] for domain, made in outlook.items()}
+        text = f"Until {until} if memory goes on growing so; +Inf when it does not grow, absent without a forecast."
+        yield gauge(f"{name}_seconds", text, _middles(outlook, keys), *labels)
+        text = f"Interval that {LEVEL:.0%} of crossings came in, by its ends: until {until}. Absent without a forecast."
+        yield gauge(f"{name}_interval_seconds", text, _ends(outlook, keys), *labels, "end")
     pods = forecaster.view.pods
     near = {
         (pods[uid].pod.namespace, pods[uid].pod.name): seconds
         for uid, seconds in forecaster.pods().items()
         if uid in pods
     }
-    text = "Until a pod hits its own limit, of those that grow towards one."
+    text = "Until a pod hits its own limit, of those that there is a forecast for."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
     text = "By how much the first forecast of the last 30 s was wrong when a threshold was crossed."
     yield histogram("forecast_error_seconds", text, {"": races.tally.forecast_error.shown()})
+    text = (
+        f"Crossings, by the first forecast of the last 30 s: inside its {LEVEL:.0%} interval, sooner, later, or none."
+    )
+    yield counter("forecasts_judged", text, races.tally.forecasts, "outcome")
+
+
+def _middles(outlook: Mapping[str, Forecast], keys: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], float]:
+    found = {keys[domain]: made.in_ns / 1e9 for domain, made in outlook.items() if made.in_ns is not None}
+    return found | {keys[domain]: inf for domain, made in outlook.items() if made.no == STILL}
+
+
+def _ends(outlook: Mapping[str, Forecast], keys: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], float]:
+    found = {}
+    for domain, made in outlook.items():
+        for end, ns in (("soonest", made.soonest_ns), ("latest", made.latest_ns)):
+            if ns is not None:
+                found[(*keys[domain], end)] = ns / 1e9
+    return found

@@ -28,7 +28,7 @@ APPLICATION_ID = 0x6F757472
 SCHEMA_VERSION = 2
 _SCHEMA = (
     """CREATE TABLE incidents (
-        seq INTEGER PRIMARY KEY, -- in the order they came, whatever the clock said
+        seq INTEGER PRIMARY KEY, -- in the order they came, whatever the clock showed
         id TEXT NOT NULL UNIQUE,
         start REAL NOT NULL, -- Unix seconds
         end REAL NOT NULL,
@@ -97,11 +97,15 @@ def decode(head: bytes, steps: bytes | None = None) -> Incident:
         incident = json.loads(zlib.decompress(head))
         if not isinstance(incident, dict):
             raise TypeError("not an object")
+        for key in ("start", "end"):
+            unix_time(incident[key])
+        if not (isinstance(incident["id"], str) and isinstance(incident["verdict"], str)):
+            raise TypeError("its id or verdict is no text")
         if steps is None:
             incident.pop("steps", None)
         else:
             incident["steps"] = json.loads(zlib.decompress(steps))
-    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+    except (zlib.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(f"an incident in it cannot be read ({error})") from None
     return incident
 
@@ -111,7 +115,7 @@ def unix_time(value: object) -> float:
     if isinstance(value, str):
         when = datetime.datetime.fromisoformat(value)
         if when.tzinfo is None:
-            raise ValueError(f"{value!r} does not say its offset from UTC")
+            raise ValueError(f"{value!r} does not have its offset from UTC")
         return when.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a time")
@@ -119,9 +123,11 @@ def unix_time(value: object) -> float:
 
 
 def _pods(incident: Mapping[str, Any]) -> list[str]:
-    """Every pod that has a part in it: evicted, killed, or at whose allocation the kernel killed."""
+    """Every pod that has a part in it: evicted, refused to be, held, killed, or whose allocation led to a kill."""
     parts = [*incident.get("evicted", ()), *incident.get("oom_victims", ()), incident.get("invoker") or {}]
-    return list(dict.fromkeys(str(who["pod"]) for who in parts if who.get("pod")))
+    names = [who["pod"] for who in parts if who.get("pod")] + [*incident.get("refused", ())]
+    names += [one["pod"] for one in incident.get("holds", ())]
+    return list(dict.fromkeys(map(str, names)))
 
 
 def _pack(value: object) -> bytes:
