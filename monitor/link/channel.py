@@ -96,7 +96,7 @@ def leftover(sock: socket.socket) -> Iterator[Message | Bad]:
     while resets < 2:
         try:
             packet, _, seen, _ = sock.recvmsg(MAX_PACKET, 0, socket.MSG_DONTWAIT)
-        except ConnectionError:  # said once, before what waits: the other end had not read everything either
+        except ConnectionError:  # reported once, before what waits: the other end had not read everything either
             resets += 1
             continue
         except BlockingIOError:
@@ -115,5 +115,5 @@ def is_read(sock: socket.socket) -> bool:
         except BlockingIOError:
             return True
         except OSError:
-            continue  # a reset, said once
+            continue  # a reset, reported once
     return False

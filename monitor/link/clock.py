@@ -41,7 +41,7 @@ class WallClock:
     def look(self, now_ns: int) -> None:
         """To be called before an event of this moment is fed.
 
-        What happened since the last look is told by the new setting: an event is heard of milliseconds after it
+        What happened since the last look is dated by the new setting: an event is heard of milliseconds after it
         happened, a setting up to 10 s after it was made.
         """
         offset = wall_offset_ns()

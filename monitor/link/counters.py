@@ -43,6 +43,7 @@ COUNTERS = (
     "decisions",  # pods chosen for eviction (observed or enforced)
     "evictions",  # pods really evicted
     "eviction_failures",
+    "holds",  # pods braked at a crossing instead of killed
     "braked_not_covered",  # times evictions were held, by reason (`monitor.policy.eviction_brake.REASONS`)
     "braked_outgrown",
     "braked_no_gain",
@@ -76,10 +77,13 @@ COUNTERS = (
     "eviction_waits",  # times the next victim was not chosen yet because memory was coming back
     "eviction_waits_cut",  # of those, ended by growth of others
     "pods",
+    "config_number",  # configurations taken while running; the last one is in force
+    "config_staged",  # number of one that waits for the pods that change with it
+    "config_refused",  # number of one that could not be taken
     "cpu_ns",  # CPU time of the hot process
     "published_ns",
 )
-#: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it tells of.
+#: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it reports.
 MESSAGES = (
     "cross",
     "clear",
@@ -98,7 +102,7 @@ MESSAGES = (
     "braked",
     "other",
 )
-HISTOGRAMS = ("detection_us", "kill_us", "gone_us", "memory_return_us")
+HISTOGRAMS = ("detection_us", "kill_us", "hold_us", "gone_us", "memory_return_us")
 
 _NAMES = (*COUNTERS, *(f"dropped_{name}" for name in MESSAGES), *(f"errors_{call}" for call in CALLS))
 _SLOTS: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.kernel.wire import OomEvent
-from monitor.link.record_messages import Limit, Pass, Ranking, Rows, Snapshot
+from monitor.link.config_messages import FROM_CONFIG, TO_CONFIG, FromConfig, ToConfig
+from monitor.link.hold_messages import FROM_HOLDS, TO_HOLDS, FromHolds, Held, HoldEnded, ToHolds
+from monitor.link.record_messages import HoldLook, Limit, Pass, Ranking, Record, Rows, Snapshot
 
 # hot -> side
 
@@ -41,6 +43,7 @@ class State(NamedTuple):
     scheduler: str  # scheduling policy of the hot process
     mlocked: bool  # its memory is locked
     oom_score_adj: int  # of the hot process
+    compared: Sequence[Mapping[str, str]] = ()  # the same of thresholds that only a kubelet would have
 
 
 class Decision(NamedTuple):
@@ -94,6 +97,7 @@ class Evicted(NamedTuple):
     pids_total: int
     freed: int = 0  # bytes that came back
     settled_ns: int | None = None  # when they were back
+    exits: Rows = ()  # [[pid, wait status]] after a grace, of those that are known (`wait_status`)
     resent: bool = False  # as in `decision`
 
 
@@ -164,6 +168,7 @@ class Cross(NamedTuple):
     usage: int  # bytes at the crossing
     working_set: int  # the same
     resent: bool = False  # as in `decision`
+    available: int | None = None  # bytes, by the signal; null in recordings of before 0.5: capacity - working set
 
 
 class Clear(NamedTuple):
@@ -184,6 +189,8 @@ class Killed(NamedTuple):
     pod: str  # uid
     name: str  # namespace/name
     ts_ns: int  # of its SIGKILL
+    held: int | None = None  # bytes that it had at the most in its grace; null: not known
+    usage: int | None = None  # bytes that it had last before its SIGKILL
     resent: bool = False  # as in `decision`
 
 
@@ -268,11 +275,7 @@ class Synced(NamedTuple):
 class Stored(NamedTuple):
     """Of the messages about races that this side was sent, nothing is to come of the first so many any more."""
 
-    total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`
-
-
-class Record(NamedTuple):
-    """A recording begins, or a part of it is missing: send a snapshot."""
+    total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`, `held`, `hold_ended`
 
 
 class Refresh(NamedTuple):
@@ -291,13 +294,16 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Evicted | GiveBack | Left | Braked | Released | Reap | Cross | Clear
-    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit
+    | Killed | Flight | Oom | Ranking | Snapshot | Pass | Limit | HoldLook | FromHolds | FromConfig
 )  # fmt: skip
-SideMessage = PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
+SideMessage = (
+    PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
+    | ToHolds | ToConfig
+)  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.
-RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom
-OF_RACES = (Cross, Clear, Decision, Killed, Evicted, Oom)
+RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom | Held | HoldEnded
+OF_RACES = (Cross, Clear, Decision, Killed, Evicted, Oom, Held, HoldEnded)
 
 Send = Callable[[HotMessage], None]
 
@@ -322,6 +328,9 @@ HOT_TO_SIDE: dict[str, type[HotMessage]] = {
     "snapshot": Snapshot,
     "pass": Pass,
     "limit": Limit,
+    "hold_look": HoldLook,
+    **FROM_HOLDS,
+    **FROM_CONFIG,
 }
 SIDE_TO_HOT: dict[str, type[SideMessage]] = {
     "pod+": PodSeen,
@@ -334,6 +343,8 @@ SIDE_TO_HOT: dict[str, type[SideMessage]] = {
     "stored": Stored,
     "record": Record,
     "refresh": Refresh,
+    **TO_HOLDS,
+    **TO_CONFIG,
 }
 #: Class -> type in a packet.
 NAMES: dict[type, str] = {cls: name for name, cls in (*HOT_TO_SIDE.items(), *SIDE_TO_HOT.items())}

@@ -46,6 +46,19 @@ class Pass(NamedTuple):
     decision: Mapping[str, Any] | None  # what a replay has to make again of the `decision`
     hurried: bool  # the grace under way was ended
     outcome: Mapping[str, Any]
+    kept: bool = False  # the victim was not evicted, because pods were held for it
+    holding: bool = False  # pods are held, and the policy does not decide yet
+    number: int = 0  # as in `ranking`
+
+
+class HoldLook(NamedTuple):
+    """Only with `--record`: a look from which something followed for pods that are held, or begin to be."""
+
+    rules: Sequence[Any]  # fields of `monitor.policy.hold.Rules`
+    before: Mapping[str, Any]  # as `monitor.hot.hold_record` writes them
+    look: Mapping[str, Any]
+    after: Mapping[str, Any]
+    steps: Mapping[str, Any]
     number: int = 0  # as in `ranking`
 
 
@@ -59,3 +72,10 @@ class Limit(NamedTuple):
     fired: Sequence[str] | None
     decision: Mapping[str, Any] | None
     number: int = 0  # as in `ranking`
+
+
+# side -> hot
+
+
+class Record(NamedTuple):
+    """A recording begins, or a part of it is missing: send a snapshot."""

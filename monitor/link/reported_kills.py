@@ -48,6 +48,11 @@ class ReportedKills:
         line = f"{self._boot} {since_ns} {until_ns}".ljust(_LINE - 1) + "\n"
         os.pwrite(self._fd, line.encode(), self._at)
 
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
 
 def spans(state_dir: Path) -> list[Span]:
     """The spans of this boot. Whoever asks reads the programs' records now, and then has them forgotten (`forget`).

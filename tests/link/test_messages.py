@@ -146,7 +146,7 @@ def test_the_largest_packet_passes_and_one_byte_more_is_refused(ends: Pair) -> N
         (b'{"t": "x", "text": "' + b"a" * channel.MAX_PACKET + b'"}', "a packet of more than 131072 bytes"),
     ],
 )
-def test_what_is_no_message_is_told_and_the_next_one_comes(ends: Pair, packet: bytes, problem: str) -> None:
+def test_what_is_no_message_is_reported_and_the_next_one_comes(ends: Pair, packet: bytes, problem: str) -> None:
     hot, side = ends
     for sender, receiver in ((hot, side), (side, hot)):
         sender.send(packet)
@@ -167,7 +167,7 @@ def test_any_packet_is_received_as_no_message(packet: bytes | str) -> None:
         assert isinstance(message, Bad)
 
 
-def test_a_closed_end_is_told_once(ends: Pair) -> None:
+def test_a_closed_end_is_reported_once(ends: Pair) -> None:
     hot, side = ends
     assert channel.send(hot, Synced())
     hot.close()
