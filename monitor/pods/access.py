@@ -56,7 +56,7 @@ class Access:
 
     @property
     def node(self) -> str:
-        """Raises ConfigError where it cannot be known: a pod of another name has no pods, and nothing would be said."""
+        """Raises ConfigError where it cannot be known: another name has no pods, and nothing would be reported."""
         if self.node_name or self.kubelet.flags.get("hostname-override"):
             return self.node_name or self.kubelet.node_name
         if self._in_pod and not self._host_network:

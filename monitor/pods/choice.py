@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitor.pods.spec import CGROUPS, MANIFESTS
+from monitor.pods.spec import CGROUPS, MANIFESTS, SERVICES
 
-#: Where a VM has manifests of its own, if nothing else is said.
+#: Where a VM has manifests of its own, if nothing else is configured.
 MANIFEST_DIR = Path("/etc/outrace/pods")
 
 
@@ -25,9 +25,20 @@ class Choice:
     kubelet: bool = False
 
 
-def without_cluster(tried: Sequence[str] = (), kubelet: bool = False, manifest_dir: Path = MANIFEST_DIR) -> Choice:
-    """Manifests where they have their directory, else cgroups."""
+def without_cluster(
+    tried: Sequence[str] = (),
+    kubelet: bool = False,
+    manifest_dir: Path = MANIFEST_DIR,
+    kubepods: Path | None = None,
+) -> Choice:
+    """Manifests where they have their directory; the services of the machine where nothing is of Kubernetes; else
+    cgroups. ``kubepods``: one that holds pods.
+    """
     none = "no pods of a cluster can be had" if kubelet or tried else "no kubelet here"
     if manifest_dir.is_dir():
         return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and {none}", tuple(tried), kubelet)
-    return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)
+    if kubelet or tried:
+        return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)
+    if kubepods is not None:
+        return Choice(CGROUPS, f"{none}, but {kubepods} holds pods, and there is no {manifest_dir}")
+    return Choice(SERVICES, f"{none}, and there is no {manifest_dir}")

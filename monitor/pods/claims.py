@@ -26,6 +26,8 @@ _UNITS = re.compile(
 _PROGRAMS = re.compile(
     r"systemd|dbus-(?:daemon|broker)|NetworkManager|sshd(?:-session)?|kubelet|kubelite|hyperkube"
     r"|containerd|crio|dockerd|cri-dockerd|k3s(?:-server|-agent)?|rke2|k0s"
+    r"|systemd-(?:journald|logind|udevd|networkd|resolved)|udevd|elogind(?:-daemon)?|login|agetty|dhclient|dhcpcd"
+    r"|wpa_supplicant|connmand|iwd"
 )
 _DELETED = " (deleted)"  # the file was replaced, as an upgrade does, and the process runs on
 

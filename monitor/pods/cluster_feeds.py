@@ -18,6 +18,9 @@ POLL_S = 10.0
 #: ... and where a cgroup has appeared that no pod is known of: at most so often, and after `_REST` times what an answer
 #: took, `POLL_S` at most. (500 pods are 3 MB of JSON, which the kubelet has to write.)
 SOON_S = 0.25
+#: A container has ended: asked for so long, `SOON_S` apart. A kubelet writes within 0.1 s of that that it evicted the
+#: pod, and an incident is final 2 s after the pressure.
+ENDED_S = 2.0
 _REST = 10
 #: ... and while the containers of a pod are not all known: their ids come with its status.
 STARTING_S = 1.0
@@ -89,6 +92,11 @@ class KubeletFeed(PodFeed):
         self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node: nobody else is in the way
         self._soon = threading.Event()
         self._starting: dict[str, float] = {}  # uid -> since when not all of its containers are known
+        self._followed_until = 0.0
+
+    def follow(self) -> None:
+        self._followed_until = self._clock() + ENDED_S
+        self._soon.set()
 
     def soon(self) -> None:
         self._soon.set()
@@ -125,12 +133,14 @@ class KubeletFeed(PodFeed):
         self._client.close()
 
     def _pause_s(self, found: Sequence[Known]) -> float:
-        """Until the next look that nobody asks for: sooner while a pod starts, whose status has more to say."""
+        """Until the next look that nobody asks for: sooner where a pod starts or ends, whose status has more to say."""
         now = self._clock()
         self._starting = {
             one.uid: self._starting.get(one.uid, now)
             for one in found
             if one.manifest is not None and one.manifest.is_starting
         }
+        if now < self._followed_until:
+            return SOON_S
         new = any(now - since < _STARTING_MOST_S for since in self._starting.values())
         return STARTING_S if new else POLL_S

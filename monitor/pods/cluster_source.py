@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from monitor.kernel.cgroupfs import Hierarchy
@@ -16,7 +16,7 @@ from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import Change, Scan
 from monitor.pods.spec_source import SpecSource
 
-#: A cgroup whose pod is not listed for so long is said to be so; the kubelet makes it up to a second before.
+#: A cgroup whose pod is not listed for so long is reported; the kubelet makes it up to a second before.
 UNLISTED_S = 10.0
 #: After a scan so many times what it took is waited, `_REST_S` at most: where 5 pods a second come and go, each with
 #: ten changes, every change would be a scan of all pods.
@@ -25,6 +25,8 @@ _REST, _REST_S = 3, 0.6
 
 class ClusterSource(SpecSource):
     """Pods of ``feed``. One whose cgroup is there and that is not in the list (yet) is no pod: nothing is guessed."""
+
+    HOLDS_US = "it is never evicted"  # as a DaemonSet is meant to be
 
     def __init__(
         self,
@@ -51,6 +53,12 @@ class ClusterSource(SpecSource):
 
     def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:
         self.feed.on_evicted = on_evicted
+
+    def notify_ending(self, on_ending: Callable[[str], object]) -> None:
+        self.feed.on_ending = on_ending
+
+    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:
+        return self.feed.health(uid)
 
     @property
     def unlisted(self) -> tuple[str, ...]:
@@ -94,6 +102,8 @@ class ClusterSource(SpecSource):
         self._listed = self.feed.manifests(self._known)
         scan.problems.extend(self.feed.problems())
         self._match(scan)
+        if any(self._has_ended(uid, scan) for uid in self._known):
+            self.feed.follow()
         above = search_dirs(self.node) if self._kubepods is None else cgroup_tree.class_dirs(self._kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
@@ -105,6 +115,11 @@ class ClusterSource(SpecSource):
                 "give the kubelet's cgroupRoot with --cgroup-root, or the right --node-name"
             )
         return scan
+
+    def _has_ended(self, uid: str, scan: Scan) -> bool:
+        """Whether a pod, or a container of it, is gone since the scan before."""
+        found = scan.pods.get(uid)
+        return found is None or not self._known[uid].containers.items() <= found.containers.items()
 
     def _find_unlisted(self, scan: Scan) -> None:
         """Cgroups of pods that are not in the list."""

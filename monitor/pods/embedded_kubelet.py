@@ -2,7 +2,7 @@
 its own would have them; RKE2 and k0s start one as a process.
 
 k3s: `/etc/rancher/k3s/config.yaml` (`kubelet-arg`); since 1.32 its defaults are in `00-k3s-defaults.conf` of
-`agent/etc/kubelet.conf.d`. It hides its arguments (they may have a token): then only that file says them.
+`agent/etc/kubelet.conf.d`. It hides its arguments (they may have a token): then only that file has them.
 MicroK8s: `args/kubelet`, one flag a line, with ${SNAP_DATA}.
 """
 
@@ -81,8 +81,8 @@ def _k3s_options(root: Path, given: Sequence[str], environment: Mapping[str, str
     """All values of its options: of its file, of those in FILE.d, and of its command line, each after the one before.
     A later file takes the place of a list, except with ``NAME+``.
     """
-    said = _words(given)
-    path = Path(environment.get("K3S_CONFIG_FILE") or _last(said, "config", "c") or K3S_CONFIG)
+    given_words = _words(given)
+    path = Path(environment.get("K3S_CONFIG_FILE") or _last(given_words, "config", "c") or K3S_CONFIG)
     found: dict[str, list[str]] = {}
     if path.is_absolute():  # it may be a URL as well
         more = _below(root, Path(f"{path}.d"))
@@ -92,7 +92,7 @@ def _k3s_options(root: Path, given: Sequence[str], environment: Mapping[str, str
         for key, values in (pair for one in files for pair in _yaml(one)):
             added = found.get(key.removesuffix("+"), []) if key.endswith("+") else []
             found[key.removesuffix("+")] = [*added, *values]
-    for key, values in said.items():
+    for key, values in given_words.items():
         found[key] = [*found.get(key, ()), *values]
     return found
 

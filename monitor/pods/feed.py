@@ -1,4 +1,4 @@
-"""Pods as a cluster tells of them, kept up to date by a thread (`monitor.pods.cluster_feeds`).
+"""Pods as a cluster reports them, kept up to date by a thread (`monitor.pods.cluster_feeds`).
 
 What is known outlives its source: it is stored (`monitor.pods.cache`) and used until the first answer after a restart,
 and while nobody answers. A pod that is deleted stays for `LINGER_S`, and as long as its cgroup is there: its processes,
@@ -59,6 +59,12 @@ def _is_evicted(before: Known | None, now: Known) -> bool:
     return was.get("phase") == "Running" and (status.get("phase"), status.get("reason")) == ("Failed", "Evicted")
 
 
+def _is_ending(before: Known | None, now: Known) -> bool:
+    """Whether a pod was asked to end since: deleted, or evicted through the API."""
+    was = {} if before is None else before.object["metadata"]
+    return bool(now.object["metadata"].get("deletionTimestamp")) and not was.get("deletionTimestamp")
+
+
 class PodFeed(ABC):
     """`fileno` is readable when `pods` has changed. ``where`` names the source in messages."""
 
@@ -85,13 +91,14 @@ class PodFeed(ABC):
         self._tried = threading.Event()  # whether there was an answer, or a failure
         #: Called with uid, namespace/name and message of a pod that ran, and is Evicted now.
         self.on_evicted: Callable[[str, str, str], object] = lambda *_: None
+        self.on_ending: Callable[[str], object] = lambda _: None
         self.synced = False  # whether the source has answered since the start
         if cache is not None:
             self._pods = {one.uid: one for obj in cache.load() if (one := known(f"{cache.path}", obj)) is not None}
 
     @property
     def is_known(self) -> bool:
-        """Whether the source has answered, or what it said before the last restart is stored."""
+        """Whether the source has answered, or what it answered before the last restart is stored."""
         return self.synced or bool(self._pods)
 
     @property
@@ -125,6 +132,9 @@ class PodFeed(ABC):
                 os.close(self._event)
             self._event = -1
 
+    def follow(self) -> None:  # noqa: B027 - what is watched comes by itself
+        """Containers have ended: their pods' status changes in a moment."""
+
     def soon(self) -> None:  # noqa: B027 - what is watched comes by itself
         """Somebody has seen a pod that is not known here yet."""
 
@@ -142,6 +152,12 @@ class PodFeed(ABC):
             gone = [one.manifest for _, one in self._gone.values() if one.manifest is not None]
         return there + [replace(one, pod=replace(one.pod, phase="Succeeded")) for one in gone]
 
+    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:
+        """Container -> whether it is ready by its probes, and its restarts; None of a pod that is not known."""
+        with self._lock:
+            found = self._pods.get(uid)
+        return None if found is None else pod_objects.health(found.object)
+
     def problems(self) -> list[str]:
         """One line each: pods that cannot be read, and a source that does not answer."""
         with self._lock:
@@ -150,7 +166,7 @@ class PodFeed(ABC):
             return found + [one for one in (*self._skipped, self._failure, stored) if one]
 
     def replace_all(self, pods: Mapping[str, Known], skipped: tuple[str, ...] = ()) -> None:
-        """These are all pods there are; ``skipped`` says what is missing of them."""
+        """These are all pods there are; ``skipped`` names what is missing of them."""
         with self._lock:
             now = self._clock()
             self._gone |= {
@@ -159,6 +175,7 @@ class PodFeed(ABC):
             for uid in pods:
                 self._gone.pop(uid, None)
             evicted = [one for uid, one in pods.items() if self.synced and _is_evicted(self._pods.get(uid), one)]
+            ending = [uid for uid, one in pods.items() if self.synced and _is_ending(self._pods.get(uid), one)]
             changed = self._pods != dict(pods) or not self.synced or self._failure != "" or self._skipped != skipped
             self._skipped = skipped
             self._dirty = self._dirty or self._pods != dict(pods)
@@ -167,6 +184,8 @@ class PodFeed(ABC):
         self._tried.set()
         for one in evicted:
             self._notify_evicted(one)
+        for uid in ending:
+            self.on_ending(uid)
 
     def put(self, one: Known) -> None:
         with self._lock:
@@ -179,6 +198,8 @@ class PodFeed(ABC):
             self._changed()
         if _is_evicted(before, one):
             self._notify_evicted(one)
+        if _is_ending(before, one):
+            self.on_ending(one.uid)
 
     def _notify_evicted(self, one: Known) -> None:
         meta = one.object["metadata"]

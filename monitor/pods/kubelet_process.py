@@ -146,12 +146,17 @@ def _drop_ins(pid: int, flags: Mapping[str, str]) -> tuple[tuple[Path, Mapping[s
 
 def _there(pid: int, path: Path) -> Path:
     """An absolute path of the kubelet's: as it is where we have it too (what is read again later outlives a kubelet),
-    else through its mount namespace: by process 1, which outlives it, where that is the same.
+    else through its mount namespace: by process 1, which outlives it, where the same file is there.
     """
+    through = Path(f"/proc/{pid}/root") / path.relative_to("/")
     with suppress(OSError):
-        if pid and not path.exists() and (Path(f"/proc/{pid}/root") / path.relative_to("/")).exists():
-            same = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino
-            return Path(f"/proc/{1 if same else pid}/root") / path.relative_to("/")
+        if not pid or path.exists() or not through.exists():
+            return path
+        by_init = Path("/proc/1/root") / path.relative_to("/")
+        with suppress(OSError):  # a sandbox may forbid to look at process 1
+            if os.path.samefile(through, by_init):
+                return by_init
+        return through
     return path
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
@@ -84,6 +85,16 @@ class PodSource(ABC):
 
     def notify_evicted(self, on_evicted: Callable[[str, str, str], object]) -> None:  # noqa: B027 - others do not know
         """Have it called, from any thread, with uid, name and message of each pod that is Evicted in the cluster."""
+
+    def health(self, uid: str) -> Mapping[str, tuple[bool, int]] | None:  # others do not know
+        """Container -> whether it is ready by its probes, and its restarts; None where that is not known."""
+        return None
+
+    def notify_ending(self, on_ending: Callable[[str], object]) -> None:  # noqa: B027 - others do not know
+        """Have it called, from any thread, with the uid of each pod that is deleted or evicted through the API."""
+
+    def take_rules(self, rules: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: B027 - others have none
+        """Another table `services:` is in force; the next poll that begins goes by it. From any thread."""
 
     @property
     def pods(self) -> Mapping[str, FoundPod]:

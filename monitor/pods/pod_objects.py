@@ -25,7 +25,7 @@ _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 #: and of a text. (Kubernetes' own volumes of a pod are a few; a label's value has 63 characters at most.)
 _MOST, _LONGEST = 100, 1024
 _STATUS = ("phase", "qosClass", "reason", "message")
-_CONTAINER_STATUS = ("name", "containerID")
+_CONTAINER_STATUS = ("name", "containerID", "ready", "restartCount")
 _SPECS = ("containers", "initContainers")
 _STATUSES = ("containerStatuses", "initContainerStatuses")
 #: What a resize in place can change, and the resources that a policy asks for.
@@ -94,6 +94,15 @@ def owner(obj: Mapping[str, Any]) -> str:
     return f"{first.get('kind')}/{first.get('name')}" if first.get("kind") else ""
 
 
+def health(obj: Mapping[str, Any]) -> dict[str, tuple[bool, int]]:
+    """Of each container that a status has: whether it is ready, and its restarts."""
+    return {
+        one["name"]: (one.get("ready") is True, one["restartCount"])
+        for one in _list(_map(obj, "status").get("containerStatuses"))
+        if isinstance(one.get("name"), str) and type(one.get("restartCount")) is int
+    }
+
+
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """With the requests that the kubelet has granted, where a resize in place is not done yet (KEP-1287): it ranks by
     them (`status.containerStatuses[].allocatedResources`), not by what the spec asks for. (Kubernetes 1.36:
@@ -146,7 +155,7 @@ def _granted(status: Mapping[str, Any]) -> Object:
 
 def _resources(found: Any) -> Any:
     """Requests and limits of what a policy asks for: a tenant names 100,000 resources of a domain of his own. What is
-    no map stays, to be said.
+    no map stays, to be reported.
     """
     if not isinstance(found, Mapping):
         return found

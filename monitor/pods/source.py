@@ -1,4 +1,4 @@
-"""The one door to pods: ``open_source("kubelet:URL" | "apiserver" | "manifests:DIR" | "cgroups", ...)``.
+"""The one door to pods: ``open_source("kubelet:URL" | "apiserver" | "manifests:DIR" | "services" | "cgroups", ...)``.
 
 source = open_source("manifests:/etc/outrace/pods", detect(), mem_total())
 while select([source.fileno()], ..., timeout=1):    # or every second, where fileno() is None
@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from monitor.errors import ConfigError
+from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.choice import Choice, without_cluster
 from monitor.pods.model import Change, FoundPod, PodSource
-from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, check_spec
+from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, check_spec
 
 if TYPE_CHECKING:
     from monitor.pods.access import Access
+    from monitor.pods.kubelet_process import KubeletProcess
 
 __all__ = ["Change", "FoundPod", "PodSource", "open_for", "open_source", "settle"]
 
@@ -36,12 +37,14 @@ def open_source(
     cgroup_root: str = "",
     access: Access | None = None,
     state_dir: Path | None = None,
+    services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> PodSource:
     """Open what ``--pods`` names. ConfigError for a bad ``spec``.
 
     ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
     pod may hold a process of ``spared`` (pids), because it would be killed with the pod. ``cgroup_root`` is the
     kubelet's. A cluster is reached by ``access``, and its pods are stored in ``state_dir``, if one is given.
+    ``services`` is the table of that name, pattern -> priority, request, never.
     """
     try:
         kind, argument = check_spec(spec)
@@ -59,6 +62,10 @@ def open_source(
         from monitor.pods.manifests import ManifestSource
 
         return ManifestSource(Path(argument), hierarchy, node, spared, cgroup_root)
+    if kind == SERVICES:
+        from monitor.pods.services import ServiceSource
+
+        return ServiceSource(hierarchy, mem_total, node, spared, services)
     from monitor.pods.tree import TreeSource
 
     return TreeSource(hierarchy, mem_total, node, spared, cgroup_root)
@@ -85,6 +92,8 @@ class Configured(Protocol):
     def kubelet_insecure(self) -> bool: ...
     @property
     def kubelet_flags(self) -> Mapping[str, str]: ...
+    @property
+    def services(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 def settle(config: Configured) -> tuple[Choice, Access | None]:
@@ -100,12 +109,9 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
     if kind not in (AUTO, *CLUSTER):
         return Choice(config.pods, "as given"), None
     if kind == AUTO:
-        from monitor.pods.kubelet_process import find_kubelet
-
-        kubelet = find_kubelet()
-        here = kubelet.is_there or kubelet.kubeconfig or config.kubeconfig or os.environ.get("KUBERNETES_SERVICE_HOST")
+        kubelet, here = _signs(config)
         if not here:
-            return without_cluster(), None
+            return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
         from monitor.pods.access import Access
         from monitor.pods.discover import choose
 
@@ -119,6 +125,37 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
     return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 
 
+def is_services(config: Configured) -> bool:
+    """Whether `settle` chooses the services of this machine; nobody is asked for that."""
+    kind, _ = check_spec(config.pods)
+    if kind != AUTO or config.node_cgroup is not None:
+        return kind == SERVICES
+    return not _signs(config)[1] and without_cluster(kubepods=_kubepods(config.cgroup_root)).spec == SERVICES
+
+
+def _signs(config: Configured) -> tuple[KubeletProcess, bool]:
+    """What is to be seen of a kubelet here, and whether anything is of a cluster."""
+    from monitor.pods.kubelet_process import find_kubelet
+
+    kubelet = find_kubelet()
+    given = kubelet.kubeconfig or config.kubeconfig or os.environ.get("KUBERNETES_SERVICE_HOST")
+    return kubelet, bool(kubelet.is_there or given)
+
+
+def _kubepods(cgroup_root: str) -> Path | None:
+    """A kubepods of this machine, with pods in it: of a kubelet that is not to be seen from here."""
+    from monitor.kernel.cgroupfs import detect
+    from monitor.pods.cgroup_tree import pods_in
+    from monitor.pods.kubepods import kubepods_of
+
+    try:
+        hierarchy = detect()
+    except MonitorError:
+        return None  # reported by whoever needs it
+    found = kubepods_of(hierarchy, hierarchy.root, cgroup_root)
+    return found if found is not None and any(pods_in(found)) else None
+
+
 def open_for(
     config: Configured,
     hierarchy: Hierarchy,
@@ -129,7 +166,9 @@ def open_for(
 ) -> PodSource:
     """`open_source` of what is configured, ``auto`` too. A command that only looks waits for the first answer."""
     choice, access = settle(config)
-    source = open_source(choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir)
+    source = open_source(
+        choice.spec, hierarchy, mem_total, node, spared, config.cgroup_root, access, state_dir, config.services
+    )
     if state_dir is None:
         source.wait(_FIRST_S)
     return source

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 AUTO, KUBELET, APISERVER, MANIFESTS, CGROUPS = "auto", "kubelet", "apiserver", "manifests", "cgroups"
+#: Of a machine without Kubernetes: systemd's units, containers, plain cgroups.
+SERVICES = "services"
 #: Those of a cluster: names, requests and priorities are the API's.
 CLUSTER = (KUBELET, APISERVER)
-_FORMS = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR or cgroups"
+_FORMS = "use auto, kubelet, kubelet:URL, apiserver, manifests:DIR, services or cgroups"
 
 
 def check_spec(spec: str) -> tuple[str, str]:
     """Split a ``--pods`` value into kind and argument; ValueError if there is no such source."""
     kind, colon, argument = spec.partition(":")
-    if kind not in (AUTO, KUBELET, APISERVER, MANIFESTS, CGROUPS):
+    if kind not in (AUTO, KUBELET, APISERVER, MANIFESTS, SERVICES, CGROUPS):
         raise ValueError(f"{spec!r} is not a source of pods; {_FORMS}")
     if kind == MANIFESTS and not argument:
         raise ValueError(f"{spec!r} names no directory; {_FORMS}")

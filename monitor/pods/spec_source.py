@@ -1,4 +1,4 @@
-"""Pods whose specs are known, whoever told them, matched to their cgroups."""
+"""Pods whose specs are known, wherever they come from, matched to their cgroups."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class _Waiting(Exception):
 class SpecSource(PodSource):
     """Pods of `_manifests`, each with the cgroup that the kubelet has for its uid, or that its annotation names."""
 
+    #: What to do about a pod with outrace in it.
+    HOLDS_US = "name a cgroup without it, or remove the manifest"
+
     def __init__(
         self, hierarchy: Hierarchy, node: Path | None = None, spared: Iterable[int] = (), cgroup_root: str = ""
     ) -> None:
@@ -47,7 +50,7 @@ class SpecSource(PodSource):
         """Every pod that is known at this moment."""
 
     def _is_awaited(self, manifest: Manifest) -> bool:
-        """Whether it is worth saying that a pod has no cgroup: of one that ended none is expected."""
+        """Whether to report that a pod has no cgroup: of one that ended none is expected."""
         return manifest.pod.phase not in ("Succeeded", "Failed")
 
     def _match(self, scan: Scan) -> None:
@@ -98,7 +101,7 @@ class SpecSource(PodSource):
             who = self._machines_own(cgroup) or None
         if who is not None:
             problem = f"{key}: cgroup {cgroup} holds {who}, which would be killed with the pod"
-            raise ConfigError(problem, "name a cgroup without it, or remove the manifest")
+            raise ConfigError(problem, self.HOLDS_US)
         scan.watch[cgroup.parent] = CHILDREN
         containers = self._containers(manifest, cgroup, scan)
         ids = (cgroupfs.cgroup_id(cgroup), *(cgroupfs.cgroup_id(path) for _, path in sorted(containers.items())))

@@ -178,7 +178,7 @@ def _read(path: Path) -> manifest_files.Parsed:
     return results[0]
 
 
-def test_what_is_no_regular_file_is_told_and_not_waited_for(root: Path, folder: Path) -> None:
+def test_what_is_no_regular_file_is_reported_and_not_waited_for(root: Path, folder: Path) -> None:
     os.mkfifo(folder / "fifo.yaml")
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "loop.yaml").symlink_to("loop.yaml")

@@ -84,9 +84,9 @@ NOT_PATHS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "says"), PATHS)
-def test_parse(path: str, says: KubePath) -> None:
-    assert parse(path) == says
+@pytest.mark.parametrize(("path", "expected"), PATHS)
+def test_parse(path: str, expected: KubePath) -> None:
+    assert parse(path) == expected
 
 
 @pytest.mark.parametrize("path", NOT_PATHS)
@@ -189,14 +189,14 @@ def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
     assert kubepods_of(Hierarchy(2, root), root) == pod.parent
 
 
-def test_no_kubepods_is_told_and_waited_for(root: Path) -> None:
+def test_no_kubepods_is_reported_and_waited_for(root: Path) -> None:
     source = TreeSource(Hierarchy(2, root), 16 * GI)
     change = source.poll()
     assert (change.updated, change.removed) == ([], [])
     assert len(change.problems) == 1
     assert "no kubepods cgroup" in change.problems[0]
     assert "--pods manifests:DIR" in change.problems[0]
-    assert source.poll().problems == []  # told once
+    assert source.poll().problems == []  # reported once
     pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=64 << 20)
     [found] = source.poll().updated
     assert found.cgroup == pod
@@ -224,7 +224,7 @@ def test_pods_made_of_cgroups(root: Path) -> None:
         cgroup=str(pod),
         containers={"aaa": str(a), "bbb": str(b)},
     )
-    # A container more: the pod's limit grows, and it is told again.
+    # A container more: the pod's limit grows, and it is reported again.
     _cgroup(pod / "ccc", memory_max="max")
     (pod / "memory.max").write_text(str(128 << 20))
     [found] = source.poll().updated

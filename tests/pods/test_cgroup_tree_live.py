@@ -74,7 +74,7 @@ def test_pods_come_change_and_go_on_the_kernel(
     assert source.poll().updated == []
 
     container = cgroupfs.make(pod / name)
-    [found] = source.poll().updated  # inotify tells of mkdir in a cgroup file system
+    [found] = source.poll().updated  # inotify reports mkdir in a cgroup file system
     assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
     assert (pod_message(found).qos, pod_message(found).request) == ("Burstable", 0)
 
@@ -82,7 +82,7 @@ def test_pods_come_change_and_go_on_the_kernel(
     try:
         fd = source.fileno()
         assert fd is not None
-        assert select.select([fd], [], [], 10)[0]  # moving a process in writes cgroup.procs, which inotify tells
+        assert select.select([fd], [], [], 10)[0]  # moving a process in writes cgroup.procs, which inotify reports
         [found] = source.poll().updated
         assert pod_message(found).request == -(-63 * 16 * GI // 1000)
         assert oom_score_adj(found.pod, CID, 16 * GI) == 937
@@ -136,7 +136,7 @@ def test_a_container_being_started_is_not_judged_yet(real: tuple[Hierarchy, Path
 
 
 @pytest.mark.live
-def test_a_changed_limit_is_told(real: tuple[Hierarchy, Path]) -> None:
+def test_a_changed_limit_is_reported(real: tuple[Hierarchy, Path]) -> None:
     hierarchy, path = real
     pod = cgroupfs.make(path / f"kubepods/pod{UID}")
     cgroupfs.set_limit(pod, 64 << 20)

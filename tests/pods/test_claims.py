@@ -55,13 +55,13 @@ def names(change: Change) -> list[str]:
     return [found.pod.name for found in change.updated]
 
 
-def refused(folder: Path, change: Change, *says: str) -> None:
-    """All pods but ``bad`` are there, and one line says why it is not."""
+def refused(folder: Path, change: Change, *expected: str) -> None:
+    """All pods but ``bad`` are there, and one line names why it is not."""
     assert names(change) == ["good"]
     [problem] = change.problems
     assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
     assert "\n" not in problem
-    for text in says:
+    for text in expected:
         assert text in problem
 
 
@@ -238,7 +238,7 @@ def test_a_unit_with_a_mount_namespace_of_its_own_is_the_machines(node: Path, fo
 def test_without_the_capability_to_see_its_file_the_name_of_roots_process_will_do(
     node: Path, folder: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without CAP_SYS_PTRACE (which root has here: that the file is not told is the fake)."""
+    """As without CAP_SYS_PTRACE (which root has here: that the file is hidden is the fake)."""
     shutil.copy("/bin/dash", programs / "sshd")
     monkeypatch.setattr("monitor.kernel.procfs.Process.exe", lambda _self: None)
     monkeypatch.setattr("monitor.kernel.procfs.Process.namespace", lambda _self, _kind: None)

@@ -8,7 +8,7 @@ from monitor.kube.errors import ResourceExpired
 from monitor.pods import cluster_feeds as feeds
 from monitor.pods.feed import PodFeed, known
 from tests.kube import faults
-from tests.pods.cluster import Cluster, a_pod, uid_of
+from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
 from tests.pods.cluster import cluster as cluster
 from tests.pods.test_feed import Clock, made, names
 from tests.waiting import TIMEOUT_S, until
@@ -44,14 +44,14 @@ def test_the_api_server_is_away_with_and_without_a_cache(cluster: Cluster) -> No
     assert second.wait(TIMEOUT_S)
     assert second.is_known
     assert names(second.manifests()) == ["a"]
-    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is told")
+    until(lambda: "its last pods stay in use" in " ".join(second.problems()), "it is reported")
     third = cluster.watched()
     third.start()
     assert third.wait(TIMEOUT_S)
     assert not third.is_known
     cluster.api.listen()
     knows(third, "a")
-    until(lambda: not second.problems(), "it is told to be over")
+    until(lambda: not second.problems(), "its end is reported")
 
 
 def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
@@ -119,7 +119,7 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     knows(feed, "a", "b")
     cluster.kubelet.refuse()
     feed.soon()
-    until(feed.problems, "it is told")
+    until(feed.problems, "it is reported")
     assert names(feed.manifests()) == ["a", "b"]
     cluster.kubelet.pods = []
     cluster.kubelet.listen()
@@ -130,10 +130,27 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back")
 
 
-def test_a_token_that_is_not_taken_is_told(cluster: Cluster) -> None:
+def test_a_token_that_is_not_taken_is_reported(cluster: Cluster) -> None:
     cluster.kubelet.tokens = {"another"}
     feed = cluster.polled()
     feed.start()
     assert feed.wait(TIMEOUT_S)
     assert "401" in feed.problems()[0]
     assert not feed.is_known
+
+
+def test_the_kubelet_is_asked_as_soon_as_a_container_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a moment later that it evicted the pod: an incident does not wait until it would be asked next."""
+    monkeypatch.setattr(feeds, "POLL_S", 600.0)
+    pod = a_pod("a")
+    cluster.create(pod)
+    source = cluster.source(cluster.polled())
+    evicted: list[str] = []
+    source.notify_evicted(lambda uid, _name, _message: evicted.append(uid))
+    look(source, lambda: named(source) == {"shop/a"})
+    (container,) = source.pods[uid_of(pod)].containers.values()
+    container.rmdir()
+    look(source, lambda: container not in source.pods[uid_of(pod)].containers.values())
+    assert evicted == []
+    pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    look(source, lambda: evicted == [uid_of(pod)])

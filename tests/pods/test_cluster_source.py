@@ -1,4 +1,4 @@
-"""Pods of a cluster and their cgroups: whose is whose, what is not listed, and what nobody may say of his own pod."""
+"""Pods of a cluster and their cgroups: whose is whose, what is not listed, and what nobody may set for his own pod."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.pods.cluster import cluster as cluster
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.newest,
     pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make a cgroup"),
 ]
 
@@ -77,7 +78,7 @@ def test_of_a_pod_of_very_many_containers_those_that_run_are_found(cluster: Clus
     look(source, lambda: set(source.pods[uid_of(pod)].containers) == set(ids))
 
 
-def test_one_that_stays_unlisted_is_said(cluster: Cluster) -> None:
+def test_one_that_stays_unlisted_is_reported(cluster: Cluster) -> None:
     """(Also: kubepods itself comes later than outrace.)"""
     source = cluster.source(cluster.watched())
     look(source, lambda: source.is_complete)
@@ -155,7 +156,7 @@ def test_without_network_and_cache_nothing_is_guessed(cluster: Cluster) -> None:
 
 
 def test_what_a_tenant_writes_into_his_pod_kills_and_saves_nobody(cluster: Cluster) -> None:
-    """Whoever may create pods somewhere says neither which cgroup is killed nor that his own is spared."""
+    """Whoever may create pods somewhere sets neither which cgroup is killed nor that his own is spared."""
     victim, hostile = a_pod("victim"), a_pod("hostile", namespace="tenant")
     victims = cluster.create(victim)
     root = cgroupfs.detect().root
@@ -233,8 +234,8 @@ def test_a_resize_in_place_counts_when_it_was_granted(cluster: Cluster) -> None:
     look(source, lambda: request() == 128 << 20)
 
 
-def test_pods_without_any_cgroup_are_said_to_be_so(cluster: Cluster) -> None:
-    """A wrong --node-name or cgroup root: nothing would be evicted, and nothing said."""
+def test_pods_without_any_cgroup_are_reported(cluster: Cluster) -> None:
+    """A wrong --node-name or cgroup root: nothing would be evicted, and nothing logged."""
     for name in ("a", "b"):
         cluster.create(a_pod(name), cgroup=False)
     source = cluster.source(cluster.watched())

@@ -1,11 +1,12 @@
-"""Pods as a cluster tells of them: what is known, for how long, and what is stored."""
+"""Pods as a cluster reports them: what is known, for how long, and what is stored."""
 
 from __future__ import annotations
 
 import json
 import select
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,8 +32,21 @@ class Clock:
 class PushedFeed(PodFeed):
     """A feed whose source is the test."""
 
+    made: ClassVar[list[PodFeed]] = []
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.made.append(self)
+
     def _run(self) -> None:
         raise AssertionError("a bug")
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while PushedFeed.made:
+        PushedFeed.made.pop().close()
 
 
 @pytest.fixture
@@ -202,7 +216,7 @@ def test_a_damaged_cache_is_none(tmp_path: Path, text: str) -> None:
     assert not PushedFeed("test", PodCache(tmp_path, "n1")).is_known
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_tried_again(tmp_path: Path, clock: Clock) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_and_tried_again(tmp_path: Path, clock: Clock) -> None:
     state = tmp_path / "state"
     feed = PushedFeed("test", PodCache(state, "n1"), clock=clock)
     feed.replace_all(of(made("a", "u1")))
@@ -248,7 +262,7 @@ def test_pods_that_are_as_large_as_they_may_be_are_stored(tmp_path: Path, clock:
     assert feed.problems() == []
 
 
-def test_what_a_server_sends_that_is_too_large_is_told(feed: PushedFeed) -> None:
+def test_what_a_server_sends_that_is_too_large_is_reported(feed: PushedFeed) -> None:
     feed.replace_all(of(made("a", "u1")), ("item 1 is passed over",))
     assert feed.drain()
     assert feed.problems() == ["item 1 is passed over"]

@@ -1,4 +1,4 @@
-"""What a feed tells of pods that were evicted."""
+"""What a feed reports of pods that were evicted."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def heard(*steps: Any) -> list[tuple[str, str, str]]:
 RUNNING, EVICTED = pod("Running"), pod("Failed", "Evicted")
 
 
-def test_a_pod_that_ran_and_is_evicted_is_told_once() -> None:
+def test_a_pod_that_ran_and_is_evicted_is_reported_once() -> None:
     once = [("u1", "shop/web", MESSAGE)]
     assert heard([RUNNING], EVICTED, EVICTED) == once
     assert heard([RUNNING], [EVICTED], [EVICTED]) == once
@@ -56,3 +56,19 @@ def test_one_that_the_kubelet_did_not_admit_never_ran() -> None:
 def test_one_that_failed_by_itself_was_not_evicted() -> None:
     assert heard([RUNNING], pod("Failed")) == []
     assert heard([RUNNING], pod("Succeeded")) == []
+
+
+def test_a_pod_that_is_asked_to_end_is_reported_once() -> None:
+    feed, found = Feed("test"), list[str]()
+    feed.on_ending = found.append
+    ending = pod("Running")
+    ending.object["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    feed.replace_all({"u1": RUNNING})
+    feed.put(ending)
+    feed.put(ending)
+    feed.replace_all({"u1": ending})
+    assert found == ["u1"]
+    fresh = Feed("test")
+    fresh.on_ending = found.append
+    fresh.replace_all({"u1": ending})  # so when it was first seen
+    assert found == ["u1"]

@@ -202,7 +202,7 @@ def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
 def test_a_hash_of_a_static_pod_leads_to_its_cgroup_only_for_a_pod_that_is_never_evicted(
     node: Path, folder: Path, source: str | None
 ) -> None:
-    """Any pod whose annotations said so took another's cgroup for its own, with its own low priority."""
+    """Any pod whose annotations named it took another's cgroup for its own, with its own low priority."""
     cgroupfs.make(node / f"kubepods/burstable/pod{'e2' * 16}/main")
     notes = {"kubernetes.io/config.hash": "e2" * 16} | ({"kubernetes.io/config.source": source} if source else {})
     manifest(folder, "a", OTHER, **notes)

@@ -1,4 +1,4 @@
-"""Pods from manifests: what is found, what is refused and how that is said."""
+"""Pods from manifests: what is found, what is refused and how that is reported."""
 
 import json
 import re
@@ -21,7 +21,7 @@ DATA = Path(__file__).parent.parent / "data" / "pods"
 
 # --- specs ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "expected"),
     [
         (
             "kubelet:localhost:10250",
@@ -31,13 +31,16 @@ DATA = Path(__file__).parent.parent / "data" / "pods"
         ("manifests:", "names no directory; use auto, kubelet"),
         ("manifests:/nonexistent", "/nonexistent does not exist; create it"),
         ("manifests:/etc/passwd", "/etc/passwd is not a directory"),
-        ("docker", "not a source of pods; use auto, kubelet, kubelet:URL, apiserver, manifests:DIR or cgroups"),
+        (
+            "docker",
+            "not a source of pods; use auto, kubelet, kubelet:URL, apiserver, manifests:DIR, services or cgroups",
+        ),
         ("cgroups:x", "not a source of pods"),
         ("", "not a source of pods"),
     ],
 )
-def test_bad_specs(hierarchy: Hierarchy, spec: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as e:
+def test_bad_specs(hierarchy: Hierarchy, spec: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as e:
         open_source(spec, hierarchy, GI)
     assert "--pods" in str(e.value)
     assert "\n" not in str(e.value)
@@ -146,13 +149,13 @@ def test_bad_manifests_are_one_line_each_and_the_others_still_count(
     assert "\n" not in problem
     assert len(problem) < 400
     assert re.search(BAD[text], problem), problem
-    assert pods.poll().problems == []  # told once
+    assert pods.poll().problems == []  # reported once
     assert pods.problems == (problem,)  # and it stands
     assert list(pods.pods) == ["uid-other"]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("{", "document 1: not JSON: Expecting property name"),
         ("", "holds no Pod"),
@@ -161,11 +164,11 @@ def test_bad_manifests_are_one_line_each_and_the_others_still_count(
         ('{"kind": "Pod", "metadata": {"name": "\\ud800"}}', "document 1: .*surrogates not allowed"),
     ],
 )
-def test_bad_json(text: str, says: str) -> None:
+def test_bad_json(text: str, expected: str) -> None:
     parsed = manifest_files.parse("x.json", text.encode())
     assert parsed.manifests == ()
     [problem] = parsed.problems
-    assert re.search(says, problem), problem
+    assert re.search(expected, problem), problem
 
 
 def test_a_pod_that_ended_is_not_waited_for(folder: Path, pods: PodSource) -> None:

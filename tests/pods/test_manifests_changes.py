@@ -153,7 +153,7 @@ def test_without_inotify_polls_alone_see_everything(
     cgroup = _cgroup(hierarchy, "a")
     assert _names(blind.poll()) == ["a"]
     path = folder / "a.yaml"
-    for memory in ("11Mi", "22Mi"):  # the same size at the same time: younger than the clock can tell apart
+    for memory in ("11Mi", "22Mi"):  # the same size at the same time: younger than the clock can show
         path.write_text(json.dumps(_pod("a", "a", memory)))
         os.utime(path, (4_000_000_000, 4_000_000_000))
         [found] = blind.poll().updated

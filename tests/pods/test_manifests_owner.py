@@ -1,4 +1,4 @@
-"""Manifests say who is killed: they are read only where root alone can have written them, as the state directory is."""
+"""Manifests decide who is killed: read only where only root can have written them, as the state directory is."""
 
 import json
 import os

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.pods.feed import known
-from monitor.pods.pod_objects import kept, owner
+from monitor.pods.pod_objects import health, kept, owner
 from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical, qos_class
 from monitor.policy.releases import CURRENT
@@ -63,6 +63,20 @@ def test_pod_level_resources_and_overhead() -> None:
     assert request(with_spec(containers=[container("main")], overhead={"memory": "10Mi"})) == 0  # as the kubelet does
 
 
+def test_the_health_of_containers_is_kept() -> None:
+    pod = with_spec(containers=[container("main", "64Mi")])
+    pod["status"]["containerStatuses"] = [
+        {"name": "main", "ready": True, "restartCount": 2, "started": True},
+        {"name": "starting", "ready": "yes", "restartCount": 0},
+        {"name": "unknown", "ready": True},
+        {"name": 7, "ready": True, "restartCount": 1},
+        {"name": "many", "ready": False, "restartCount": True},
+        "no container",
+    ]
+    assert health(kept(pod)) == {"main": (True, 2), "starting": (False, 0)}
+    assert health(kept({})) == {}
+
+
 @pytest.mark.parametrize(
     ("asked", "granted", "mib"),
     [
@@ -91,7 +105,7 @@ def test_the_request_that_was_granted_counts(asked: Object, granted: Object | No
     [
         ({"memory": "1Ti"}, {"allocatedResources": {"memory": "64Mi"}}, 64),  # PodResizePending, Infeasible
         ({"memory": "64Mi"}, {"allocatedResources": {"memory": "128Mi"}}, 128),  # a decrease, not done yet
-        ({"memory": "1Ti"}, {"resources": {"requests": {"memory": "64Mi"}}}, 64),  # what is in force, and no more said
+        ({"memory": "1Ti"}, {"resources": {"requests": {"memory": "64Mi"}}}, 64),  # what is in force, and nothing else
         ({"memory": "64Mi"}, {"allocatedResources": {}}, 64),  # KEP-5419 is off
         ({"memory": "64Mi", "cpu": "1"}, {"allocatedResources": {"cpu": "1"}}, 0),  # was added, and is not granted
         (None, {"allocatedResources": {"memory": "1Ti"}}, 32),  # no resources of its own: the sum of the containers

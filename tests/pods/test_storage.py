@@ -131,7 +131,7 @@ def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "expected"),
     [
         ("outrace/rootfs.c", "layer", "'layer' is not an absolute path; name the absolute path of one that exists"),
         ("outrace/rootfs.c", "/nonexistent", "no directory '/nonexistent'; name"),
@@ -142,11 +142,11 @@ def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
         ("outrace/volume.w", "/", "the pod has no such volume; correct the name"),
     ],
 )
-def test_bad_annotations_are_one_line_each(roots: Roots, key: str, value: str, says: str) -> None:
+def test_bad_annotations_are_one_line_each(roots: Roots, key: str, value: str, expected: str) -> None:
     one = found_pod(annotations={key: value}, volumes=[{"name": "v", "emptyDir": {}}])
     [problem] = measure(one, roots).problems
     assert problem.startswith(f"pod ns/a: metadata.annotations[{key}]: ")
-    assert says in problem
+    assert expected in problem
     assert "\n" not in problem
 
 
@@ -178,7 +178,7 @@ def test_a_pod_rests_ten_times_as_long_as_it_took(took_s: float, urgent: bool) -
     assert due == 1000 + max(10 * took_s, 10 if urgent else 60)
 
 
-def test_a_measurement_says_when_it_was_and_stops_when_told(roots: Roots) -> None:
+def test_a_measurement_is_dated_and_stops_when_asked(roots: Roots) -> None:
     for i in range(600):
         put(roots.logs / "ns_a_uid-a" / "c" / f"{i}", 0)
     before = time.monotonic()
@@ -215,7 +215,7 @@ def test_which_pods_have_limits(spec: dict[str, Any], expected: bool) -> None:
         assert storage_violation(one, PodStats(full), SINGLE_DISK) is None
 
 
-def test_a_directory_that_cannot_be_listed_is_told() -> None:
+def test_a_directory_that_cannot_be_listed_is_reported() -> None:
     with Mounts() as mounts:
         mounts.directory.chmod(0o755)
         logs = mounts.tmpfs("log", size=1 << 20)

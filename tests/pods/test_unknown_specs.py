@@ -69,16 +69,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def score(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Gives a process a low oom_score_adj. Without CAP_SYS_RESOURCE it is only said that it has it: the one fake."""
-    told: dict[int, int] = {}
+    """Gives a process a low oom_score_adj. Without CAP_SYS_RESOURCE that it has it is the one fake."""
+    known: dict[int, int] = {}
     real = Process.oom_score_adj
-    monkeypatch.setattr(Process, "oom_score_adj", lambda self: told.get(self.pid, real(self)))
+    monkeypatch.setattr(Process, "oom_score_adj", lambda self: known.get(self.pid, real(self)))
 
     def give(pid: int, adj: int) -> None:
         try:
             Path(f"/proc/{pid}/oom_score_adj").write_text(str(adj))
         except PermissionError:
-            told[pid] = adj
+            known[pid] = adj
 
     return give
 
@@ -95,10 +95,10 @@ def only(tree: tuple[Hierarchy, Path]) -> FoundPod:
 
 
 def critical(found: FoundPod) -> bool:
-    """What the hot process is told; the same by the policy of every era."""
-    told = {bool(pod_message(found, era(name)).critical) for name in ERAS}
-    assert len(told) == 1
-    return told.pop()
+    """What the hot process is sent; the same by the policy of every era."""
+    known = {bool(pod_message(found, era(name)).critical) for name in ERAS}
+    assert len(known) == 1
+    return known.pop()
 
 
 # ---- who may be critical
@@ -136,7 +136,7 @@ def test_the_score_of_a_node_critical_pod_makes_it_critical(
 def test_a_guaranteed_pod_is_critical_whatever_its_processes_do_to_their_score(
     tree: tuple[Hierarchy, Path], start: Start
 ) -> None:
-    """All have -997, so a critical one is not told from another; and any process may raise its own."""
+    """All have -997, so a critical one does not differ from another; and any process may raise its own."""
     start(cgroupfs.make(tree[1] / f"kubepods/pod{UID}/main"), adj=900)
     assert critical(only(tree))
 
@@ -292,5 +292,5 @@ def test_an_unknown_priority_ranks_behind_every_known_one(priority: int, signal:
     assert [c.priority for c in candidates] == [None, priority]
 
 
-def test_a_spec_without_a_priority_says_zero() -> None:
+def test_a_spec_without_a_priority_has_zero() -> None:
     assert candidate(pod("p", True, None), ZERO, 1).priority == 0
