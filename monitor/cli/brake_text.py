@@ -1,8 +1,8 @@
-"""That evictions are held, and why, in words: for `outrace top` and `outrace explain`."""
+"""Which pods are held, and that evictions are, and why, in words: for `outrace top` and `outrace explain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from monitor.cli.output import format_bytes
@@ -27,3 +27,16 @@ def brake_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
     yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction gives back"
     for taker in braked["takers"]:
         yield f"  {taker}"
+
+
+def held_lines(held: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One for each pod that is held. ``held``: `monitor.side.holds.Holds.shown`."""
+    for one in held:
+        why = "it is the next victim" if one["reason"] == "victim" else "it grows"
+        cap = "" if one["cap"] is None else f", at most {format_bytes(one['cap'])}"
+        line = "" if one["second_line"] is None else f", killed below {format_bytes(one['second_line'])}"
+        step = f" {one['step']} the kubelet's line" if one["step"] else ""
+        yield (
+            f"{one['pod']} is held{step} for {one['held_s']:.1f} s ({one['brake']}{cap}), because {why}; "
+            f"{one['signal']} was {format_bytes(one['available'])}{line}; its time limit is in {one['left_s']:.0f} s"
+        )

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from monitor.actions.daemons import is_dead
+from monitor.actions.hold_journal import noted
 from monitor.errors import MonitorError
-from monitor.kernel import charging, headers, instances, meminfo, mounts
+from monitor.kernel import cgroupfs, charging, instances, meminfo, mounts
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.offsets import defines
 
@@ -149,7 +151,22 @@ def _pins() -> Iterator[Check]:
     yield Check("pins", True, "; ".join(kept) or "none")
     if strays:
         only = f"--state-dir {shlex.quote(strays[0][1])}" if len(strays) == 1 else "--strays"
-        yield Check("stray-pins", False, "; ".join(said for said, _ in strays), f"outrace unload {only}")
+        yield Check("stray-pins", False, "; ".join(text for text, _ in strays), f"outrace unload {only}")
+
+
+def _holds() -> Iterator[Check]:
+    """Pods of daemons that are dead stay held until the next start or `outrace unload` releases them."""
+    try:
+        root = cgroupfs.detect().root
+    except MonitorError:
+        return  # no pod is to be seen from here
+    problems = list[str]()
+    held = list(noted(root, problems.append))
+    left = [f"{one.path} is held by a daemon that is dead ({one.owner})" for one in held if is_dead(one.owner)]
+    if left or problems:
+        yield Check("holds", False, "; ".join([*left, *problems]), "outrace unload --holds")
+    else:
+        yield Check("holds", True, f"{len(held)} pods are held" if held else "none")
 
 
 def _bcc() -> Iterator[Check]:
@@ -176,18 +193,6 @@ def _libbpf() -> Iterator[Check]:
         yield Check("libbpf", True, f"{version().decode()} ({name})")
         return
     yield Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)
-
-
-def _headers() -> Iterator[Check]:
-    own = headers.own_tree()
-    chosen = None if own is not None else headers.choose(list(headers.sources()), platform.release())
-    if own is not None:
-        yield Check("headers", True, f"{own} (of the running kernel)")
-    elif chosen is not None:
-        yield Check("headers", True, f"{chosen.arch_tree} (of {chosen.release}, which is good enough)")
-    else:
-        remedy = f"apt-get install linux-headers-{platform.release()} (or any other linux-headers package)"
-        yield Check("headers", False, "no kernel headers installed: BCC cannot compile", remedy, bpf=True)
 
 
 def _cgroups() -> Iterator[Check]:
@@ -275,8 +280,8 @@ def _swap() -> Iterator[Check]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
-    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _bcc, _libbpf, _headers, _cgroups, _psi,
-    _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
+    _root, _capabilities, _kernel, _btf, _page_cache_lists, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups,
+    _psi, _kernel_log, _process_connector, _lockdown, _scheduler, _thp, _swap,
 )  # fmt: skip
 
 

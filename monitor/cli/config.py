@@ -1,7 +1,10 @@
-"""`outrace config show|check|translate`: what is in force and where it came from, what bites in it, and old flags."""
+"""`outrace config show|check|translate|example|schema`: what is in force and where it came from, what bites in it, old
+flags, and every key explained.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,8 +12,9 @@ from typing import Any
 
 import click
 
+from monitor.cli.daemons import Daemon, NoDaemonError, choose_daemon, daemon_options
 from monitor.cli.kubelet_files import translated_words
-from monitor.cli.options import configuration_options, resolve, with_disks
+from monitor.cli.options import configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.policy.configuration import TEXT_MAPS, Effective, Given, Source
@@ -25,6 +29,7 @@ from monitor.policy.signals import (
     IMAGEFS,
     IMAGEFS_INODES,
     IN_BYTES,
+    KUBELETS,
     MEMORY,
     NODEFS,
     NODEFS_INODES,
@@ -33,7 +38,7 @@ from monitor.policy.signals import (
 )
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
-from monitor.settings.read import Resolved, check_enforced
+from monitor.settings.read import Resolved, check_enforced, resolved_again
 from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
@@ -43,21 +48,30 @@ _NS = 10**9
 
 @click.group()
 def config() -> None:
-    """Show, check or translate the configuration."""
+    """Show, check, translate or explain the configuration."""
 
 
 @config.command()
 @configuration_options
+@daemon_options
 @output_option
-def show(output: str, **options: Any) -> None:
-    """Print every threshold and setting in force with its origin, as `outrace run` would have it with these options."""
-    resolved, node = _read(options)
+def show(output: str, daemon: str | None, no_daemon: bool, **options: Any) -> None:
+    """Print every threshold and setting in force with its origin.
+
+    Without options: those of the running daemon (several: --daemon NAME), even where a file has changed since it
+    started. With options, with --no-daemon, or where no daemon runs: what `outrace run` would have with them.
+    """
+    found = _daemon(options, daemon, no_daemon, quiet=output == "json")
+    resolved, node = _read(options) if found is None else _measured(resolved_again(found.config))
     rows = list(_thresholds(resolved, node))
     settings = list(_settings(resolved))
     warnings = _warnings(resolved, node)
+    whose = {} if found is None else {"daemon": found.to_json()}
     if output == "json":
-        print_json({"thresholds": rows, "settings": settings, "warnings": warnings})
+        print_json({**whose, "thresholds": rows, "settings": settings, "warnings": warnings})
         return
+    if found is not None:
+        click.echo(f"daemon {found}\n")
     print_table(
         ["signal", "kind", "value", "quantity", "capacity", "grace", "min reclaim", "origin"], [_cells(r) for r in rows]
     )
@@ -73,10 +87,26 @@ def show(output: str, **options: Any) -> None:
 @configuration_options
 @output_option
 def check(output: str, **options: Any) -> int:
-    """Say what is wrong with a configuration and what bites in it. Exit 0 if nothing, 4 for warnings, 2 for errors."""
+    """Check a configuration: errors, and what may surprise. Exit 0 if nothing, 4 for warnings, 2 for errors."""
     warnings = _warnings(*_read(options))
     emit(output, {"warnings": warnings}, lambda: [f"warning: {warning}" for warning in warnings])
     return EXIT_FINDINGS if warnings else EXIT_OK
+
+
+@config.command()
+def example() -> None:
+    """Print a configuration file with every key: its unit, default and reason. All of it is commented out."""
+    from monitor.settings.documented import example as text
+
+    click.echo(text(), nl=False)
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration file, for editors and checks before a rollout."""
+    from monitor.settings.documented import schema as found
+
+    click.echo(json.dumps(found(), indent=2, ensure_ascii=False))
 
 
 @config.command(context_settings={"ignore_unknown_options": True})
@@ -121,16 +151,34 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], root: str, output:
 
 def _check_translated(configuration: Mapping[str, Any]) -> None:
     """Refuse what `outrace run --kubelet-config` would, in the names of the flags."""
-    said = {s.name: Given(configuration[s.kubelet_key], f"--{s.name}") for s in SETTINGS
+    options = {s.name: Given(configuration[s.kubelet_key], f"--{s.name}") for s in SETTINGS
             if s.kubelet_key in configuration}  # fmt: skip
-    resolve_settings(said)
+    resolve_settings(options)
     resolve_settings({}, Source("translated flags", configuration))
 
 
 def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
     """The configuration with the layout of this node's disks, and what is known of the node."""
-    resolved = resolve(options)
+    resolved = resolve_here(options)
     check_enforced(resolved.config)
+    return _measured(resolved)
+
+
+def _daemon(options: Mapping[str, Any], daemon: str | None, no_daemon: bool, quiet: bool) -> Daemon | None:
+    """The daemon whose configuration is shown; None where none runs, with a line on stderr unless ``quiet``. A
+    configuration is no measurement, and scripts read it before a daemon runs.
+    """
+    describing = [name for name in options if name != "run_dir"]
+    try:
+        return choose_daemon(describing, options["run_dir"], daemon, no_daemon)
+    except NoDaemonError:
+        if not quiet:
+            click.echo("outrace: no daemon runs here: this is what `outrace run` would have", err=True)
+        return None
+
+
+def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
+    """A configuration with the layout of this node's disks, and what is known of the node."""
     from monitor.kernel import disks
 
     run_config, found = with_disks(resolved.config)
@@ -169,7 +217,8 @@ def _memory(run_config: RunConfig) -> dict[str, int]:
 
         total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), run_config.node_cgroup)) or total
     kept = run_config.reserved if "pods" in run_config.enforce_node_allocatable else 0
-    return {MEMORY: total, ALLOCATABLE_MEMORY: max(0, total - kept)}
+    capacity = {MEMORY: total, ALLOCATABLE_MEMORY: max(0, total - kept)}
+    return {signal: capacity[kubelets] for signal, kubelets in KUBELETS.items()}
 
 
 def _effective(resolved: Resolved, node: Node) -> Sequence[Effective]:
@@ -238,6 +287,9 @@ def _warnings(resolved: Resolved, node: Node) -> list[str]:
 def _commands(run_config: RunConfig) -> Iterator[str]:
     """What is wrong with the commands for cleaning up, as far as this machine knows."""
     import shutil
+    from importlib.util import find_spec
+
+    from monitor.pods.stores import CRI, store_of
 
     for option in ("reclaim-containers", "reclaim-images"):
         field = option.replace("-", "_")
@@ -245,7 +297,13 @@ def _commands(run_config: RunConfig) -> Iterator[str]:
         if not command:
             continue
         origin = run_config.origins[field]
-        if shutil.which(command[0]) is None:
+        store = store_of(command)
+        if store is not None and store.kind == CRI:
+            if not store.found or not os.path.exists(store.found):
+                yield f"{origin}: {store}: no such socket here; start the runtime, or write cri:unix:///PATH"
+            if find_spec("cri_api") is None:
+                yield f"{origin}: {store}: needs the Python package container-runtime-interface-api"
+        elif shutil.which(command[0]) is None:
             yield f"{origin}: {command[0]}: no such command here; install it, or name it with its path"
         if not run_config.enforce:
             yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"

@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from monitor.cli.checks import Check, examine
+from monitor.cli.daemons import Daemon, choose_daemon, daemon_options, find, run_dir_option
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
-from monitor.errors import EXIT_CANNOT, EXIT_OK
+from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.kernel import bounds, rungs
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig, fastest_fill
 
+_STATE_DIR = Path(RunConfig().state_dir)
 #: What programs need that are pinned already: nothing is compiled or loaded for them.
 _EVEN_PINNED = ("CAP_BPF", "CAP_PERFMON", "libbpf")
 
@@ -52,28 +54,51 @@ def _bounds_on_a_cgroup(seen: rungs.Facts, rung: rungs.Rung) -> str:
     return text
 
 
+def _running(state_dir: Path | None, run_dir: str, daemon: str | None, no_daemon: bool) -> list[Daemon]:
+    """The daemons that run here, or the chosen one. The machine can be examined without any."""
+    if daemon is not None or no_daemon or state_dir is not None:
+        found = choose_daemon(("state_dir",), run_dir, daemon, no_daemon)
+        return [] if found is None else [found]
+    try:
+        return list(find(Path(run_dir)))
+    except MonitorError as error:
+        click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
+        return []
+
+
+def _state(daemon: Daemon) -> str:
+    config = daemon.config
+    ready = f"not ready: {daemon.info.not_ready}" if daemon.info.not_ready else "ready"
+    return f"daemon: {daemon}, mode {config.mode}, hooks {config.rung}, {ready}"
+
+
 @click.command()
 @click.option(
     "--state-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    default=RunConfig().state_dir,
-    help=f"State directory of the monitor: what it loaded, what was refused. [{RunConfig().state_dir}]",
+    help=f"State directory of the monitor: what it loaded, what was refused. [the daemon's, or {_STATE_DIR}]",
 )
+@daemon_options
+@run_dir_option
 @output_option
-def doctor(state_dir: Path, output: str) -> int:
-    """Say what this kernel and these privileges allow, each "no" with its remedy.
+def doctor(state_dir: Path | None, run_dir: str, daemon: str | None, no_daemon: bool, output: str) -> int:
+    """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemons that run here.
 
-    The hook ladder is that of `outrace run` on the same state directory; bounds are those of a threshold that is near,
-    with the machine as the node.
+    The hook ladder is that of `outrace run` on the same state directory, by default the running daemon's; bounds are
+    those of a threshold that is near, with the machine as the node.
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """
+    running = _running(state_dir, run_dir, daemon, no_daemon)
+    if state_dir is None:
+        state_dir = Path(running[0].config.state_dir) if len(running) == 1 else _STATE_DIR
     checks = examine()
     plan = hook_plan(checks, state_dir)
     if output == "json":
         fields = ("name", "ok", "detail", "remedy")
-        print_json({"checks": [{k: asdict(check)[k] for k in fields} for check in checks], "hook_plan": plan})
+        found = {"checks": [{k: asdict(check)[k] for k in fields} for check in checks], "hook_plan": plan}
+        print_json({**found, **({"daemons": [one.to_json() for one in running]} if running else {})})
     else:
         words = [("ok" if c.ok else "NO" if c.required else "no", c) for c in checks]
         print_table(["check", "", "detail"], [(c.name, word, c.detail) for word, c in words])
@@ -95,4 +120,6 @@ def doctor(state_dir: Path, output: str) -> int:
             ],
         )
         click.echo(f"hook plan: {plan['rung'] or 'none: fix what says NO'}")
+        for one in running:
+            click.echo(_state(one))
     return EXIT_OK if plan["rung"] else EXIT_CANNOT

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from monitor.cli.finite import Finite
 from monitor.evicted.selection import Criteria
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration
@@ -93,7 +94,7 @@ def criteria_of(options: dict[str, Any]) -> Criteria:
     )
 
 
-rate_option = click.option("--rate", type=click.FloatRange(min=0.0, min_open=True), default=10.0, show_default=True,
+rate_option = click.option("--rate", type=Finite(min=0.0, min_open=True), default=10.0, show_default=True,
                            metavar="N", help="Deletes a second, on average.")  # fmt: skip
 retry_option = duration_option(
     "--retry",

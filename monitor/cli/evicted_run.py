@@ -88,7 +88,7 @@ def run(
     criteria = criteria_of(options)
     config = find(kubeconfig, context)
     log, stop, identity = Log(), threading.Event(), f"{socket.gethostname()}_{uuid.uuid4()}"
-    # The lease's own client goes on when all else is told to stop: the lease is released last. Half of the deadline,
+    # The lease's own client goes on when all else is asked to stop: the lease is released last. Half of the deadline,
     # as in kube-controller-manager: a request that hangs leaves time for another one.
     lease_client = ApiClient(config, timeout_s=timing.renew_deadline_s / 2)
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from monitor.cli.cleanup import reclaimable
+from monitor.cli.daemons import choose_daemon, daemon_options
 from monitor.cli.explain_figures import kubelets_choice
 from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_pod import about, label
 from monitor.cli.explain_text import lines
-from monitor.cli.options import configuration_options, resolve
+from monitor.cli.options import configuration_options, resolve_here
 from monitor.cli.output import emit, output_option
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs, meminfo
@@ -21,15 +23,16 @@ from monitor.pods.source import open_for
 from monitor.policy.errors import PolicyError
 from monitor.policy.explain import comparisons, contrast, first_disagreement
 from monitor.policy.releases import ERAS, Era, era
-from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, RESOURCE, SIGNALS
+from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, RESOURCE
 from monitor.policy.synchronize import Outcome
 from monitor.policy.victims import Ranked
-from monitor.settings.read import Resolved
+from monitor.settings.read import Resolved, resolved_again
 
 #: Options of `run` that change nothing about what is explained; `--policy` takes several here.
 _OF_RUN_ALONE = {
     *("enforce", "enforce_unknown_specs", "trigger", "hooks", "max_fill_rate"),
     *("step", "record", "log_format", "policy"),
+    *("mode", "never_kill", "hold_limit", "hold_brake", "hard_grace", "name"),
 }
 
 
@@ -44,29 +47,45 @@ _OF_RUN_ALONE = {
     help=f"Rank as these releases do: {', '.join(ERAS)}; several with commas, or all.",
 )
 @configuration_options
+@daemon_options
 @output_option
-def explain(pod: str | None, signal: str | None, policies: str | None, output: str, **settings: Any) -> None:
-    """Say who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
+def explain(
+    pod: str | None,
+    signal: str | None,
+    policies: str | None,
+    daemon: str | None,
+    no_daemon: bool,
+    output: str,
+    **settings: Any,
+) -> None:
+    """Show who would be evicted next and why; with NS/POD (a uid, or a name that is unique), why this one or why not.
 
-    Nothing is changed. Figures come from the daemon at --listen if one answers (exact), else from the cgroup files; the
-    output says which. With several policies the orders are shown side by side, with where they first part.
+    Nothing is changed. Without options: the node, pods and thresholds of the running daemon (several: --daemon NAME).
+    With --no-daemon, or an option that describes a node: that node, with figures from the daemon at --listen if one
+    answers (exact), else from the cgroup files. The output says which. With several policies the orders are shown side
+    by side, with where they first part.
     """
-    if signal is not None and signal not in SIGNALS:
-        raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(SIGNALS)}")
+    if signal is not None and signal not in ALL_SIGNALS:
+        raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")
     names = _names(policies)
-    # `all` begins with the one in force, which the files may name.
-    in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
-    resolved = resolve({**settings, "policy": in_force})
+    run_dir = settings.pop("run_dir")
+    found = choose_daemon(settings, run_dir, daemon, no_daemon)
+    if found is not None:
+        resolved = resolved_again(found.config)
+    else:
+        # `all` begins with the one in force, which the files may name.
+        in_force = names[0] if names and not (policies or "").strip().startswith("all") else None
+        resolved = resolve_here({**settings, "policy": in_force})
     config = resolved.config
     names = list(dict.fromkeys((config.policy, *names)))
     eras = [era(name) for name in names]
-    if signal is not None and signal not in eras[0].signals:
+    if signal is not None and signal not in (*eras[0].signals, *OWN_SIGNALS):
         raise ConfigError(f"--signal: {eras[0].name} does not know {signal}", f"it knows {', '.join(eras[0].signals)}")
     hierarchy = cgroupfs.detect()
     node = None if config.node_cgroup is None else cgroupfs.resolve(hierarchy, config.node_cgroup)
     source = open_for(config, hierarchy, meminfo.mem_total(), node)
     try:
-        seen = look(config, source, signal)
+        seen = look(config, source, signal, found)
     finally:
         source.close()
     order = seen.order()
@@ -137,6 +156,7 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
         for e in seen.result.evictions
     ]
     starved = outcome.starved if outcome is not None else None
+    cleanup = [action for action in seen.result.reclaimed if action in seen.config.cleanups()]
     return {
         "cgroup": str(seen.node.path),
         "capacity": seen.node.capacity,
@@ -144,9 +164,11 @@ def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
         "conditions": sorted(outcome.conditions) if outcome is not None else [],
         "held_conditions": None if seen.held is None else list(seen.held),
         "braked": None if seen.braked is None else dict(seen.braked),
+        "held": list(map(dict, seen.held_pods)),
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
         "verdict": _verdict(seen, outcome),
-        "cleanup": [action for action in seen.result.reclaimed if action in seen.config.cleanups()],
+        "cleanup": cleanup,
+        "reclaimable": list(reclaimable(seen.config, cleanup)),
         "evictions": evictions,
     }
 
@@ -227,7 +249,7 @@ def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
     capacity = seen.node.capacity
     rows, orders = [], {}
     for rules in eras:
-        known = seen.signal in rules.signals
+        known = seen.signal in (*rules.signals, *OWN_SIGNALS)
         orders[rules.name] = order = seen.order(rules) if known else []
         scores = {
             label(found.pod): {
@@ -245,7 +267,7 @@ def _side_by_side(seen: Situation, eras: Sequence[Era]) -> dict[str, Any]:
                 "oom_score_adj": scores,
             }
         )
-    first, *others = (rules for rules in eras if seen.signal in rules.signals)
+    first, *others = (rules for rules in eras if seen.signal in (*rules.signals, *OWN_SIGNALS))
     parted = [_parting(seen, first, other, orders) for other in others]
     return {"eras": rows, "disagreements": [row for row in parted if row is not None]}
 

@@ -14,20 +14,20 @@ from monitor.race.series import TimeSeries
 
 
 def kubelets_choice(data: Mapping[str, Any] | None, order: Sequence[Candidate], rules: Era) -> FigureAge | None:
-    """By what the daemon told (``data``) and the order of this moment; None where either says too little."""
+    """By what the daemon reported (``data``) and the order of this moment; None where either holds too little."""
     if data is None:
         return None
     try:
-        told = WorkingSets.from_json(data)
+        sets = WorkingSets.from_json(data)
     except RecordError:
         return None  # a daemon of another version
-    at = told.ts_ns
+    at = sets.ts_ns
     now = {pod.uid: pod.usage for pod in order}
     series, born = {}, {}
-    for one in told.pods:
+    for one in sets.pods:
         usage = now.get(one.pod)
         if usage is not None and one.points:
             series[one.pod] = TimeSeries([*one.points, (at, usage)])  # the last look is up to a second old
             if one.new:
                 born[one.pod] = one.points[0][0]
-    return figure_age(order, PodHistory(series, born, told.since_ns), at, at, rules.memory_key)
+    return figure_age(order, PodHistory(series, born, sets.since_ns), at, at, rules.memory_key)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monitor.cli.daemons import Daemon
 from monitor.cli.options import with_disks
 from monitor.cli.top_frame import Node, get
 from monitor.kernel import cgroupfs, disks
@@ -20,7 +21,7 @@ from monitor.policy.eviction_pass import KNOWN_LAYOUT, PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import Era
-from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, SIGNALS
+from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OWN_SIGNALS, PID, SIGNALS, Observation
 from monitor.policy.stats import Summary
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
@@ -47,6 +48,7 @@ class Situation:
     held: tuple[str, ...] | None
     braked: Mapping[str, Any] | None
     problems: Sequence[str]
+    held_pods: Sequence[Mapping[str, Any]] = ()  # those that the daemon holds
 
     @property
     def era(self) -> Era:
@@ -70,19 +72,24 @@ class Situation:
         return rank_pods(signal or self.signal, pods, self.summary.pods, self.layout, ranker=ranker)
 
 
-def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
-    """Measure the node and let the policy pass over it.
+def look(config: RunConfig, source: PodSource, signal: str | None, daemon: Daemon | None = None) -> Situation:
+    """Measure the node and let the policy pass over it. ``daemon``: its figures and conditions are used.
 
     ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
     Raises MonitorError.
     """
     config, found_disks = with_disks(config)
-    node = Node(config)
+    node = Node(config, daemon)
     frame = node.frame(source)
     found = _present(frame, source.pods)
     raw = _summary(frame, found, found_disks, node.hierarchy)
     rules = config.pass_config()
-    outcome = run_pass(rules, KNOWN_LAYOUT, Summary(raw).observations, 0, lambda _: ()).outcome
+    own = {
+        s: Observation(frame["signals"][s]["available"], frame["signals"][s]["capacity"], 0)
+        for s in OWN_SIGNALS
+        if s in frame["signals"]
+    }
+    outcome = run_pass(rules, KNOWN_LAYOUT, Summary(raw).observations | own, 0, lambda _: ()).outcome
     if signal is None:
         wanted = outcome.starved or next(iter(outcome.observed), None)
         signal = MEMORY if wanted is None else wanted.signal
@@ -93,10 +100,13 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
         *_measure(config, raw, found, signal, Roots.of(found_disks)),
     )
     summary = Summary(raw)
+    summary.observations |= own  # which no kubelet's summary has
     pods = [one.pod for one in found.values()]
     # What cleaning up would free is not known before it is done: as if it were not enough.
     result = kubelet_pass(rules, KNOWN_LAYOUT, pods, lambda: summary, 0, lambda _: None)
-    held = _held(config) if frame["source"].startswith("daemon ") else None
+    held = None
+    if frame["source"].startswith("daemon "):
+        held = _held(config) if daemon is None else tuple(sorted(daemon.info.conditions))
     return Situation(
         config=config,
         rules=rules,
@@ -109,6 +119,7 @@ def look(config: RunConfig, source: PodSource, signal: str | None) -> Situation:
         held=held,
         braked=frame["braked"],
         problems=problems,
+        held_pods=frame["held"],
     )
 
 

@@ -15,11 +15,12 @@ from monitor.kernel.oom_candidates import PAGE, Owner, candidates, groups, total
 from monitor.pods.model import FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import KNOWN_LAYOUT, run_pass
-from monitor.policy.explain import changes, contrast, why_class, why_critical, why_request
+from monitor.policy.explain import changes, contrast
 from monitor.policy.kubelet_pass import container_usage
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.local_storage import storage_violation
 from monitor.policy.messages import eviction_message
+from monitor.policy.pod_reasons import why_class, why_critical, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, RESOURCE, Observation
@@ -55,6 +56,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "qos": {"class": seen.era.qos_class(pod), "why": why_class(pod, seen.era)},
         "request": request,
         "spec_known": pod.spec_known,
+        "written": dict(pod.written),
         "critical": {"critical": one.candidate.critical, "why": why_critical(pod, seen.era)},
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from monitor.cli.brake_text import brake_lines
+from monitor.cli.brake_text import brake_lines, held_lines
+from monitor.cli.cleanup import summary
 from monitor.cli.explain_limits import limit_text
 from monitor.cli.incident_text import figures_text
 from monitor.cli.output import format_bytes, table_lines
@@ -44,11 +45,14 @@ def _node(node: Data) -> Iterator[str]:
         yield ""
     yield node["verdict"]
     yield from brake_lines(node["braked"])
+    yield from held_lines(node["held"])
     yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
     if node["held_conditions"] is not None:
         yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"
     if node["cleanup"]:
         yield f"the node would first clean up: {', '.join(node['cleanup'])}"
+    for one in node["reclaimable"]:
+        yield f"{one['action']} ({one['runtime']}): {one['problem'] or summary(one)}"
     for e in node["evictions"]:
         yield f"{e['pod']}, with {e['grace_s']} s of grace: {e['message'].strip()}"
 
@@ -88,12 +92,18 @@ def _pod(pod: Data, signal: str) -> Iterator[str]:
     if pod["request"] is not None:
         facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
     critical = pod["critical"]
-    facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
-    facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
+    if service := pod["written"]:
+        may = f"no: {critical['why']}" if critical["critical"] else "yes: nothing forbids it"
+        facts += [("priority", service["priority"]), ("may be evicted", may)]
+        facts.append(("oom_score_adj", service["oom_score_adj"]))
+    else:
+        facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
+        facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
     facts += [("OOM killer", text) for text in _badness(pod["badness"])]
     facts += [(fact["name"], limit_text(fact)) for fact in pod["memory_limits"]]
-    facts.append(("local storage", _storage(pod["local_storage"])))
-    facts.append(("admission", _admission(pod["admission"])))
+    if not service:
+        facts.append(("local storage", _storage(pod["local_storage"])))
+        facts.append(("admission", _admission(pod["admission"])))
     if pod["eviction"] is not None:
         grace = pod["eviction"]["grace_s"]
         with_grace = "no threshold is set" if grace is None else f"{grace} s of grace"

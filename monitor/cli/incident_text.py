@@ -8,16 +8,16 @@ from __future__ import annotations
 import datetime
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from monitor.cli.incident_steps import clean, describe, process
 from monitor.cli.output import format_bytes, table_lines
-from monitor.race.burst import Advised
+from monitor.race import units
 from monitor.race.codec import RecordError
 from monitor.race.figure_age import OLDEST_NS, FigureAge, of_pod, seconds
-from monitor.race.units import quantity
+from monitor.race.incident import KUBELET_ONLY
 from monitor.side.incidents.file import unix_time
 
 Json = Mapping[str, Any]
@@ -27,13 +27,8 @@ _FOLD = 6
 _ENDS = 2
 #: Victims of the OOM killer that are named.
 _NAMED = 3
-#: Changes of whom a kubelet takes that are told, from fresh figures to old ones.
+#: Changes of whom a kubelet takes that are shown, from fresh figures to old ones.
 _SPANS = 4
-_REACTIONS = {
-    "outrace": "outrace --enforce",
-    "kubelet-notified": "kubelet, notified (cgroup v1)",
-    "kubelet": "kubelet, every 10 s",
-}
 #: A pause in the timeline that gets a line of its own, in ms.
 _PAUSE_MS = 1000.0
 #: Narrower than this, nothing is wrapped any more.
@@ -95,47 +90,23 @@ def _first(names: Sequence[str]) -> str:
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
-# the threshold that would have won
-
-
-def advice_lines(advised: Sequence[Advised]) -> list[str]:
-    """A table, one line for each way of reacting."""
-    rows = [
-        (
-            _REACTIONS[each.reaction],
-            f"{each.signal}<{quantity(each.threshold)}" if each.threshold is not None else "none is enough",
-            f"{each.present:.0%} by {quantity(each.present_threshold)}"
-            if each.present is not None and each.present_threshold is not None
-            else "no threshold",
-            str(each.episodes),
-        )
-        for each in advised
-    ]
-    part = f"wins {advised[0].quantile:.4g} of races"
-    return table_lines(["who reacts", part, "now", "races"], rows)
-
-
 # one incident
 
 
 def show_lines(incident: Json, width: int) -> Iterator[str]:
     """The whole incident, wrapped to ``width`` columns, with colours (which `click.echo` takes off in a pipe)."""
     verdict = clean(incident["verdict"])
-    colour = "red" if verdict.startswith(_BAD) else "green" if verdict in _GOOD else "yellow"
+    colour = {"bad": "red", "good": "green"}.get(tone(incident), "yellow")
     for line in _wrap(clean(incident.get("summary") or verdict.replace("_", " ")), width, ""):
         yield click.style(line, fg=colour, bold=True)
     yield ""
-    yield from _wrap(_who(incident), width, "       ", "who    ")
-    yield from _wrap(_when(incident), width, "       ", "when   ")
-    yield from _wrap(_verdict(incident), width, "       ", "what   ")
-    if incident.get("missing"):
-        yield from _wrap(clean(", ".join(incident["missing"])), width, "        ", "missing ")
+    for name, sentence in facts(incident):
+        yield from _wrap(sentence, width, "       ", f"{name:<6} ")
     if incident.get("steps"):
         yield ""
         yield click.style("timeline", bold=True)
         yield from timeline(incident["steps"], width)
-    kubelet = [_kubelets(who) for who in incident.get("evicted", ()) if who.get("figures")]
-    kubelet += [sentence for each in incident.get("counterfactual") or () if (sentence := _counterfactual(each))]
+    kubelet = kubelet_sentences(incident)
     if kubelet:
         yield ""
         yield click.style("with a kubelet alone", bold=True)
@@ -145,6 +116,49 @@ def show_lines(incident: Json, width: int) -> Iterator[str]:
         yield ""
         yield click.style("advice", bold=True)
         yield from _wrap(clean(incident["advice"]), width, "  ", "  ")
+
+
+def tone(incident: Json) -> str:
+    """How it ended, which is how it is coloured: "bad", "good" or "neither". A race that outrace would have won is lost
+    all the same where it only observed and the OOM killer killed.
+    """
+    verdict, killed = str(incident["verdict"]), incident.get("observed") and incident.get("oom_victims")
+    if verdict.startswith(_BAD) or (killed and verdict in _GOOD):
+        return "bad"
+    return "good" if verdict in _GOOD else "neither"
+
+
+def facts(incident: Json) -> list[tuple[str, str]]:
+    """Who, when, what, the forecast before it, what is not known: each a name and a sentence."""
+    found = [("who", _who(incident)), ("when", _when(incident)), ("what", _verdict(incident))]
+    if incident.get("forecast"):
+        found.append(("ahead", clean(_forecast(incident["forecast"]))))
+    if incident.get("missing"):
+        found.append(("missing", clean(", ".join(incident["missing"]))))
+    return found
+
+
+def kubelet_sentences(incident: Json) -> list[str]:
+    """What a kubelet went by, and what one alone would have done."""
+    found = [_kubelets(who) for who in incident.get("evicted", ()) if who.get("figures")]
+    needless = KUBELET_ONLY in incident.get("flags", ())
+    answers = incident.get("counterfactual") or ()
+    return found + [sentence for each in answers if (sentence := _counterfactual(each, needless))]
+
+
+def _forecast(found: Json) -> str:
+    """The forecast that stood before the crossing, and whether that came in its interval."""
+    if found["in_ms"] is None:
+        return f"no forecast stood before the crossing: {found['no']}"
+    before, middle, soonest, latest = (
+        units.span(float(found[key]) * 1e6) for key in ("before_ms", "in_ms", "soonest_ms", "latest_ms")
+    )
+    late = "sooner" if found["before_ms"] < found["soonest_ms"] else "later"
+    came = "it came in the interval" if found["inside"] else f"it came {late}"
+    return (
+        f"{before} before the crossing the forecast was {middle} ({found['interval_holds']:.0%} of such crossings come "
+        f"after {soonest} to {latest}): {came}"
+    )
 
 
 def _who(incident: Json) -> str:
@@ -158,6 +172,13 @@ def _who(incident: Json) -> str:
     for name in incident.get("reported_evicted", ()):
         if name in {victim.get("pod") for victim in victims}:
             parts.append(f"{clean(name)} is Evicted by the kubelet as the API has it, and was OOM-killed")
+    for one in incident.get("holds", ())[:_NAMED]:
+        end = f", {clean(one['why'])}" if one.get("why") else ", and is"
+        parts.append(
+            f"{clean(one['pod'])} held ({clean(one['reason'])}, {clean(one['brake'])}{end}, {format_ms(one['ms'])})"
+        )
+    if incident.get("refused"):
+        parts.append(f"the API server was asked to evict {clean(', '.join(incident['refused']))}, and did not")
     for victim in victims[:_NAMED]:
         rank = "" if victim.get("policy_rank") is None else f", rank {victim['policy_rank']} of the policy"
         of = f" of {clean(victim['pod'])}" if victim.get("pod") else " outside every pod"
@@ -186,23 +207,36 @@ def _verdict(incident: Json) -> str:
 
 def timeline(steps: Sequence[Json], width: int) -> Iterator[str]:
     """One line for each step: its time, what was available then, what happened. Long rows of the same are folded."""
-    rows: list[tuple[str, str, str]] = []
+    rows = list(timeline_rows(steps))
+    times = max(len(row.clock) for row in rows)
+    sizes = max(len("available"), *(len(row.available) for row in rows))
+    yield f"  {'t':>{times}}  {'available':>{sizes}}"
+    for row in rows:
+        margin = " " * (times + sizes + 6)
+        yield from _wrap(row.text, width, margin + "  ", f"  {row.clock:>{times}}  {row.available:>{sizes}}  ")
+
+
+class Row(NamedTuple):
+    """A line of the timeline. `step`: what it is about, or the first of those it stands for; None for a pause."""
+
+    clock: str
+    available: str
+    text: str
+    step: Json | None
+
+
+def timeline_rows(steps: Sequence[Json]) -> Iterator[Row]:
+    """The lines of a timeline: steps, pauses of a second and more, and what long rows of the same stand for."""
     before: float | None = None
     for step, folded in _fold(steps):
         t_ms = step["t_ms"]
         if before is not None and t_ms - before >= _PAUSE_MS:
-            rows.append(("", "", f"... {format_ms(t_ms - before)} later"))
+            yield Row("", "", f"... {format_ms(t_ms - before)} later", None)
         before = t_ms
         if folded:
-            rows.append((_clock(t_ms), "", f"... {folded} more: {clean(step['what'])}"))
+            yield Row(_clock(t_ms), "", f"... {folded} more: {clean(step['what'])}", step)
         else:
-            rows.append((_clock(t_ms), _available(step), describe(step)))
-    times = max(len(row[0]) for row in rows)
-    sizes = max(len("available"), *(len(row[1]) for row in rows))
-    yield f"  {'t':>{times}}  {'available':>{sizes}}"
-    for t, size, text in rows:
-        margin = " " * (times + sizes + 6)
-        yield from _wrap(text, width, margin + "  ", f"  {t:>{times}}  {size:>{sizes}}  ")
+            yield Row(_clock(t_ms), _available(step), describe(step), step)
 
 
 def _clock(t_ms: float) -> str:
@@ -231,12 +265,16 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
         start = i
 
 
-def _counterfactual(what_if: Json) -> str:
-    """One sentence: would a kubelet have decided in time, when, and on whom."""
+def _counterfactual(what_if: Json, needless: bool = False) -> str:
+    """One sentence: would a kubelet have decided in time, when, and on whom. ``needless``: only its own formula was
+    crossed.
+    """
     how = {"poll": "polling every 10 s", "memcg": "with memcg notification"}.get(
         what_if["mode"], clean(what_if["mode"])
     )
-    if what_if["oom_ms"] is None:
+    if needless:
+        text = f"A kubelet {how} would have evicted here in {what_if['detected']:.0%} of cases; nothing was wrong"
+    elif what_if["oom_ms"] is None:
         text = f"A kubelet {how}: no OOM kill was coming"
     else:
         text = f"A kubelet {how} would have decided in time in {what_if['detected']:.0%} of cases"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import platform
@@ -29,23 +30,30 @@ BENCHES = {
     "footprint": ("monitor.lab.bench_footprint:footprint", "Memory, idle CPU and start-up time of the monitor itself."),
     "sweep": ("monitor.lab.bench_sweep:sweep", "Counting up to 17,000 memory cgroups: how long, how right."),
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
+    "signals": ("monitor.lab.bench_signals:signals", "Three formulas for memory: which was right, by the kernel?"),
     "scenarios": ("monitor.lab.bench_scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
+    "forecast": ("monitor.lab.bench_forecast:forecast", "Time to a threshold: how far off, how often inside."),
     "alerts": ("monitor.lab.bench_alerts:alerts", "From an OOM kill to its alert, in a storm of kills."),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
+    "neighbour": ("monitor.lab.bench_neighbour:neighbour", "What a hold costs a pod that has no part in it."),
     "storm": ("monitor.lab.bench_storm:storm", "Events as fast as four processes can, while a hog crosses."),
     "soak": ("monitor.lab.bench_soak:soak", "Everyday load for an hour: no incident, no alert, no decision."),
 }
 COMMANDS = {
     "run": ("monitor.cli.run:run", "Watch memory pressure and decide evictions (the daemon)."),
     "demo": ("monitor.lab.demo:demo", "Build a small node out of a cgroup and run real races."),
-    "doctor": ("monitor.cli.doctor:doctor", "Say what this kernel and these privileges allow."),
-    "config": ("monitor.cli.config:config", "Show, check or translate the configuration."),
+    "doctor": ("monitor.cli.doctor:doctor", "Show what this kernel and these privileges allow."),
+    "config": ("monitor.cli.config:config", "Show, check, translate or explain the configuration."),
+    "reload": ("monitor.cli.reload:reload", "Have the daemon read its configuration again."),
     "top": ("monitor.cli.top:top", "Show the node and its pods live."),
-    "explain": ("monitor.cli.explain:explain", "Say who would be evicted next, and why or why not."),
+    "explain": ("monitor.cli.explain:explain", "Show who would be evicted next, and why or why not."),
+    "daemons": ("monitor.cli.daemon_list:daemons", "List the daemons that run here."),
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
+    "report": ("monitor.cli.report:report", "Sum up the stored races: verdicts, margins, pods, advice."),
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
     "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
+    "cleanup": ("monitor.cli.cleanup:cleanup", "Show or remove dead containers and unused images."),
     "unload": ("monitor.cli.unload:unload", "Remove every pinned BPF program and map."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
@@ -117,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=None if arguments is None else list(arguments), prog_name="outrace", standalone_mode=False
         )
         # Flushed here, where a closed pipe can be handled, rather than while the interpreter shuts down.
-        sys.stdout.flush()
+        if sys.stdout is not None:  # `>&-`
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -127,10 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refused(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # The reader (`head`) has seen enough. What is still buffered must not be tried again at exit.
+    except OSError as error:
+        closed, full = isinstance(error, BrokenPipeError), error.errno == errno.ENOSPC and error.filename is None
+        if not closed and not full:
+            raise
+        # The reader (`head`) has seen enough, or the disk is full: what is buffered must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return _refused(f"stdout: {error.strerror}", EXIT_FAILURE) if full else EXIT_FAILURE
     return result if isinstance(result, int) else EXIT_OK
 
 

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from monitor.policy.translate import BOOLEANS
-from monitor.settings.options import KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TEXTS, Option
+from monitor.settings.options import KUBELET_SWITCH, NUMBER, OPTIONS, SWITCH, TABLE, TEXTS, Option
 
 if TYPE_CHECKING:
     from monitor.kernel.disks import Disks
@@ -38,7 +38,7 @@ def _click_option(option: Option) -> Callable[[F], F]:
 
 def configuration_options(command: F) -> F:
     """Give a click command every option of the configuration; all arrive as keyword arguments, for `resolve`."""
-    for option in reversed(OPTIONS):
+    for option in reversed([option for option in OPTIONS if option.kind != TABLE]):
         command = _click_option(option)(command)
     return command
 
@@ -72,3 +72,23 @@ def resolve(options: Mapping[str, Any]) -> Resolved:
             variables[option.name] = option.variable
     config, kubelet, drop_ins = (flags.pop(name) for name in _FILES)
     return read(flags, config, kubelet, drop_ins, variables, ask_kubelet=True)
+
+
+def resolve_here(options: Mapping[str, Any]) -> Resolved:
+    """`resolve`, with the default threshold that `outrace run` has on this machine. Raises MonitorError."""
+    from monitor.settings.read import resolved_again
+
+    resolved = resolve(options)
+    config = with_default_threshold(resolved.config)
+    return resolved if config is resolved.config else resolved_again(config)
+
+
+def with_default_threshold(config: RunConfig) -> RunConfig:
+    """With the default threshold that `outrace run` has on this machine (`settings.kernels_share`)."""
+    from monitor.kernel import meminfo
+    from monitor.pods.source import is_services
+    from monitor.settings.kernels_share import over_the_kernels_share
+
+    if config.node_cgroup is not None or not is_services(config):
+        return config
+    return over_the_kernels_share(config, meminfo.kernels_share())

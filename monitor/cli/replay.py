@@ -59,7 +59,7 @@ def replay(files: tuple[str, ...], output: str, **given: Any) -> int:
 
     change = with_changes(**given)
     with ExitStack() as stack:
-        readers = [Reader(_open(name, stack), name) for name in files]
+        readers = [Reader(opened(name, stack), name) for name in files]
         found = replay(readers, change)
     if output == "json":
         print_json(found.to_json())
@@ -80,7 +80,8 @@ def replay(files: tuple[str, ...], output: str, **given: Any) -> int:
     return EXIT_FAILURE if found.damage is not None or found.different else EXIT_OK
 
 
-def _open(name: str, stack: ExitStack) -> IO[bytes]:
+def opened(name: str, stack: ExitStack) -> IO[bytes]:
+    """A file of a recording, `-` for stdin, unpacked if it is FILE.gz. Raises MonitorError."""
     if name == "-":
         return sys.stdin.buffer
     try:

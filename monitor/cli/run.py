@@ -1,6 +1,6 @@
 """`outrace run`: check everything that can be checked, then become the daemon.
 
-The order matters: what the user can mend (a typing mistake, a missing privilege) is said before anything is touched,
+The order matters: what the user can mend (a typing mistake, a missing privilege) comes before anything is touched,
 and nothing that compiles or attaches starts before this daemon is known to be the only one on its state directory.
 """
 
@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import fcntl
 import os
+import signal
 import stat
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from monitor.actions.hold_journal import undo_holds
 from monitor.cli.listen import bind
 from monitor.cli.options import configuration_options, resolve, with_disks
 from monitor.errors import CannotError, MonitorError
@@ -28,8 +30,8 @@ from monitor.hot.supervise import Side
 from monitor.kernel.namespaces import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
 from monitor.link.counters import SharedStats
-from monitor.pods.spec import CGROUPS
-from monitor.policy.signals import MEMORY_SIGNALS
+from monitor.pods.spec import CGROUPS, SERVICES
+from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, RunConfig
 from monitor.side.export.log import Log
 
@@ -42,11 +44,30 @@ if TYPE_CHECKING:
 @configuration_options
 def run(**options: Any) -> None:
     """Run the monitor: observe by default, evict with --enforce."""
-    start(resolve(options).config)
+    config, locks = resolve(options).config, list[int]()
+    try:
+        start(config, locks)
+    except MonitorError:
+        if config.holds and os.geteuid() == 0:
+            _release_left(Path(config.state_dir), bool(locks))
+        raise
 
 
-def start(config: RunConfig) -> NoReturn:
-    """Take what the daemon needs and become it. Raises MonitorError with one line and its exit code."""
+def _release_left(state_dir: Path, locked: bool) -> None:
+    """A start that fails takes over nobody whom a killed daemon held, and the next may be far: in a crash loop."""
+    with contextlib.suppress(MonitorError):  # another daemon runs: they are its own
+        if state_dir.is_dir():
+            if not locked:
+                lock(state_dir)
+            undo_holds(state_dir, Log())
+
+
+def start(config: RunConfig, locks: list[int]) -> NoReturn:
+    """Take what the daemon needs and become it; ``locks`` gets the descriptor of the state dir's lock. Raises
+    MonitorError with one line and its exit code.
+    """
+    from monitor.kernel import meminfo
+    from monitor.settings import kernels_share
     from monitor.settings.read import check_enforced
 
     if os.geteuid() != 0:
@@ -55,11 +76,14 @@ def start(config: RunConfig) -> NoReturn:
     join_machine_cgroups()
     config, choice = _with_pods(config)
     check_enforced(config, choice)
+    if kernels_share.applies(config):
+        config = kernels_share.over_the_kernels_share(config, meminfo.kernels_share())
     config, disks = with_disks(_with_node(config))
     config = dataclasses.replace(
         config, nodefs=str(disks.nodefs), imagefs=str(disks.imagefs), containerfs=str(disks.containerfs)
     )
     lock_fd = lock(Path(config.state_dir))
+    locks.append(lock_fd)
     listener = bind(config.listen_host, config.listen_port)
     from monitor.hot import ladder
     from monitor.kernel import instances, loader
@@ -70,6 +94,8 @@ def start(config: RunConfig) -> NoReturn:
     listen_fd = listener.detach()
     config = dataclasses.replace(config, lock_fd=lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port)
     _announce(config, choice, loaded, strays)
+    if not config.holds:  # else the hot process takes them over (`monitor.hot.hold_succession`)
+        undo_holds(Path(config.state_dir), Log(config.log_format))
     # -P keeps the working directory off the module path, so nothing lying there is imported as root; the package's own
     # parent is named instead. argv[0] is the full path, because from it Python finds its virtual environment.
     os.environ["PYTHONPATH"] = loader.package_path()
@@ -81,6 +107,7 @@ def start(config: RunConfig) -> NoReturn:
     for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: a reload must not end the daemon
     os.execv(sys.executable, [sys.executable, "-P", "-m", "monitor.hot.main"])
 
 
@@ -102,6 +129,9 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     if access is not None and (config.asks_api or config.taints_node):
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() if access is not None else {}
+    if config.hold and not config.asks_api and access is not None and access.kubelet.is_there:
+        # With a line of our own there is none of the kubelet's to hold above.
+        found["two_steps"] = not any("evictionHard" in line for line in config.kubelet_differs)
     return dataclasses.replace(config, pods=choice.spec, **found), choice
 
 
@@ -163,7 +193,7 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
     """Log how this daemon is configured, and which options have no effect."""
 
     log = Log(config.log_format)
-    given = {name: origin for name, origin in config.origins.items() if origin != "default"}
+    given = {name: origin for name, origin in config.origins.items() if not origin.startswith("default")}
     log.info(
         "starting",
         mode=config.mode,
@@ -191,8 +221,8 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
     if config.missed:
-        say = log.info if config.rung in BPF_RUNGS else log.warning
-        say("better hooks cannot be used here", hooks=config.rung, **announcement(config))
+        log_line = log.info if config.rung in BPF_RUNGS else log.warning
+        log_line("better hooks cannot be used here", hooks=config.rung, **announcement(config))
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "
@@ -220,9 +250,28 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         )
         if config.trigger == "kernel":
             log.warning("trigger kernel has no effect with --evict-by api")
+    if config.pods == SERVICES:
+        _announce_services(config, choice, log)
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
         what = "for memory" if thresholds else "at all, but for pods over limits of their own"
         log.warning(
             f"no memory threshold is configured: nothing will be decided {what}", origin=config.origins["eviction_hard"]
+        )
+
+
+def _announce_services(config: RunConfig, choice: Choice, log: Log) -> None:
+    """Say what a machine without Kubernetes has for pods, and which thresholds nobody is killed for there."""
+    log.info(
+        "pods are the services, sessions and containers of this machine",
+        because=choice.why,
+        evicts=config.kills,
+        see="outrace explain",
+    )
+    disks = [
+        signal for signal in (*config.eviction_hard, *config.eviction_soft) if CONDITION.get(signal) == DISK_PRESSURE
+    ]
+    if disks and not config.origins.get("eviction_hard", "").startswith("default"):
+        log.warning(
+            "no service is killed for a disk: its files would stay; these thresholds have no effect", signals=disks
         )

@@ -5,37 +5,54 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from monitor.cli.daemons import Daemon
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel import cgroupfs, meminfo, page_cache
 from monitor.kernel.cgroupfs import Hierarchy, MemoryReading
 from monitor.kernel.limits import Limits, read
+from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.kubepods import of_pods
 from monitor.pods.model import FoundPod, PodSource
 from monitor.policy.ranking import Candidate, memory_order
 from monitor.policy.releases import CURRENT, Era, era
-from monitor.policy.thresholds import Threshold
+from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
+from monitor.policy.thresholds import Threshold, kubelets
 from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
 
 #: The daemon is on this machine; one that does not answer by then is not waited for.
 _TIMEOUT_S = 2.0
 _FILES = "cgroup files"
-#: What is said of a pod besides its figures.
+#: What is shown of a pod besides its figures.
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 _UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 _NAMES = ("namespace", "name", "uid")
 Readings = dict[str, MemoryReading]
 
 
+@dataclass(frozen=True, slots=True)
+class Available:
+    """By one signal, in bytes."""
+
+    available: int
+    capacity: int
+
+
 class Node:
     """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
+        """``daemon``: its figures are shown; None: those of a daemon at the address of ``config``, if one answers.
+        ``is_live``: frames follow each other, and the daemon's hot process is not asked for them.
+        """
         self.config = config
+        self.daemon = daemon
+        self.is_live = is_live
         self._era = era(config.policy)
         self.hierarchy = cgroupfs.detect()
         self.mem_total = meminfo.mem_total()
@@ -43,9 +60,15 @@ class Node:
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
         self.capacity = self._capacity_now()
-        self._braked: dict[str, Any] | None = None  # as the daemon said with the last frame
+        self._braked: dict[str, Any] | None = None  # as the daemon reported with the last frame
+        self._forecasts: list[dict[str, Any]] = []  # the same
+        self._held: list[dict[str, Any]] = []  # the same: pods that are held
         self.working_sets: dict[str, Any] | None = None  # the same: what pods had before, as in a recording
-        self.thresholds = [t for t in config.thresholds() if t.signal.lower().endswith("memory.available")]
+        self.status: dict[str, Any] | None = None  # the same: `monitor.side.endpoints`; None: no daemon answered
+        mine = [t for t in config.thresholds() if t.signal in MEMORY_SIGNALS]
+        # What a kubelet has in place of outrace's own signals is shown beside them.
+        self.compared = [t for t in kubelets(mine) if t not in mine]
+        self.thresholds = [*self.compared, *mine]
 
     def _capacity_now(self) -> int:
         own = None if self.config.node_cgroup is None else cgroupfs.limit(self.path)
@@ -55,13 +78,14 @@ class Node:
         """One frame; sizes in bytes. ``source`` is polled for the pods and gives their requests and priorities."""
         source.poll()
         self.capacity = self._capacity_now()  # plugged memory and a changed limit show in the next frame
-        self._braked = self.working_sets = None
+        self._braked, self._forecasts, self._held, self.working_sets, self.status = None, [], [], None, None
         domains, pods, origin = self._read(source.pods)
         node = domains["node"]
         kubepods = None
         if "kubepods" in domains:
-            limits = limit_fields(self.hierarchy, self._kubepods(source.pods))
+            limits = limit_fields(self.hierarchy, self.kubepods(source.pods))
             kubepods = {**asdict(domains["kubepods"]), **limits}
+        signals = self._signals(domains, source.pods)
         order = _ordered(pods, self._era)
         for pod in order:
             known = source.pods.get(pod["uid"])
@@ -71,9 +95,12 @@ class Node:
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **asdict(node), **limit_fields(self.hierarchy, self.path)},
+            "signals": {signal: asdict(available) for signal, available in signals.items()},
             "kubepods": kubepods,
-            "thresholds": _distances(self.thresholds, domains),
+            "thresholds": _distances(self.thresholds, signals, self.compared),
+            "forecasts": self._forecasts,
             "braked": self._braked,
+            "held": self._held,
             "pods": order,
             "evicted": evicted(Path(self.config.state_dir)),
             **script_figures(node),
@@ -81,34 +108,62 @@ class Node:
             "problems": list(source.problems),
         }
 
-    def _kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
+    def _signals(self, domains: Readings, found: Mapping[str, FoundPod]) -> dict[str, Available]:
+        """What is available by each memory signal."""
+        paths = {"node": self.path, "kubepods": self.kubepods(found)}
+        seen: dict[str, Available] = {}
+        for name, reading in domains.items():
+            path, capacity = paths.get(name), reading.capacity
+            if capacity is None:
+                continue
+            withheld = 0
+            with suppress(OSError):  # removed
+                withheld = page_cache.withheld(self.hierarchy, path) if path is not None else 0
+            figures = reading.usage, reading.inactive_file, reading.active_file, withheld
+            seen |= {s: Available(capacity - used(s, *figures), capacity) for s in OF_DOMAIN[name]}
+        return seen
+
+    def kubepods(self, found: Mapping[str, FoundPod]) -> Path | None:
+        """The cgroup that holds all pods, if there is one."""
         return of_pods(self.hierarchy, self.path, found.values(), self.config.cgroup_root)
 
     def _read(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""
-        at = f"{self.config.listen_host}:{self.config.listen_port}"
+        at = f"at {self.config.listen_host}:{self.config.listen_port}" if self.daemon is None else str(self.daemon)
         origin = _FILES
         try:
-            if (text := get(self.config, "/stats/summary")) is not None:
+            text = get(self.config, SUMMARY_PATH) if self.daemon is None else self._ask(self.daemon)
+            if text is not None:
                 summary = json.loads(text)
                 domains, pods = from_summary(summary, found, self._era)
-                if domains["node"].capacity == self.capacity:
+                if self.daemon is not None or domains["node"].capacity == self.capacity:
+                    self.capacity = domains["node"].capacity or self.capacity
                     ours = summary.get("outrace", {})
                     self._braked, self.working_sets = ours.get("braked"), ours.get("workingSets")
-                    return domains, pods, f"daemon at {at}"
-                origin = f"{_FILES} (the daemon at {at} watches another node)"
+                    self._forecasts, self._held = ours.get("forecasts", []), ours.get("held", [])
+                    self.status = ours.get("status", {})
+                    return domains, pods, f"daemon {at}"
+                origin = f"{_FILES} (the daemon {at} watches another node)"
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            origin = f"{_FILES} (what answers at {at} is no outrace daemon: {type(e).__name__} {e})"
+            origin = f"{_FILES} (what answers {at} is no outrace daemon: {type(e).__name__} {e})"
         except OSError as e:
-            origin = f"{_FILES} (the daemon at {at} does not answer: {e})"
+            origin = f"{_FILES} (the daemon {at} does not answer: {e})"
         return *self._read_files(found), origin
+
+    def _ask(self, daemon: Daemon) -> str:
+        if self.is_live:
+            try:
+                return daemon.get(LIVE_PATH)
+            except ValueError:
+                self.is_live = False  # an older daemon, which knows the other path alone
+        return daemon.get(SUMMARY_PATH)
 
     def _read_files(self, found: Mapping[str, FoundPod]) -> tuple[Readings, list[dict[str, Any]]]:
         if self.path == self.hierarchy.root:
             domains = {"node": cgroupfs.read_node(self.hierarchy, self.capacity)}
         else:
             domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
-        kubepods = self._kubepods(found)
+        kubepods = self.kubepods(found)
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
             capacity = self.capacity - self.config.reserved
@@ -202,23 +257,26 @@ def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
     return order
 
 
-def _distances(thresholds: list[Threshold], domains: Readings) -> list[dict[str, Any]]:
+def _distances(
+    thresholds: list[Threshold], signals: Mapping[str, Available], compared: list[Threshold]
+) -> list[dict[str, Any]]:
     """Each threshold with the bytes left until available is at it; it is met when available is strictly below."""
     rows = []
     for threshold in thresholds:
-        reading = domains.get("node" if threshold.signal == "memory.available" else "kubepods")
-        if reading is None or reading.capacity is None or reading.available is None:
+        seen = signals.get(threshold.signal)
+        if seen is None:
             continue  # not observed, so never met
-        quantity = threshold.quantity(reading.capacity)
+        quantity = threshold.quantity(seen.capacity)
         rows.append(
             {
                 "signal": threshold.signal,
                 "kind": "hard" if threshold.hard else "soft",
                 "value": str(threshold.value),
                 "quantity": quantity,
-                "available": reading.available,
-                "distance": reading.available - quantity,
-                "met": reading.available < quantity,
+                "available": seen.available,
+                "distance": seen.available - quantity,
+                "met": seen.available < quantity,
+                "compared": threshold in compared,
             }
         )
     return rows
