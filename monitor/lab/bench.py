@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from monitor.cli.finite import Finite
 from monitor.cli.output import format_bytes, output_option, print_json, print_table
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.kernel import loader
@@ -68,8 +69,17 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
 
 def number(flag: str, default: float, text: str, least: float = 1, most: float | None = None) -> Callable[[F], F]:
     """An option that takes a number; ``flag`` may name the parameter too."""
-    kind = click.FloatRange(least, most) if isinstance(default, float) else click.IntRange(int(least), most)
+    kind = Finite(least, most) if isinstance(default, float) else click.IntRange(int(least), most)
     return click.option(*flag.split(), default=default, show_default=True, type=kind, help=text)
+
+
+trigger_option = click.option(
+    "--trigger",
+    default="user",
+    show_default=True,
+    type=click.Choice(["user", "kernel"]),
+    help="Who sends the first signal: user space or the BPF program.",
+)
 
 
 def print_rows(columns: str, rows: Sequence[Row]) -> None:

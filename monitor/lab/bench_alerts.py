@@ -74,7 +74,7 @@ def storm(node: LabNode, pods: int, seconds: float, known: Known, directory: Pat
         child = Child("oom_kills", mib=2 * LIMIT_MIB, cgroups=":".join(map(str, made)))
         node.children.append(child)
         child.expect("ready")
-        child.say("go")
+        child.send("go")
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             daemon.poll()

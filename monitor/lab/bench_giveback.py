@@ -9,7 +9,6 @@ Quiet, and beside two busy processes for each CPU: the bound that the monitor wa
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import click
 
 from monitor.actions.reap import give_back
 from monitor.hot.leaving import NOTHING
+from monitor.kernel.readable import readable
 from monitor.lab.bench import STATISTICS, Row, bench, number, state_dir, summary
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon
@@ -71,7 +71,7 @@ def one(node: LabNode, kind: str, mib: int, number: int) -> Return:
         pidfd = os.pidfd_open(hog.pid)
         began = time.monotonic_ns()
         hog.process.kill()
-        select.select([pidfd], [], [])
+        readable(pidfd)
         gone = time.monotonic_ns()
         os.close(pidfd)
         at_exit = left = used()

@@ -160,7 +160,7 @@ def at_floor(state_dir: Path, node: LabNode, victim: LabPod, available_below: in
         for _ in range(n):
             hog = node.start_hog(victim, mib=mib)
             before = node.usage()
-            floor.say(f"aim {hog.pid}")
+            floor.send(f"aim {hog.pid}")
             floor.expect("aimed")
             hog.go()
             crossed, seen, killed = map(int, floor.expect("killed").split())

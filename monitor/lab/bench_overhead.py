@@ -14,8 +14,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from monitor.kernel import cgroupfs
-from monitor.kernel.domains import POD, DomainTable, ceiling_pages
+import click
+
+from monitor.kernel import cgroupfs, loader
+from monitor.kernel.domains import OBTAINABLE, POD, RECLAIMABLE, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.bench import STATISTICS, Row, bench, number, summary
@@ -27,6 +29,7 @@ NODE_BYTES = 256 * MIB
 THRESHOLD_BYTES = 100 * MIB
 LOOP_MIB = 8
 ROUND_NS = 50_000_000
+FORMULAS = ("available", "reclaimable", "obtainable")
 
 
 @contextmanager
@@ -42,13 +45,17 @@ def attached(pins: Pins, names: tuple[str, ...]) -> Iterator[None]:
             os.close(link)
 
 
-def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
-    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container."""
+def watch(pins: Pins, node: LabNode, pod: LabPod, formulas: int = loader.KUBELETS) -> DomainTable:
+    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container.
+    ``formulas``: a ceiling on the node by outrace's own as well.
+    """
     table = DomainTable(pins)
     table.reset()
     at = table.add(cgroupfs.cgroup_id(node.cgroup))
     ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
     table.set_ceilings(at, [ceiling], pull_above=ceiling)
+    for formula in (RECLAIMABLE, OBTAINABLE)[:formulas]:
+        table.set_ceilings(table.add_formula(at, formula), [ceiling])
     table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
     for directory in pod.containers.values():
         table.add(cgroupfs.cgroup_id(directory))
@@ -72,26 +79,34 @@ def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], 
 
 
 def _took(child: Child, passes: int) -> int:
-    child.say(str(passes))
+    child.send(str(passes))
     return int(child.expect("took"))
 
 
 @bench(STATISTICS)
 @number("--triples", 100, "Rounds in each state.", 3)
-def overhead(triples: int) -> list[Row]:
+@click.option(
+    "--formula",
+    type=click.Choice(FORMULAS),
+    default=FORMULAS[0],
+    show_default=True,
+    help="The thresholds there are: this one, and those before it.",
+)
+def overhead(triples: int, formula: str) -> list[Row]:
     """Measure what page faults cost with the programs attached.
 
     Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
     threshold; "disarmed" is the cost everywhere else.
     """
     with LabNode("bench-overhead", NODE_BYTES) as node:
-        directory = node.load_programs()
+        formulas = FORMULAS.index(formula)
+        directory = node.load_programs(formulas)
         pins = Pins.open(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
             (directory / f"link_{name}").unlink()
         pod = node.add_pod("faulting", "Burstable", request=64 * MIB)
-        table = watch(pins, node, pod)
+        table = watch(pins, node, pod, formulas)
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
         child = node.start(pod, "faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))

@@ -15,13 +15,14 @@ from monitor.cli.output import format_bytes
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import loader, meminfo
 from monitor.kernel.rungs import AUTO, NAMES, choose, facts, rungs
-from monitor.lab.bench import Row, bench, number, progress, state_dir
+from monitor.lab import bench_hold
+from monitor.lab.bench import Found, Row, bench, number, progress, state_dir
 from monitor.lab.bench_footprint import cpu_ns
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import Monitor, RaceResult, Watcher, populate, run_race
-from monitor.settings.config import fastest_fill
+from monitor.settings.config import HOLD, fastest_fill
 from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
 
 KIB = 1 << 10
@@ -54,11 +55,11 @@ class Poller:
             kill=",".join(str(hog.pid) for hog in hogs),
         )
         self._child.expect("ready")
-        self._child.say("go")
+        self._child.send("go")
 
     def finish(self, evicted: bool) -> dict[str, Any]:
         assert self._child is not None
-        self._child.say("stop")
+        self._child.send("stop")
         out: dict[str, Any] = {}
         line = self._child.answer()
         if line.startswith("killed"):
@@ -68,7 +69,7 @@ class Poller:
         self._child = None
         words = line.split()
         if len(words) != 4 or words[0] != "used":
-            raise MonitorError(f"the poller said {line!r} instead of what it used")
+            raise MonitorError(f"the poller printed {line!r} instead of what it used")
         self.cpu_s += float(words[1])
         self.wall_s += float(words[2])
         return out
@@ -179,19 +180,30 @@ def _rungs(hooks: str | None) -> tuple[str, ...]:
 
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes cpu_ms_per_s")
 @number("--runs", 20, "Races of each kind.")
-@click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel).")
+@click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
 @click.option(
     "--hooks", metavar="NAME,...", help="Only races by these rungs of the hook ladder, on every margin, side by side."
 )
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
-def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool) -> list[Row]:
+@bench_hold.options
+def race(runs: int, quick: bool, hooks: str | None, no_baselines: bool, mode: str, **hold: Any) -> list[Row] | Found:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
     KiB; and, in the same run, pollers of the same counters with everything the monitor has but its events.
 
     p50 and max are crossing to decision in microseconds; kill_* are crossing to SIGKILL sent.
+
+    With --mode hold the pod that grows is held, and let go on when another pod has given its memory back: grew_* is
+    what it still took while it was held, brake_* the time from the crossing to the brake in force, right the runs in
+    which all its processes went on and every byte of theirs is what they wrote, failed the runs in which a system call
+    of theirs failed or came back short. Exit code 1 unless all were held, none was OOM-killed, and all are right.
     """
+    if mode == HOLD:
+        if hooks is not None or no_baselines:
+            raise ConfigError("--hooks and --no-baselines are of races in mode enforce", "leave them out")
+        return bench_hold.hold_races(runs, quick, **hold)
+    bench_hold.refuse(hold)
     names = _rungs(hooks)
     with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
         instances = [loader.instance_directory(directory / name) for name in names]

@@ -152,11 +152,11 @@ def run(seconds: float, kinds: tuple[str, ...], directory: Path) -> tuple[Counte
         ):
             daemons = {"node": own, "machine": whole}
             load = Load(node, directory, kinds)
-            began = said = time.monotonic()
+            began = reported = time.monotonic()
             warm: dict[str, tuple[int, int]] = {}
             while (gone := time.monotonic() - began) < seconds:
-                if time.monotonic() - said >= _PROGRESS_S:
-                    said = time.monotonic()
+                if time.monotonic() - reported >= _PROGRESS_S:
+                    reported = time.monotonic()
                     progress(f"{gone / 60:.0f} of {seconds / 60:g} minutes")
                 if gone < seconds / 5 or not warm:  # allocators and caches find their size
                     warm, warm_at = {name: _measure(d) for name, d in daemons.items()}, time.monotonic()

@@ -57,15 +57,15 @@ def measure(pins: Pins, node: LabNode, number: int, sweeps: int) -> list[Row]:
                 whole.append(sum(turns[first:]))
             swept = (counts(pins)["swept"] - before["swept"]) // sweeps
             time.sleep(SETTLE_S)
-            said = cgroupfs.read_cgroup(node.hierarchy, parent).inactive_file
+            reported = cgroupfs.read_cgroup(node.hierarchy, parent).inactive_file
             sweeper.run()
             exact = table.reading(at).inactive_file
         return [
             summary(f"turn_{number}", turns),
             summary(f"sweep_{number}", whole),
             summary(f"visited_{number}", [swept], "cgroups"),
-            summary(f"off_after_sweep_{number}", [abs(exact - said)], "bytes"),
-            summary(f"off_by_events_{number}", [abs(by_events - said)], "bytes"),
+            summary(f"off_after_sweep_{number}", [abs(exact - reported)], "bytes"),
+            summary(f"off_by_events_{number}", [abs(by_events - reported)], "bytes"),
         ]
     finally:
         for link in links:

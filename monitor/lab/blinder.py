@@ -15,7 +15,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-from monitor.lab.worker import Options, die_with_parent, join, libc, say, stdin_is_ready
+from monitor.lab.worker import Options, die_with_parent, join, libc, stdin_is_ready, write_line
 
 MIB = 1 << 20
 _PR_SET_NAME = 15
@@ -170,11 +170,11 @@ KINDS: dict[str, Callable[[], Iterator[int]]] = {
 def blinder(options: Options) -> None:
     signal.alarm(_MOST_S)
     join(options["cgroup"])
-    say("ready")
+    write_line("ready")
     os.chdir(options["cgroup"])
     did = 0
     for n in KINDS[options["kind"]]():
         did += n
         if stdin_is_ready():
             break
-    say("did", did)
+    write_line("did", did)

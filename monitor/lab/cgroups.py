@@ -28,7 +28,7 @@ class Crowd:
         self._filler.expect("ready")
 
     def _write(self, first: int, last: int, pages: int) -> None:
-        self._filler.say(f"{first} {last} {pages}")
+        self._filler.send(f"{first} {last} {pages}")
         self._filler.expect("done")
 
     def fill(self, pages: int = 1) -> None:

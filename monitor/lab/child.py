@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
 
 from monitor.errors import MonitorError
+from monitor.kernel.readable import readable
 
 _WORKER = Path(__file__).with_name("worker.py")
 #: Only a hang takes so long, also on an emulated machine (where compiling the programs takes half a minute).
@@ -37,7 +37,7 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Send one line. That a child is dead is noticed by waiting for its answer."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -49,7 +49,7 @@ class Child:
         assert self.process.stdout is not None
         out = self.process.stdout.fileno()
         while b"\n" not in self._buffer:
-            if not select.select([out], [], [], timeout)[0]:
+            if not readable(out, timeout):
                 raise MonitorError(f"process {self.pid} of the lab did not answer within {timeout:g} s")
             data = os.read(out, 4096)
             if not data:
@@ -66,10 +66,10 @@ class Child:
             return rest
         self.close()
         reason = self.complaint or f"it ended with {self.process.returncode}"
-        raise MonitorError(f"process {self.pid} of the lab said {line!r} instead of {word!r}: {reason}")
+        raise MonitorError(f"process {self.pid} of the lab printed {line!r} instead of {word!r}: {reason}")
 
     def close_stdin(self) -> None:
-        """Tell it to end by itself."""
+        """Let it end by itself."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -108,9 +108,9 @@ class Hog(Child):
 
     def go(self) -> None:
         """Take the memory; `expect("grown")` waits until it is taken."""
-        self.say("go")
+        self.send("go")
 
     def free(self) -> None:
         """Give the memory back and wait until that is done."""
-        self.say("free")
+        self.send("free")
         self.expect("freed")

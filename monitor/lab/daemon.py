@@ -27,6 +27,19 @@ from monitor.lab.node import LabNode
 Record = dict[str, Any]
 
 
+def _read(process: subprocess.Popen[bytes], records: queue.SimpleQueue[Record | None]) -> None:
+    """Its log, and None at its end."""
+    assert process.stderr is not None
+    with process.stderr as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
+            records.put(record)
+    records.put(None)
+
+
 class LabDaemon:
     """Context manager: the daemon, ready, watching ``node`` as its node and the node's manifests as its pods.
 
@@ -72,18 +85,19 @@ class LabDaemon:
         return self
 
     def start(self, ready_timeout: float = PATIENCE_S) -> None:
-        """Start it and wait until /readyz says 200. Raises MonitorError with its own words when it does not start."""
+        """Start and wait until /readyz answers 200. Raises MonitorError with its last line when it does not start."""
         node = self.node
         command = [
             *self._wrapper,
             *(sys.executable, "-P", "-m", "monitor.cli.main", "run"),
             *("--pods", f"manifests:{node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
+            *("--run-dir", str(self.state_dir)),  # commands without options ask the machine's own daemons
             *self.options,
         ]
-        while not self._queue.empty():  # of an earlier start, whose side may still have written
-            if (record := self._queue.get()) is not None:
-                self.log.append(record)
+        self.poll()  # of an earlier start, whose side may still have written
+        # Each process has its own: the end of the earlier one may be read only now, and is not the end of this one.
+        self._queue = queue.SimpleQueue()
         since = len(self.log)
         self.started_ns = time.monotonic_ns()
         self.process = subprocess.Popen(
@@ -94,11 +108,14 @@ class LabDaemon:
             env=os.environ | {"PYTHONPATH": loader.package_path()},
         )
         node.also_end(self.process.pid)
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        threading.Thread(target=_read, args=(self.process, self._queue), daemon=True).start()
         first = self.wait_for(lambda r: r.get("msg") == "starting", ready_timeout, since)
         if first is None:
             # Its own word on whether this machine can at all (exit code 3) is passed on.
-            cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
+            try:
+                cannot = self.process.wait(ready_timeout) == EXIT_CANNOT
+            except subprocess.TimeoutExpired:
+                raise MonitorError(f"the monitor did not start within {2 * ready_timeout:g} s") from None
             why = self.complaint().removeprefix("outrace: error: ")
             raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {why}")
         self.address = f"http://{first['listen']}"
@@ -111,22 +128,10 @@ class LabDaemon:
             time.sleep(0.01)
         raise MonitorError(f"the monitor is not ready after {ready_timeout:g} s: {self.get('/readyz')[1]}")
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        with process.stderr as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
-                self._queue.put(record)
-        if process is self.process:
-            self._queue.put(None)
-
     def complaint(self) -> str:
         """Its last line."""
         self.poll()
-        return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it said nothing"
+        return str(self.log[-1].get("msg", self.log[-1])) if self.log else "it wrote nothing"
 
     def poll(self) -> list[Record]:
         """Records that arrived since the last call (also kept in `log`)."""

@@ -25,7 +25,7 @@ from monitor.kernel.pins import Pins, Ring
 from monitor.kernel.sched import protect
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import CROSS, EVENT
-from monitor.lab.worker import Options, say
+from monitor.lab.worker import Options, write_line
 
 
 class Floor:
@@ -77,14 +77,14 @@ def floor(options: Options) -> None:
     epoll.register(0, select.EPOLLIN)
     protect()
     gc.disable()
-    say("ready")
+    write_line("ready")
     pending = b""
     while True:
         for fd, _ in epoll.poll():
             if fd != 0:
                 one.ring.consume()
                 if killed := one.take():
-                    say("killed", *killed)
+                    write_line("killed", *killed)
                 continue
             data = os.read(0, 4096)
             if not data:
@@ -92,4 +92,4 @@ def floor(options: Options) -> None:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 one.aim([int(pid) for pid in line.split()[1].split(b",")])
-                say("aimed")
+                write_line("aimed")

@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 
-from monitor.lab.worker import Options, die_with_parent, join, libc, say, stdin_is_ready
+from monitor.lab.worker import Options, die_with_parent, join, libc, stdin_is_ready, write_line
 
 DEFAULTS = {
     "cgroup": "",
@@ -231,7 +231,7 @@ def _kill_children(count: int, cgroup: str) -> None:
 
 
 def _answer(word: str) -> None:
-    say(word, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+    write_line(word, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
 
 
 def hog(given: Options) -> None:

@@ -2,7 +2,8 @@
 
 A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
 session of its own, so neither Ctrl-C nor a closed terminal reaches it. On stdin, one line each: `pid N` is a process
-to end along with the node, `dir PATH` a directory to remove, `freezer PATH` a v1 freezer cgroup to thaw and remove.
+to end along with the node, `dir PATH` a directory to remove, `cgroup PATH` one more cgroup to remove, `freezer PATH` a
+v1 freezer cgroup to thaw and remove, `mount PATH` a file system to unmount, `write PATH TEXT` what sets a limit back.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def end_processes(pidfds: list[int], patience: float = 5.0) -> None:
             except ProcessLookupError:
                 continue
         for fd in pidfds:
-            select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            ended = select.poll()  # not select(2), which refuses numbers of 1,024 and more
+            ended.register(fd, select.POLLIN)
+            ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def remove_tree(cgroup: str, patience: float = PATIENCE_S) -> bool:
@@ -80,21 +83,39 @@ def remove_tree(cgroup: str, patience: float = PATIENCE_S) -> bool:
 
 
 def thaw(freezer: str) -> None:
-    """Let the processes of a freezer cgroup go on: a frozen one does not even die."""
-    try:
-        with open(os.path.join(freezer, "freezer.state"), "w") as state:
-            state.write("THAWED")
-    except FileNotFoundError:
-        pass  # it is gone already
+    """Let the processes of a tree of freezer cgroups go on: a frozen one does not even die."""
+    for directory, _, _ in os.walk(freezer):
+        try:
+            with open(os.path.join(directory, "freezer.state"), "w") as state:
+                state.write("THAWED")
+        except FileNotFoundError:
+            pass  # it is gone already
 
 
-def clean(cgroup: str, pidfds: list[int], directories: list[str], freezers: list[str]) -> bool:
+def write(path: str, text: str) -> None:
+    with contextlib.suppress(OSError), open(path, "w") as file:  # of a cgroup, or a device, that is gone
+        file.write(text)
+
+
+def clean(
+    cgroups: list[str],
+    pidfds: list[int],
+    directories: list[str],
+    freezers: list[str],
+    mounts: list[str],
+    writes: list[str],
+) -> bool:
     """Everything that belongs to a lab node; False if a cgroup could not be removed."""
+    for line in reversed(writes):  # who waits for a slow disk does not end
+        write(*line.split(" ", 1))
     for freezer in freezers:
         thaw(freezer)
-    kill_all(cgroup)
+    for cgroup in cgroups:
+        kill_all(cgroup)
     end_processes(pidfds)
-    removed = [remove_tree(tree) for tree in (cgroup, *freezers)]  # all of them, whatever becomes of the first
+    removed = [remove_tree(tree) for tree in (*cgroups, *freezers)]  # all of them, whatever becomes of the first
+    for mount in mounts:
+        os.spawnvp(os.P_WAIT, "umount", ("umount", "-l", mount))  # at once: whoever had a file open has been killed
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
         if directory.startswith(_PINS):
@@ -107,9 +128,12 @@ def main(cgroup: str) -> int:
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     os.write(1, b"ready\n")
+    cgroups = {cgroup: None}  # in order, each once
     pidfds: list[int] = []
     directories: list[str] = []
     freezers: list[str] = []
+    mounts: list[str] = []
+    writes: list[str] = []
     for line in sys.stdin:
         what, _, value = line.strip().partition(" ")
         if what == "pid":
@@ -119,9 +143,15 @@ def main(cgroup: str) -> int:
                 continue
         elif what == "dir":
             directories.append(value)
+        elif what == "cgroup":
+            cgroups[value] = None
         elif what == "freezer":
             freezers.append(value)
-    return 0 if clean(cgroup, pidfds, directories, freezers) else 1
+        elif what == "mount":
+            mounts.append(value)
+        elif what == "write":
+            writes.append(value)
+    return 0 if clean(list(cgroups), pidfds, directories, freezers, mounts, writes) else 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from monitor.lab.worker import Options, die_with_parent, join, say, stdin_is_ready
+from monitor.lab.worker import Options, die_with_parent, join, stdin_is_ready, write_line
 
 MIB = 1 << 20
 _JOBS = 4
@@ -149,11 +149,11 @@ def load(options: Options) -> None:
     os.makedirs(options["dir"], exist_ok=True)
     os.chdir(options["dir"])
     join(options["cgroup"])
-    say("ready")
+    write_line("ready")
     # Twice as long a pause after each turn: several of these share a machine with other work.
     while True:
         began = time.monotonic()
         work(mib)
         if stdin_is_ready(max(0.05, 2 * (time.monotonic() - began))):
             break
-    say("did", json.dumps(done))
+    write_line("did", json.dumps(done))

@@ -42,11 +42,15 @@ class LabPod:
 
 @dataclass
 class LabNode:
-    """Context manager: a cgroup `outrace-NAME-PID` limited to ``memory_bytes``, pods in it, and their manifests."""
+    """Context manager: a cgroup `outrace-NAME-PID` limited to ``memory_bytes``, pods in it, and their manifests.
+
+    ``with_freezer``: the pods have cgroups of the same names in cgroup v1's freezer, as those of a runtime have.
+    """
 
     name: str
     memory_bytes: int
     hierarchy: cgroupfs.Hierarchy = field(default_factory=cgroupfs.detect)
+    with_freezer: bool = False
     pods: dict[str, LabPod] = field(default_factory=dict, init=False)
     children: list[Child] = field(default_factory=list, init=False)
 
@@ -58,6 +62,9 @@ class LabNode:
             taken += 1
             self.cgroup = self.hierarchy.root / f"{stem}-{taken}"
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
+        freezer = cgroupfs.freezer() if self.with_freezer and self.hierarchy.version == 1 else None
+        #: The node's cgroup in v1's freezer.
+        self.freezer = None if freezer is None else freezer / self.cgroup.name
         self._janitor: subprocess.Popen[bytes] | None = None
         self._peak_fd = -1
 
@@ -77,6 +84,14 @@ class LabNode:
             self.also_remove(self.manifests)
             cgroupfs.make(self.cgroup)
             cgroupfs.set_limit(self.cgroup, self.memory_bytes)
+            if (
+                self.hierarchy.version == 2
+                and "pids" in (self.hierarchy.root / "cgroup.controllers").read_text().split()
+            ):
+                cgroupfs.enable_controllers(self.cgroup, ("pids",))  # as every pod of a kubelet has it
+            if self.freezer is not None:
+                self.also_thaw(self.freezer)
+                self.freezer.mkdir()
             # With swap, a full node swaps out instead of calling the OOM killer. v1's pods inherit their swappiness.
             for name in ("memory.swap.max", "memory.swappiness"):
                 if (self.cgroup / name).exists():
@@ -93,6 +108,7 @@ class LabNode:
 
     def close(self) -> None:
         """End the node's own processes, remove its cgroups and files. MonitorError if a cgroup would not go."""
+        self.thaw()
         for child in self.children:
             child.close()
         self.children = []
@@ -123,12 +139,27 @@ class LabNode:
         """Directory ``directory`` (one the owner made, also under bpffs) is removed with the node."""
         self._send_to_janitor(f"dir {directory}")
 
-    def load_programs(self) -> Path:
-        """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError."""
+    def also_unmount(self, path: Path) -> None:
+        """What is mounted at ``path`` (by the owner) is unmounted with the node."""
+        self._send_to_janitor(f"mount {path}")
+
+    def also_write(self, path: Path, text: str) -> None:
+        """``text``, which takes a limit away that the owner set, is written to ``path`` before the node is removed."""
+        self._send_to_janitor(f"write {path} {text}")
+
+    def load_programs(self, signals: int = loader.KUBELETS) -> Path:
+        """The pins of programs loaded for a state dir of this node's own; removed with it. Raises CannotError.
+        ``signals``: what they compare (`monitor.kernel.loader`).
+        """
         state_dir = Path(tempfile.mkdtemp(prefix="outrace-bench-"))
         self.also_remove(state_dir)
         self.also_remove(loader.instance_directory(state_dir))
-        return loader.ensure_loaded(state_dir)[0]
+        return loader.ensure_loaded(state_dir, signals=signals)[0]
+
+    def thaw(self) -> None:
+        """Whoever is frozen in the node (by a monitor that was killed) can end."""
+        if self.freezer is not None:
+            janitor.thaw(str(self.freezer))
 
     def also_thaw(self, freezer: Path) -> None:
         """The v1 freezer cgroup ``freezer`` (one the owner made) is thawed and removed with the node."""
@@ -162,6 +193,9 @@ class LabNode:
         if limit:
             cgroupfs.set_limit(cgroup, limit)
         directories = {f"c{i}": cgroupfs.make(cgroup / f"c{i}") for i in range(containers)}
+        for directory in directories.values():
+            if (frozen := self.in_freezer(directory)) is not None:
+                frozen.mkdir(parents=True)
         resources: dict[str, dict[str, str]] = {}
         if request:
             resources["requests"] = {"memory": str(request // containers)}
@@ -198,10 +232,19 @@ class LabNode:
         self.pods[name] = pod
         return pod
 
+    def in_freezer(self, cgroup: Path) -> Path | None:
+        """The cgroup of the same name in v1's freezer; None where there is none."""
+        return None if self.freezer is None else self.freezer / cgroup.relative_to(self.cgroup)
+
     def remove_pod(self, pod: LabPod) -> None:
         """Take the manifest away, end the pod's processes and remove its cgroups."""
         pod.manifest.unlink(missing_ok=True)
+        frozen = self.in_freezer(pod.cgroup)
+        if frozen is not None:
+            janitor.thaw(str(frozen))
         janitor.remove_tree(str(pod.cgroup))
+        if frozen is not None:
+            janitor.remove_tree(str(frozen))
         self.pods.pop(pod.name, None)
 
     def start_hog(self, pod: LabPod, container: str = "c0", **options: str | int) -> Hog:
@@ -219,7 +262,9 @@ class LabNode:
 
     def start(self, pod: LabPod, worker: str, /, **options: object) -> Child:
         """Start another worker in the first container of ``pod``, and wait until it is ready."""
-        child = Child(worker, cgroup=pod.containers["c0"], **options)
+        freezer = self.in_freezer(pod.containers["c0"])
+        more = {} if freezer is None else {"freezer": freezer}
+        child = Child(worker, cgroup=pod.containers["c0"], **more, **options)
         self.children.append(child)
         child.expect("ready")
         return child

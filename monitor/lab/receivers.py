@@ -1,6 +1,6 @@
 """Who takes alerts in the lab: a real Alertmanager, or, where there is none, a stand-in with the same two requests.
 
-Both say when an alert was first known to them, by their own clock (the machine's).
+Both report when an alert was first known to them, by their own clock (the machine's).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Alertmanager:
             while not self._look():
                 if process.poll() is not None or time.monotonic() > deadline:
                     lines = log.read_text(errors="replace").splitlines()
-                    raise MonitorError(f"{self.name} does not answer: {lines[-1] if lines else 'it said nothing'}")
+                    raise MonitorError(f"{self.name} does not answer: {lines[-1] if lines else 'it wrote nothing'}")
                 time.sleep(POLL_S)
             poller.start()
             yield self

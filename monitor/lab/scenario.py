@@ -20,8 +20,8 @@ Play = Callable[["Stage"], None]
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """``story`` is one line for people. ``thresholds`` are options of `outrace run`. ``prepare`` changes the node
-    before the daemon starts. ``needs`` says why this machine cannot play it ("" if it can). ``stops``: it ends the
-    daemon, so that each run has one of its own.
+    before the daemon starts. ``needs``: why this machine cannot play it ("" if it can). ``ends_daemon``: each run has a
+    daemon of its own.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Scenario:
     node_mib: int = 160
     prepare: Callable[[LabNode], None] | None = None
     needs: Callable[[], str] = lambda: ""
-    stops: bool = False
+    ends_daemon: bool = False
     grows_steadily: bool = False  # worth forecasting: the crossing is not a leap
 
 
@@ -44,7 +44,7 @@ def freezer() -> str:
 
 
 def unified() -> str:
-    return "" if cgroupfs.detect().version == 2 else "memory.oom.group is of cgroup v2"
+    return "" if cgroupfs.detect().version == 2 else "memory.oom.group and memory.min are of cgroup v2"
 
 
 def two_lists() -> str:
@@ -56,11 +56,19 @@ def two_lists() -> str:
 
 NO_MEMORY_THRESHOLD = ("--eviction-hard", "nodefs.available<1%")
 SCENARIOS: list[Scenario] = []
+HOG = ("hog",)
+#: Priority of a pod that is never evicted.
+CRITICAL = 2_000_001_000
 
 
 def hard(mib: int) -> tuple[str, ...]:
     """Only a hard threshold for memory."""
     return ("--eviction-hard", f"memory.available<{mib}Mi")
+
+
+def own(signal: str, mib: int) -> tuple[str, ...]:
+    """Only a hard threshold for memory by a formula of outrace's own."""
+    return ("--eviction-hard", f"{signal}<{mib}Mi")
 
 
 def soft(mib: int, period: str, grace_s: int = 0) -> tuple[str, ...]:

@@ -12,8 +12,12 @@ import time
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroupfs
+from monitor.lab import guided_scenarios as guided_scenarios  # declared there
+from monitor.lab import signal_scenarios as signal_scenarios
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.scenario import (
+    CRITICAL,
+    HOG,
     NO_MEMORY_THRESHOLD,
     SCENARIOS,
     Scenario,
@@ -27,10 +31,6 @@ from monitor.lab.scenario import (
 from monitor.lab.stage import STEADY, Stage
 from monitor.lab.truth import NOTHING
 from monitor.race import incident as i
-
-HOG = ("hog",)
-#: Of a pod that is never evicted.
-CRITICAL = 2_000_001_000
 
 
 def named(names: tuple[str, ...]) -> tuple[Scenario, ...]:
@@ -335,7 +335,7 @@ def lost_records(stage: Stage) -> None:
         killer.expect("grown")
 
 
-@scenario(hard(32), i.UNDETERMINED, observed=True, evicted=HOG, stops=True)
+@scenario(hard(32), i.UNDETERMINED, observed=True, evicted=HOG, ends_daemon=True)
 def record_stops(stage: Stage) -> None:
     """The monitor is stopped in the middle of it."""
     stage.filled(stage.pod("hog"), 140, rate=STEADY)

@@ -85,8 +85,8 @@ def _wrong(truth: Truth, stage: Stage, found: list[Incident]) -> str:
         return f"{stage.failed} ({'; '.join(str(i['summary']) for i in found) or 'no incident'})"
     if truth.verdict == NOTHING or len(found) != 1:
         want = 0 if truth.verdict == NOTHING else 1
-        said = "; ".join(str(i["summary"]) for i in found)
-        return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {said}"
+        summaries = "; ".join(str(i["summary"]) for i in found)
+        return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {summaries}"
     i = found[0]
     suffix = f"-{stage.run}"
     names = {f"{pod.namespace}/{pod.name}": name for name, pod in stage.pods.items()}
@@ -113,7 +113,7 @@ def _forecasts(scenario: Scenario, stage: Stage) -> list[tuple[Forecast, int | N
         if reached is not None and stage.points[n - 1][0] >= reached:
             break
         one = forecast(stage.points[:n], level)
-        if one is not None and one.rate > MIB:  # before it begins to grow there is nothing to say
+        if one.rate > MIB:  # before it begins to grow there is nothing to forecast
             made.append((one, reached))
     return made
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -21,9 +22,11 @@ libc = ctypes.PyDLL(None)
 WORKERS = {
     "hog": "monitor.lab.hog:hog",
     "blinder": "monitor.lab.blinder:blinder",
+    "checked": "monitor.lab.checked:checked",
     "load": "monitor.lab.load:load",
     "floor": "monitor.lab.floor:floor",
     "faults": "monitor.lab.workers:faults",
+    "touches": "monitor.lab.workers:touches",
     "neighbour": "monitor.lab.workers:neighbour",
     "poller": "monitor.lab.workers:poller",
     "oom_kills": "monitor.lab.workers:oom_kills",
@@ -45,7 +48,7 @@ def join(cgroup: str) -> None:
         procs.write("0")
 
 
-def say(*words: object) -> None:
+def write_line(*words: object) -> None:
     """One line to the parent."""
     os.write(1, f"{' '.join(map(str, words))}\n".encode())
 
@@ -60,6 +63,8 @@ def main(arguments: list[str]) -> int:
     options = dict(word.split("=", 1) for word in words)
     die_with_parent(int(options.pop("parent")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # some take memory by sockets and pipes
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     module, _, function = WORKERS[name].partition(":")
     getattr(importlib.import_module(module), function)(options)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from monitor.lab.worker import Options, die_with_parent, join, say, stdin_is_ready
+from monitor.lab.worker import Options, die_with_parent, join, stdin_is_ready, write_line
 
 MIB = 1 << 20
 
@@ -34,13 +34,36 @@ def faults(options: Options) -> None:
             first_bytes[:] = ones
             memory.madvise(mmap.MADV_DONTNEED)
 
-    say("ready")
+    write_line("ready")
     for line in sys.stdin:
         # One pass before the clock starts: what attaching itself disturbs (patched kernel text, caches) is not counted.
         touch(1)
         began = time.process_time_ns()
         touch(int(line))
-        say("took", time.process_time_ns() - began)
+        write_line("took", time.process_time_ns() - began)
+
+
+def touches(options: Options) -> None:
+    """The innocent pod of `bench neighbour`: for each line `SECONDS PAUSE_US` it touches `mib` MiB of fresh 4K pages
+    again and again, so far apart; answers `took NS ...`, the wall time of each.
+    """
+    memory = mmap.mmap(-1, int(options["mib"]) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    first_bytes = memoryview(memory)[:: mmap.PAGESIZE]
+    ones = b"\1" * len(first_bytes)
+    join(options["cgroup"])
+    write_line("ready")
+    for line in sys.stdin:
+        seconds, pause_us = map(float, line.split())
+        took, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.perf_counter_ns()
+            first_bytes[:] = ones
+            took.append(time.perf_counter_ns() - began)
+            memory.madvise(mmap.MADV_DONTNEED)
+            if pause_us:
+                time.sleep(pause_us / 1e6)
+        write_line("took", *took)
 
 
 def neighbour(options: Options) -> None:
@@ -52,7 +75,7 @@ def neighbour(options: Options) -> None:
     source = Path(os.__file__).read_text() if compiles else ""
     os.nice(19 if compiles else 0)
     join(options["cgroup"])
-    say("ready")
+    write_line("ready")
     while not stdin_is_ready():
         pid = os.fork()
         if not pid:
@@ -81,7 +104,7 @@ def poller(options: Options) -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError:
         pass  # the monitor under test gets the same refusal
-    say("ready")
+    write_line("ready")
     os.read(0, 64)
     began, cpu, polls, killed = time.monotonic(), time.process_time(), 0, False
     due = began + int(options["phase_us"]) / 1e6
@@ -99,15 +122,15 @@ def poller(options: Options) -> None:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-            say("killed", time.monotonic_ns())
-    say("used", f"{time.process_time() - cpu:.6f} {time.monotonic() - began:.6f} {polls}")
+            write_line("killed", time.monotonic_ns())
+    write_line("used", f"{time.process_time() - cpu:.6f} {time.monotonic() - began:.6f} {polls}")
 
 
 def oom_kills(options: Options) -> None:
     """A storm of OOM kills: from the first line on, in each of `cgroups` (joined by `:`) one process after the other
     takes `mib` MiB, more than the limit there, until it is killed. When stdin is closed it prints `killed N`.
     """
-    say("ready")
+    write_line("ready")
     if not sys.stdin.readline():
         return
     count, out = os.pipe()
@@ -125,7 +148,7 @@ def oom_kills(options: Options) -> None:
     for pid in killers:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    say("killed", killed)
+    write_line("killed", killed)
 
 
 def _kill_in(cgroup: str, mib: int, out: int) -> None:
@@ -154,7 +177,7 @@ def filler(options: Options) -> None:
     """For each line `FIRST LAST PAGES` moves through these of the cgroups `crowd`/c0, c1, ... and appends pages to a
     file of `files` in each; answers `done`. (A process for each takes 2 ms.)
     """
-    say("ready")
+    write_line("ready")
     for line in sys.stdin:
         first, last, pages = map(int, line.split())
         for i in range(first, last):
@@ -165,4 +188,4 @@ def filler(options: Options) -> None:
             with open(f"{options['files']}/{i}", "ab", buffering=0) as file:
                 file.write(bytes(4096 * pages))
         join(options["cgroup"])
-        say("done")
+        write_line("done")
