@@ -1,7 +1,7 @@
 """What outrace changed in files of cgroups and processes, and how it comes back exactly, also after a SIGKILL.
 
 A change is on disk before it is made: file, old value, every value written since, and which cgroup or process it was.
-`ChangeJournal.undo` puts an old value back only where the file still says what outrace wrote, in that very cgroup: one
+`ChangeJournal.undo` puts an old value back only where the file still holds what outrace wrote, in that very cgroup: one
 made anew under the same path has another inode number (kernfs never gives one out twice in a boot), a process another
 start time. What somebody else wrote since stays.
 
@@ -40,7 +40,7 @@ RESTORED, UNCHANGED, FOREIGN, VANISHED, UNSEEN = "restored", "unchanged", "forei
 @dataclass(frozen=True, slots=True)
 class Change:
     """``path``: directory of a cgroup, or /proc/PID; ``file`` in it was ``old``, and ``written`` is what was (or was
-    about to be) written, newest last. ``identity`` tells this cgroup or process from later ones of the same path.
+    about to be) written, newest last. ``identity`` differs from that of later cgroups or processes of the same path.
     ``uid``: of the pod; ``why``: in a few words.
     """
 
@@ -67,20 +67,31 @@ class ChangeJournal:
         self._most = most
         self._boot = boot_id()
 
-    def change(self, path: Path, file: str, value: str, uid: str, why: str, identity: str = "") -> Change:
+    def change(
+        self,
+        path: Path,
+        file: str,
+        value: str,
+        uid: str,
+        why: str,
+        identity: str = "",
+        flags: int = 0,
+        old: str = "",
+    ) -> Change:
         """Write ``value`` to ``path/file``, and its old value to disk before. With ``identity`` only if it is that one.
+        ``flags``: more of open(2). ``old``: the value to come back, if not the one that is there.
 
         Raises OSError where nothing was changed: the disk is full, the kernel refuses the value. MonitorError: too many
         changes, or the file has a value that cannot be kept.
         """
-        with _opened(path) as directory:
+        with opened(path) as directory:
             found = _identity(directory, path)
             if identity and found != identity:
                 raise FileNotFoundError(f"{path} is another one now")
             now = _read(directory, file)
             if len(now) > _MAX_VALUE or len(value) > _MAX_VALUE:
                 raise MonitorError(f"{path / file}: {now[:40]!r} is too long to be kept")
-            made = Change(str(path), file, found, now, (value,), uid, why, self._boot)
+            made = Change(str(path), file, found, old or now, (value,), uid, why, self._boot)
             before = self._entry(made)
             if before is not None:
                 # Twice the same file: the value before the first change is the one to come back. Somebody else's since
@@ -90,7 +101,7 @@ class ChangeJournal:
                 raise MonitorError(f"{self._most} changes are in force, which is the most", "")
             self._store(made)
             try:
-                _write(directory, file, value)
+                _write(directory, file, value, flags)
             except OSError:
                 if before is None:
                     self.forget(made)
@@ -101,7 +112,7 @@ class ChangeJournal:
         """Put the old value back where the file still has a value of ours; what became of it. The change is forgotten
         unless it could not be looked at. Raises OSError where the kernel refuses the old value.
         """
-        fate = VANISHED if change.boot != self._boot else _undone(change)
+        fate = VANISHED if change.boot != self._boot else undone(change)
         if fate != UNSEEN:
             self.forget(change)
         return fate
@@ -112,7 +123,7 @@ class ChangeJournal:
     def is_in_force(self, change: Change) -> bool:
         """Whether its file has the newest value that was written, in that very cgroup or process."""
         try:
-            with _opened(Path(change.path)) as directory:
+            with opened(Path(change.path)) as directory:
                 same = _identity(directory, Path(change.path)) == change.identity
                 return same and _read(directory, change.file) == change.written[-1]
         except OSError:
@@ -178,7 +189,7 @@ class ChangeJournal:
 
 
 def undo_left(state_dir: Path, log: Logger) -> None:
-    """Undo what a daemon before left in force, and say so."""
+    """Undo what a daemon before left in force, and log it."""
     for half in (state_dir / "changes").glob(".*.new"):  # of a daemon that was killed as it wrote: nothing was changed
         half.unlink(missing_ok=True)
     try:
@@ -200,8 +211,24 @@ def boot_id() -> str:
 
 def identity_of(path: Path) -> str:
     """Which cgroup or process is at ``path`` now. Raises OSError."""
-    with _opened(path) as directory:
+    with opened(path) as directory:
         return _identity(directory, path)
+
+
+def value_of(file: str, text: str) -> str:
+    """The value of ``file`` as it would be written, by the ``text`` of `source_of` it."""
+    if file == "memory.oom_control":  # three lines; the first is "oom_kill_disable 0"
+        return text.split()[1]
+    if file == "freezer.state":
+        return "THAWED" if text.strip() == "0" else "FROZEN"
+    return text.strip()
+
+
+def source_of(file: str) -> str:
+    """The file that says what ``file`` of the same directory was set to: itself but for v1's freezer.state, which is
+    FROZEN also where only a parent is.
+    """
+    return "freezer.self_freezing" if file == "freezer.state" else file
 
 
 def _extended(change: Change, value: str) -> Change:
@@ -211,10 +238,13 @@ def _extended(change: Change, value: str) -> Change:
     return replace(change, written=written)
 
 
-def _undone(change: Change) -> str:
+def undone(change: Change) -> str:
+    """Put the old value back where the file has one of ours, in that very cgroup or process; what became of it. Raises
+    OSError where the kernel refuses the old value.
+    """
     path = Path(change.path)
     try:
-        with _opened(path) as directory:
+        with opened(path) as directory:
             if _identity(directory, path) != change.identity:
                 return VANISHED
             now = _read(directory, change.file)
@@ -229,10 +259,10 @@ def _undone(change: Change) -> str:
     except OSError as error:
         if error.errno not in GONE:
             raise
-    return VANISHED if _is_seen(path.parent) else UNSEEN
+    return VANISHED if is_seen(path.parent) else UNSEEN
 
 
-def _is_seen(path: Path) -> bool:
+def is_seen(path: Path) -> bool:
     """Whether what was in ``path`` would be seen from here, were it there. Not from another mount namespace, nor from a
     cgroup namespace below the root: there the next directory that is there is a cgroup's too, but of another one.
     """
@@ -247,7 +277,7 @@ def _is_seen(path: Path) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
     """The directory itself: what is opened below it is of this cgroup, whatever appears under its path meanwhile."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -257,22 +287,22 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _identity(directory: int, path: Path) -> str:
-    """Inode numbers of /proc are given out again: a process is told by its start (field 22 of its stat)."""
+    """Inode numbers of /proc are given out again: a process is known by its start (field 22 of its stat)."""
     if path.parent == Path("/proc"):
         return "started " + _read(directory, "stat").rpartition(")")[2].split()[19]
     return f"inode {os.fstat(directory).st_ino}"
 
 
 def _read(directory: int, file: str) -> str:
-    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    fd = os.open(source_of(file), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        return os.read(fd, 4096).decode(errors="replace").strip()
+        return value_of(file, os.read(fd, 4096).decode(errors="replace"))
     finally:
         os.close(fd)
 
 
-def _write(directory: int, file: str, value: str) -> None:
-    fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+def _write(directory: int, file: str, value: str, flags: int = 0) -> None:
+    fd = os.open(file, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, value.encode())
     finally:
@@ -280,12 +310,19 @@ def _write(directory: int, file: str, value: str) -> None:
 
 
 def _parsed(path: Path) -> Change:
-    made: dict[str, Any] = documents.from_json(documents.decoded(documents.read_bytes(path)))
+    change = parsed(documents.from_json(documents.decoded(documents.read_bytes(path))))
+    if path.name != change.name:
+        raise ValueError("its name is not that of its content")
+    return change
+
+
+def parsed(made: dict[str, Any]) -> Change:
+    """A change from what `dataclasses.asdict` made of it. Raises ValueError, TypeError or LookupError."""
     change = Change(**{**made, "written": tuple(made["written"])})
     if not all(isinstance(one, str) for one in (*asdict(change).values(), *change.written) if one != change.written):
         raise ValueError("every value must be text")
     if not Path(change.path).is_absolute() or "/" in change.file or change.file in ("", ".", ".."):
         raise ValueError("not a file of a cgroup or process")
-    if not change.written or path.name != change.name:
-        raise ValueError("its name is not that of its content")
+    if not change.written:
+        raise ValueError("nothing was written")
     return change

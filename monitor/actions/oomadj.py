@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,7 +31,7 @@ _TURN, _SAMPLE = 128, 256
 #: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
-_REMEDY = (
+REMEDY = (
     "give outrace CAP_SYS_RESOURCE and CAP_DAC_OVERRIDE "
     "(systemd: CapabilityBoundingSet, Kubernetes: securityContext.capabilities.add)"
 )
@@ -66,6 +67,10 @@ class OomScores:
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
         self._waiting: deque[tuple[int, int, str]] = deque()  # (due ns, pid or _EVERY_PROCESS, uid)
+        #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.victim_marks`): their values are
+        #: compared when they are their own again. ``on_raised(uid)``: one of these pods has a new process.
+        self.raised: frozenset[str] = frozenset()
+        self.on_raised: Callable[[str], object] = lambda _: None
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -105,6 +110,14 @@ class OomScores:
         """Look at every process of every pod."""
         for pod in self._pods.values():
             self._audit(pod)
+
+    def set_back(self, uid: str) -> None:
+        """The processes of a pod have their own values again: look at all, and later at those that were being made."""
+        self.raised -= {uid}
+        pod = self._pods.get(uid)
+        if pod is not None:
+            self._audit(pod)
+            self._wait(_EVERY_PROCESS, uid)
 
     def audit_soon(self) -> None:
         """Records of processes were lost: look at every process of every pod in a second, as more will be lost."""
@@ -178,6 +191,9 @@ class OomScores:
 
     def _check(self, pod: _PodScores, pid: int) -> None:
         """Compare one process with what it should have; log a difference once; write under enforce."""
+        if pod.found.pod.uid in self.raised:
+            self.on_raised(pod.found.pod.uid)
+            return
         with Process(pid) as process:
             path = process.memory_cgroup(self.hierarchy)
             if path is None or not path.is_relative_to(pod.found.cgroup):
@@ -221,7 +237,7 @@ class OomScores:
                 # what is in it CAP_SYS_RESOURCE.
                 problem = f"oom_score_adj cannot be {'lowered' if should < is_now else 'written'} (EACCES)"
                 fields = {"pod": pod.label, "pid": process.pid, "is_now": is_now, "should_be": should}
-                self.log("warning", problem, **fields, remedy=_REMEDY)
+                self.log("warning", problem, **fields, remedy=REMEDY)
             # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
             # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
             written = is_now > 0 > should and self._may_set(process, 0)
@@ -242,12 +258,13 @@ class OomScores:
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
     """Container name -> oom_score_adj, within the kernel's -1000..1000. Left out are the containers of a pod known by
-    its cgroup alone that may be critical, of a Burstable one those whose request could not be recovered, and sums.
+    its cgroup alone that may be critical, of a Burstable one those whose request could not be recovered, sums, and the
+    services of a machine.
     """
     pod = found.pod
     unknown = not pod.spec_known and era.qos_class(pod) == "Burstable"
-    if pod.containers_summed:
-        return {}  # the score of a container is by its own request
+    if pod.containers_summed or pod.written:
+        return {}  # the score of a container is by its own request; that of a service is its operator's
     if pod.taken_critical and era.qos_class(pod) != "Guaranteed":
         return {}  # only its spec says whether it has the score of its class or of a critical pod
     return {

@@ -86,8 +86,8 @@ def status_patch(eviction: EvictedPod) -> dict[str, Any]:
     """
     status = pod_object(eviction)["status"]
     conditions = [{key: value for key, value in one.items() if value is not None} for one in status["conditions"]]
-    told = {key: status[key] for key in ("phase", "reason", "message")}
-    return {"metadata": {"uid": eviction.pod.uid}, "status": {**told, "conditions": conditions}}
+    phase = {key: status[key] for key in ("phase", "reason", "message")}
+    return {"metadata": {"uid": eviction.pod.uid}, "status": {**phase, "conditions": conditions}}
 
 
 def event_object(eviction: EvictedPod) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.kernel.cgroup_procs import pids_in, walk
-from monitor.kernel.procfs import is_kernel_thread, with_ancestors
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process, is_kernel_thread, with_ancestors
 from monitor.kernel.troubles import TROUBLES
 
 #: Processes of one pod that descriptors are kept for; the limit of descriptors is raised at the start as far as it
@@ -37,6 +38,16 @@ _AT_ONCE = 64  # signals between two looks at the clock
 SPARED = with_ancestors()
 #: A look takes at most a fifth of the time, because the hot process runs ahead of all others.
 REST = 4
+
+
+def has_spared(cgroup: Path, hierarchy: Hierarchy) -> bool:
+    """Whether one of `SPARED` runs in a memory cgroup, or below it."""
+    for pid in SPARED.pids():
+        with Process(pid) as process:
+            path = process.memory_cgroup(hierarchy)
+        if path is not None and path.is_relative_to(cgroup):
+            return True
+    return False
 
 
 class Victim:

@@ -205,7 +205,7 @@ def test_a_torn_file_hides_no_other(journal: ChangeJournal, pod: Path, length: i
 @pytest.mark.parametrize(
     "wrong", [{"file": "../cgroup.procs"}, {"path": "relative"}, {"written": []}, {"old": 1}, {"more": "x"}]
 )
-def test_a_file_that_says_something_else_is_not_acted_on(
+def test_a_file_that_holds_something_else_is_not_acted_on(
     journal: ChangeJournal, pod: Path, wrong: dict[str, object]
 ) -> None:
     made = capped(journal, pod)

@@ -94,7 +94,7 @@ def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
     victim.close()
 
 
-@pytest.mark.skipif(VERSION == 1, reason="cgroup v1 kills by pidfds alone, and they tell when a process has ended")
+@pytest.mark.skipif(VERSION == 1, reason="cgroup v1 kills by pidfds alone, and they report when a process has ended")
 def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
     """Though nobody holds a pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
     if not (pod / "cgroup.kill").exists():
@@ -136,8 +136,8 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     with live.Puppet(pod / "c2") as puppet:
         victim.refresh()
         # Moved elsewhere: no longer this pod's.
-        with live.cgroup("elsewhere") as elsewhere:
-            (elsewhere / "cgroup.procs").write_text(str(puppet.pid))
+        with live.cgroup("elsewhere") as outside:
+            (outside / "cgroup.procs").write_text(str(puppet.pid))
             victim.refresh()
             assert victim.pidfds == {}
             victim.kill()
@@ -147,15 +147,15 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_nobody_is_told_twice(pod: Path) -> None:
+def test_no_process_is_signalled_twice(pod: Path) -> None:
     with live.Puppet(pod / "c2") as puppet:
-        puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
+        puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
         victim = prepared(pod, VERSION)
         victim.send(signal.SIGTERM)
-        assert puppet.answer() == "told"
+        assert puppet.answer() == "asked"
         victim.refresh()
         victim.send(signal.SIGTERM)
-        puppet.do("pass")  # were it told again, that would be the answer
+        puppet.do("pass")  # were it asked again, that would be the answer
         victim.send(signal.SIGKILL)
         assert puppet.wait() == -signal.SIGKILL
         victim.send(signal.SIGKILL)  # to nobody: no error
@@ -165,10 +165,10 @@ def test_nobody_is_told_twice(pod: Path) -> None:
 def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
     with live.Puppet(pod / "c2") as deaf, live.Puppet(pod / "c1") as obedient:
         victim = prepared(pod, VERSION)
-        deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))")
+        deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
         with live.Puppet(pod / "c1") as late:  # since the pod was prepared
             eviction = Eviction(victim, 30, 0)
-            assert deaf.answer() == "told"
+            assert deaf.answer() == "asked"
             assert obedient.wait() == late.wait() == -signal.SIGTERM
         due = eviction.kill_at_ns
         assert due == eviction.started_ns + 30_000_000_000

@@ -218,7 +218,7 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
 
 
 def test_descriptors_that_were_given_up_are_not_taken_for_others(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number is used again by the next process at once: who is waited for must be told apart by more than that."""
+    """A number is used again by the next process at once: who is waited for must be known by more than that."""
     from tests.daemon.test_evictor import Bench
 
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)

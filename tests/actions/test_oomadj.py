@@ -94,12 +94,12 @@ def test_a_container_known_by_its_cgroup_alone_with_no_request_is_left_alone() -
     )
     anonymous = FoundPod(dataclasses.replace(pod, namespace="", spec_known=False), Path("/x"), {})
     assert pod_scores(anonymous, 16 * GIB) == {"b": 938}
-    # It may be critical: whether it has the score of its class only its spec would tell.
+    # It may be critical: whether it has the score of its class only its spec would show.
     spared = dataclasses.replace(anonymous, pod=dataclasses.replace(anonymous.pod, taken_critical="its uid"))
     assert pod_scores(spared, 16 * GIB) == {}
 
 
-def test_audit_tells_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
     pid = sleeper(cgroup)
     before = read(pid)
     scores = make_scores(False, log)
@@ -132,7 +132,7 @@ def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: R
     assert turns > 1000 // oomadj._TURN
 
 
-def test_lost_news_of_processes_has_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
     """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
@@ -150,7 +150,7 @@ def test_lost_news_of_processes_has_everybody_looked_at_once(cgroup: Path, sleep
     assert [fields["pid"] for _, _, fields in log.lines] == [pid]
 
 
-def test_a_pod_with_more_processes_than_are_told_is_looked_at_in_parts(
+def test_a_pod_with_more_processes_than_are_reported_is_read_in_parts(
     cgroup: Path, sleeper: Sleeper, log: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oomadj, "_SAMPLE", 2)
@@ -174,10 +174,10 @@ def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sle
     assert {name: read(pid) for name, pid in pids.items()} == {"big": 500, "small": 938}
 
     # a container without a cgroup of its own: its processes are somewhere in the pod
-    elsewhere = sleeper(cgroupfs.make(cgroup / "other"))
-    scores.on_process(elsewhere, cgroupfs.cgroup_id(cgroup))
-    assert read(elsewhere) == 875
-    # and a process that appears later, told by the pod's cgroup or found by its own
+    outsider = sleeper(cgroupfs.make(cgroup / "other"))
+    scores.on_process(outsider, cgroupfs.cgroup_id(cgroup))
+    assert read(outsider) == 875
+    # and a process that appears later, reported with the pod's cgroup or found by its own
     late = sleeper(paths["small"])
     scores.on_process(late, cgroupfs.cgroup_id(cgroup))
     assert read(late) == 938
@@ -192,7 +192,9 @@ def test_enforce_writes_every_container_its_own_value(cgroup: Path, sleeper: Sle
     assert read(late) == 999
 
 
-def test_refused_lowering_is_told_once_and_goes_as_far_as_it_may(cgroup: Path, sleeper: Sleeper, log: Recorder) -> None:
+def test_refused_lowering_is_reported_once_and_goes_as_far_as_it_may(
+    cgroup: Path, sleeper: Sleeper, log: Recorder
+) -> None:
     """Guaranteed pods want -997. With CAP_SYS_RESOURCE it is written; without, the kernel lets go down to 0 at most."""
     pids = [sleeper(cgroup), sleeper(cgroup)]
     for pid in pids:
@@ -230,7 +232,7 @@ def test_a_process_that_left_the_pod_is_left_alone(
     before = read(gone)
     scores = make_scores(enforce, log)
     scores.set_pod(found(pod, {"main": pod}))
-    for pid in (gone, stays):  # as the kernel told it when the first one still was in the pod
+    for pid in (gone, stays):  # as the kernel reported it when the first one still was in the pod
         scores.on_process(pid, cgroupfs.cgroup_id(pod))
     scores._waiting = type(scores._waiting)((0, pid, uid) for _, pid, uid in scores._waiting)
     scores.settle()

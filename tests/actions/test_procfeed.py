@@ -37,7 +37,7 @@ print("fork and exec")
 """
 
 
-def test_process_connector_tells_real_forks_and_execs(pytestconfig: pytest.Config) -> None:
+def test_process_connector_reports_real_forks_and_execs(pytestconfig: pytest.Config) -> None:
     done = connect()
     if "refused: " in done.stderr:
         if pytestconfig.getoption("--require-kernel") and os.strerror(errno.EPROTONOSUPPORT) not in done.stderr:
@@ -62,7 +62,7 @@ def connect(before: str = "", *wrapper: str) -> subprocess.CompletedProcess[str]
     ("before", "wrapper", "why", "remedy"),
     [
         ("", refusing_netlink(errno.EAFNOSUPPORT), os.strerror(errno.EAFNOSUPPORT), "RestrictAddressFamilies="),
-        # What socket(2) says on a kernel without it; the kernel itself is not at hand.
+        # What socket(2) returns on a kernel without it; the kernel itself is not at hand.
         ("", refusing_netlink(errno.EPROTONOSUPPORT), os.strerror(errno.EPROTONOSUPPORT), "CONFIG_CONNECTOR=y"),
         ("", refusing_netlink(errno.EPERM), os.strerror(errno.EPERM), "seccomp"),
         ("", refusing_netlink(errno.ENOMEM), os.strerror(errno.ENOMEM), "initial pid, user and network namespaces"),

@@ -52,7 +52,7 @@ def test_a_living_process_keeps_its_memory(hog: subprocess.Popen[bytes]) -> None
     before = anonymous(hog.pid)
     result = reap([hog.pid])
     assert (result.released, result.nothing, result.failed) == (0, 1, {})
-    assert anonymous(hog.pid) >= before >= SIZE  # it may still be on its way from having said that it is ready
+    assert anonymous(hog.pid) >= before >= SIZE  # it may still be on its way from having reported that it is ready
 
 
 def test_gone_processes_are_nothing_to_do(hog: subprocess.Popen[bytes]) -> None:

@@ -25,7 +25,7 @@ class Lines(queue.SimpleQueue[Line]):
 
 
 class Bench:
-    """A reclaimer with what it says and what it finished."""
+    """A reclaimer with what it logs and what it finished."""
 
     def __init__(self, commands: dict[str, tuple[str, ...]], enforce: bool = True, timeout_s: float = 120.0) -> None:
         self.lines = Lines()
@@ -69,14 +69,14 @@ def test_without_enforce_and_without_a_command_nothing_runs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "expected"),
     [
         (("sh", "-c", "echo first; echo; echo 'no space left' >&2; echo; exit 3"), {"status": 3}),
         (("sh", "-c", "echo 'no space left'; kill -TERM $$"), {"status": -15}),
     ],
 )
 def test_a_failure_is_logged_with_its_last_line_and_the_next_action_runs(
-    tmp_path: Path, argv: tuple[str, ...], says: dict[str, int]
+    tmp_path: Path, argv: tuple[str, ...], expected: dict[str, int]
 ) -> None:
     bench = Bench({CONTAINERS: argv, IMAGES: ("touch", str(tmp_path / "ran"))})
     bench.reclaimer.request([CONTAINERS, IMAGES])
@@ -84,7 +84,7 @@ def test_a_failure_is_logged_with_its_last_line_and_the_next_action_runs(
     assert line is not None
     level, message, fields = line
     assert (level, message) == ("error", "clean-up failed")
-    assert fields.items() >= {**says, "output": "no space left", "action": CONTAINERS}.items()
+    assert fields.items() >= {**expected, "output": "no space left", "action": CONTAINERS}.items()
     assert (tmp_path / "ran").exists()
     bench.reclaimer.close()
 
@@ -204,3 +204,17 @@ def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: i
         assert run(argv, live.TIMEOUT_S, stop_fd) == (0, "ordinary")
     finally:
         own.write_text(before)
+
+
+@pytest.mark.parametrize("report", ["{}", "[]", '{"error": 1}', None])
+def test_a_report_of_another_form_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch, report: str | None) -> None:
+    """As after an upgrade of the files: whoever waits for the clean-up hears of its end, and the next one is run."""
+    fields = '"runtime": 1, "removing": true, "count": 1, "removed": 1, "bytes": 1, "unknown_size": 0, "problems": []'
+    text = report or f'{{{fields}, "freed": [{{"size": 1}}]}}'
+    bench = Bench({CONTAINERS: ("podman",)})
+    monkeypatch.setattr(bench.reclaimer, "_own", lambda *_: [*PYTHON, "import sys; print(sys.argv[1])", text])
+    for _ in range(2):
+        bench.reclaimer.request([CONTAINERS])
+        level, message, _ = bench.finished(CONTAINERS)
+        assert (level, message) == (("info", "clean-up done") if report else ("error", "clean-up failed"))
+    bench.reclaimer.close()

@@ -52,7 +52,7 @@ def test_the_monitor_and_its_parent_survive_the_eviction_of_their_own_cgroup(pod
 
 
 def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody moves process 1 or this session into a cgroup for a test: that they are in it is only said."""
+    """Nobody moves process 1 or this session into a cgroup for a test: that they are in it is faked."""
     with live.Puppet(pod) as puppet, live.Puppet(pod) as side:
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
@@ -128,7 +128,7 @@ def test_an_eviction_of_others_goes_on_beside_them(pod: Path) -> None:
 
 
 def test_where_they_are_is_asked_before_all_of_a_pod_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cgroup.kill` of a pod of thousands, before the look at it came to them. (Their places on v2 are only said.)"""
+    """`cgroup.kill` of a pod of thousands, before the look at it came to them. (Their places on v2 are faked.)"""
     spared = Spared()
     assert not spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
     monkeypatch.setattr("monitor.kernel.procfs._unified", lambda _pid: iter(["/kubepods/poda/c", "/kubepods/poda"]))

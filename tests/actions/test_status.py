@@ -136,7 +136,7 @@ def test_nothing_that_lies_there_is_written_through(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["kind"] == "Pod"
 
 
-def test_the_first_pids_of_many_say_how_many_there_were(tmp_path: Path) -> None:
+def test_the_first_pids_of_many_come_with_their_number(tmp_path: Path) -> None:
     store = StatusStore(tmp_path)
     path = store.finish(eviction(), {"freed": 1, "pids": [7, 8], "pids_total": 900})
     notes = json.loads(path.read_text())["metadata"]["annotations"]
