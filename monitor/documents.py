@@ -76,7 +76,9 @@ def read_bytes(path: str | os.PathLike[str], *, pipes: bool = False) -> bytes:
 
 def _check_kind(mode: int, pipes: bool) -> None:
     if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
-        raise NotAFileError("not a regular file but a FIFO, socket or device")
+        raise NotAFileError(
+            f"not a regular file but a {'directory' if stat.S_ISDIR(mode) else 'FIFO, socket or device'}"
+        )
 
 
 def _drained(fd: int) -> bytes:

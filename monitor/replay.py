@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.hot import hold_record
 from monitor.hot.pass_record import figures_of, outcome_json, state_json, state_of
-from monitor.policy import decisions
+from monitor.policy import decisions, hold
 from monitor.policy.decisions import Decisions
+from monitor.policy.eviction_brake import WAIT
 from monitor.policy.eviction_brake import judge as judge_brake
-from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, run_pass
+from monitor.policy.eviction_pass import KNOWN_LAYOUT, hurries, is_of_memory, is_urgent, run_pass
 from monitor.policy.patience import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
@@ -84,6 +86,8 @@ class Passes:
         self._eviction_order = EvictionOrder(self._key)
         self._state = KNOWN_LAYOUT
         self._decisions = Decisions(config.kills)
+        self._graceful = config.hard_grace_ns > 0
+        self._holds = config.hold and config.kills
         self._number = 0  # of the hot process's last message
         self._known = False  # a snapshot came, and nothing is missing since
         self._complete = False  # the ranking is all of it: it began with a whole one, and nothing is missing since
@@ -103,6 +107,8 @@ class Passes:
             self._pass(value, number)
         elif kind == "limit":
             self._limit(value, number)
+        elif kind == "hold_look":
+            self._look(value, number)
         else:
             raise ValueError(f"{kind!r} is no kind of record")
 
@@ -148,7 +154,11 @@ class Passes:
         waits = decisions.waits(outcome, observations, coming, forced=bool(value.get("forced")))
         brake = judge_brake(outcome.met, observations, figures_of(value.get("brake", {})))
         acts = value["may_act"] and not value["busy"] and not value["held"] and not waits
-        if outcome.victim is not None and acts and (brake.go or value["forced"]):
+        goes = outcome.victim is not None and acts and (brake.go or value["forced"])
+        holding = bool(value.get("holding"))  # as the looks that were recorded say
+        may_hold = outcome.victim is not None and acts and (goes or brake == WAIT)
+        kept = may_hold and self._holds and holding and is_of_memory(outcome) and is_urgent(outcome)
+        if outcome.victim is not None and goes and not kept:
             victim = outcome.victim
             name = f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
             crossed_ns = value["crossed_ns"] if is_of_memory(outcome) else 0
@@ -159,7 +169,20 @@ class Passes:
             self._check("outcome", number, value["outcome"], outcome_json(outcome))
             self._check("waits", number, value.get("waits", False), waits)
             hurried = bool(value["busy"] and value["may_act"]) and hurries(outcome)
-            self._check("hurried", number, value["hurried"], hurried)
+            self._check("hurried", number, value["hurried"], hurried and not (self._graceful and holding))
+            self._check("kept", number, bool(value.get("kept")), kept)
+
+    def _look(self, value: Mapping[str, Any], number: int) -> None:
+        """A look from which something followed for pods that are held."""
+        rules, before = hold.Rules(*value["rules"]), hold_record.state_of(value["before"])
+        state, steps = hold.advance(rules, before, hold_record.look_of(value["look"]))
+        if self._compare:
+            self._check(
+                "hold",
+                number,
+                [value["after"], value["steps"]],
+                [hold_record.state_json(state), hold_record.steps_json(steps)],
+            )
 
     def _limit(self, value: Mapping[str, Any], number: int) -> None:
         """A pod over a limit of its own."""

@@ -29,7 +29,7 @@ _LOOKS = 4
 #: Pods in a row on which the server failed for as long as it was tried again: then it is the server.
 _MOST_IN_A_ROW = 3
 #: Problems that are kept to be shown; the rest is counted.
-_TOLD = 10
+_MOST_PROBLEMS = 10
 
 #: What became of a pod: deleted; the same, but finalizers keep it; gone or made anew already; not to go any more;
 #: refused.
@@ -57,11 +57,13 @@ class Progress:
         return self.outcomes.total()
 
     def __str__(self) -> str:
-        rest = ", ".join(f"{self.outcomes[name]} {text}" for name, text in _SAID.items() if self.outcomes[name])
+        rest = ", ".join(
+            f"{self.outcomes[name]} {text}" for name, text in _OUTCOME_TEXTS.items() if self.outcomes[name]
+        )
         return f"{self.done} of {self.total}: {self.outcomes[DELETED]} deleted{f', {rest}' if rest else ''}"
 
 
-_SAID = {
+_OUTCOME_TEXTS = {
     MARKED: "marked for deletion, kept by their finalizers",
     GONE: "gone already",
     CHANGED: "changed meanwhile and left alone",
@@ -72,7 +74,7 @@ _SAID = {
 class Sweep:
     """``retry_s``: how long a request is tried again while the server is away, throttles or fails.
 
-    ``may_go_on`` is asked before each delete; `Cancelled` is raised where it says no.
+    ``may_go_on`` is asked before each delete; `Cancelled` is raised where it returns False.
     """
 
     def __init__(
@@ -210,5 +212,5 @@ class Sweep:
 
     def _count(self, progress: Progress, outcome: str, problem: str = "") -> None:
         progress.outcomes[outcome] += 1
-        if problem and problem not in progress.problems and len(progress.problems) < _TOLD:
+        if problem and problem not in progress.problems and len(progress.problems) < _MOST_PROBLEMS:
             progress.problems.append(problem)

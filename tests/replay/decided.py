@@ -11,7 +11,7 @@ _NOT_OF_LIMITS = ("domain", "quantity", "available", "capacity")
 
 
 def recorded(message: Decision | Mapping[str, Any]) -> dict[str, Any]:
-    """The message, or what the log says of it, without what only the daemon measures."""
+    """The message, or its log line, without what only the daemon measures."""
     if isinstance(message, Decision):
         others = ["message"] if message.signal is not None else [*_NOT_OF_LIMITS]
         others += [] if message.braked else ["braked"]

@@ -49,16 +49,16 @@ def test_what_if(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (("--eviction-hard", "memory.available"), "Invalid value for '--eviction-hard'"),
         (("--policy", "kubelet-2.0"), "Invalid value for '--policy'"),
     ],
 )
-def test_wrong_options(path: Path, options: tuple[str, ...], says: str) -> None:
+def test_wrong_options(path: Path, options: tuple[str, ...], expected: str) -> None:
     done = live.outrace("replay", str(path), *options)
     assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_what_if_that_cannot_be(path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_what_if_that_cannot_be(path: Path) -> None:
     live.one_line(done, 1, "what is asked for cannot be replayed", "grace period")
 
 
-def test_damage_is_said_after_what_could_be_had(path: Path) -> None:
+def test_damage_is_reported_after_what_could_be_read(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     done = live.outrace("replay", str(path))
     assert done.returncode == 1

@@ -22,10 +22,10 @@ def test_it_comes_out_as_it_always_did(path: Path) -> None:
     done = live.outrace("replay", str(path), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == path.with_suffix(".json").read_text()
-    told = json.loads(done.stdout)
-    assert told["decisions"][0]["name"] == "lab/hog"
-    assert [one["verdict"] for one in told["incidents"]] == ["eviction_won", "own_limit"]
-    assert (told["differences"], told["gaps"], told["damage"]) == ([], [], None)
+    output = json.loads(done.stdout)
+    assert output["decisions"][0]["name"] == "lab/hog"
+    assert [one["verdict"] for one in output["incidents"]] == ["eviction_won", "own_limit"]
+    assert (output["differences"], output["gaps"], output["damage"]) == ([], [], None)
 
 
 def test_both_hierarchies_are_kept() -> None:

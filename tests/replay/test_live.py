@@ -1,4 +1,4 @@
-"""Real races, recorded by a real daemon: the replay says what the daemon said, byte for byte."""
+"""Real races, recorded by a real daemon: the replay decides what the daemon decided, byte for byte."""
 
 import gzip
 import json
@@ -15,8 +15,9 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
+from monitor.side.recording import Reader
 from tests import live
-from tests.daemon.test_slow_signals import on_disk, with_scratch
+from tests.daemon.test_other_signals import on_disk, with_scratch
 from tests.filesystems import Mounts
 from tests.replay.decided import recorded
 
@@ -32,7 +33,7 @@ def replay(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def replayed(path: Path) -> dict[str, Any]:
-    """What two replays say: the same, without complaint."""
+    """What two replays print: the same, without complaint."""
     first, second = replay(path, "-o", "json"), replay(path, "-o", "json")
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout == second.stdout
@@ -45,10 +46,10 @@ def decided(daemon: LabDaemon) -> list[str]:
     """The daemon's decisions as its log has them, in the form of a replay."""
     records = [r for r in daemon.log if r.get("msg") in ("evicting", "would evict")]
 
-    def told(record: Record) -> dict[str, Any]:
+    def comparable(record: Record) -> dict[str, Any]:
         return recorded(record | {"name": record["pod"], "pod": record["uid"]})
 
-    return [json.dumps(told(record), sort_keys=True) for record in records]
+    return [json.dumps(comparable(record), sort_keys=True) for record in records]
 
 
 def stored(state: Path) -> list[str]:
@@ -63,7 +64,7 @@ def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:
     found = replayed(path)
     ours = [json.dumps(one, sort_keys=True) for one in found["decisions"]]
     theirs = [json.loads(one) for one in decided(daemon)]
-    for one in theirs:  # `message` of a log line is what the pod is told; of a decision, the limit it is over
+    for one in theirs:  # `message` of a log line is the message to the pod; of a decision, the limit it is over
         if one["signal"] is not None:
             one.pop("message", None)
     assert [json.loads(one) for one in ours] == theirs
@@ -156,7 +157,7 @@ def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> 
     )
     assert json.loads(piped.stdout) == found
 
-    # Damaged: what came before it is still told, and where.
+    # Damaged: what came before it is still shown, and where.
     data = path.read_bytes()
     (tmp_path / "cut").write_bytes(data[:-1])
     cut = replay(tmp_path / "cut", "-o", "json")
@@ -164,6 +165,32 @@ def test_a_race_that_is_only_watched_and_lost(node: LabNode, tmp_path: Path) -> 
     damage = json.loads(cut.stdout)["damage"]
     assert damage["problem"].startswith("it ends within a block")
     assert f"damaged at byte {damage['offset']}, record {damage['record']}: it ends within" in cut.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [(("--mode", "hold", "--hold-limit", "1s"), 0), (("--mode", "enforce", "--hard-grace", "1s"), 1)],
+)
+def test_a_pod_that_was_held(node: LabNode, tmp_path: Path, options: tuple[str, ...], given: int) -> None:
+    """Until its time limit, or in its grace; another one until there is room again."""
+    path, pod = tmp_path / "rec", node.add_pod("hog")
+    database = node.add_pod("database", "Guaranteed", request=100 * MIB)
+    with live.daemon(node, *HARD, *options, "--record", str(path), state_dir=tmp_path / "state") as daemon:
+        hogs = [node.start_hog(one, mib=90, ignore_term=1) for one in (pod, database)]
+        for hog in hogs:
+            hog.go()
+        hogs[0].wait()
+        live.message(daemon, "evicted")
+        live.until(lambda: live.metric(daemon, "holds_total") >= 1, "a hold")
+        node.end(hogs[1])
+        live.message(daemon, "incident", final=True)
+        assert lost(daemon) == 0
+        live.ended(daemon)
+        found = check(daemon, path)
+    assert {one["given_s"] for one in found["decisions"]} == {given}
+    with path.open("rb") as file:
+        reader = Reader(file, "rec")
+        assert any(record["k"] == "hold_look" for record in reader.records())
 
 
 def test_a_container_at_its_own_limit(node: LabNode, tmp_path: Path) -> None:
@@ -247,7 +274,7 @@ def test_a_full_disk_stops_nothing(node: LabNode, tmp_path: Path) -> None:
             live.ended(daemon)
 
 
-def test_what_is_no_recording_is_said_and_kept(node: LabNode, tmp_path: Path) -> None:
+def test_what_is_no_recording_is_reported_and_kept(node: LabNode, tmp_path: Path) -> None:
     path = tmp_path / "thesis"
     path.write_text("important")
     with live.daemon(node, *HARD, "--record", str(path), state_dir=tmp_path / "state") as daemon:

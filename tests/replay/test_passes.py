@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.hot.pass_record import SNAPSHOT_NS
+from monitor.link.hold_messages import KubeletEviction, KubeletFigures, Softened
 from monitor.link.messages import PodSeen
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
@@ -43,13 +44,29 @@ steps = {
     "disks": st.tuples(st.integers(0, 20), st.lists(pods, unique=True), st.lists(pods, unique=True, max_size=2)),
     "end": st.tuples(pods, st.booleans()),
     "pull": st.tuples(st.booleans()),
+    "look": st.just(()),
+    "tell": st.tuples(
+        st.one_of(
+            st.builds(KubeletEviction, st.sampled_from(PODS), st.booleans()),
+            st.builds(KubeletFigures, st.dictionaries(st.sampled_from(PODS), st.just((300 * MIB, 200 * SECOND)))),
+            st.builds(Softened, st.integers(1, 3), st.sampled_from(PODS), st.sampled_from([0, 100 * MIB])),
+        )
+    ),
 }
 calls = st.one_of([st.tuples(st.just(name), arguments) for name, arguments in steps.items()])
 losses = st.tuples(st.just("lose"), st.tuples(st.booleans()))
+#: Mode, and what it has for options. (With the kernel's trigger nobody is held.)
+modes = st.sampled_from(
+    [
+        *({"enforce": enforce, "trigger": trigger} for enforce in (False, True) for trigger in ("user", "kernel")),
+        {"enforce": True, "hard_grace_ns": 5 * SECOND},
+        *({"enforce": True, "hold": True, "two_steps": steps, "hold_limit_ns": 3 * SECOND} for steps in (False, True)),
+        {"enforce": True, "hold": True, "never_kill": True},
+    ]
+)
 configs = st.builds(
-    RunConfig,
-    enforce=st.booleans(),
-    trigger=st.sampled_from(["user", "kernel"]),
+    lambda mode, **rest: RunConfig(**mode, **rest),
+    mode=modes,
     policy=st.sampled_from(ERAS),
     compat=st.sampled_from(["", "kubelet-1.36"]).map(lambda compat: compat or RunConfig().compat),
     eviction_hard=st.just({"memory.available": "100Mi", "nodefs.available": "10%"}),
@@ -82,7 +99,7 @@ def test_a_replay_decides_as_the_daemon_did(
     found = replayed(data)
     assert found.differences == []
     assert found.damage is None
-    # Nothing is told of a pod over its own limit before the first pass: the recording begins with that.
+    # Nothing is recorded of a pod over its own limit before the first pass: the recording begins with that.
     late = [m for m in world.sent if m.id > world.lines[1]["last_id"]]
     sent = [recorded(message) for message in late]
     assert json.dumps(found.decisions, sort_keys=True) == json.dumps(sent, sort_keys=True)
@@ -158,7 +175,7 @@ def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> N
     assert [(m["pod"], m["name"], m["trigger"]) for m in found.decisions] == [("uid-0", "p0", "kernel")]
 
 
-def test_a_snapshot_knows_what_was_told_already(tmp_path: Path) -> None:
+def test_a_snapshot_knows_what_was_reported_already(tmp_path: Path) -> None:
     world = lived(
         RunConfig(),
         [*BEGIN, GROWN, ("press", (50,)), ("forget", ()), ("wait", (SECOND,)), ("run", (40, False))],

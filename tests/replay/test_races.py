@@ -139,7 +139,9 @@ def test_the_header_holds_no_secrets() -> None:
     assert "token" not in text
 
 
-def test_a_full_disk_is_said_once_and_recording_goes_on_when_there_is_room(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once_and_recording_goes_on_when_there_is_room(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with Mounts() as mounts:
         disk = mounts.tmpfs("small", 64 << 10)
         ballast = disk / "ballast"
@@ -160,10 +162,10 @@ def test_a_full_disk_is_said_once_and_recording_goes_on_when_there_is_room(capfd
         found = replayed(disk / "rec")
         assert found.damage is None
         assert recorder.state_wanted  # what follows shall be understood without what is missing
-    said = capfd.readouterr().err
-    assert said.count("the recording cannot be written; trying again") == 1
-    assert "No space left on device" in said
-    assert said.count("the recording is written again") == 1
+    output = capfd.readouterr().err
+    assert output.count("the recording cannot be written; trying again") == 1
+    assert "No space left on device" in output
+    assert output.count("the recording is written again") == 1
 
 
 def test_a_queue_that_overflows_is_counted_and_a_snapshot_asked_for(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, block
     assert reader.header == {**HEADER, "part": 0, "first": 0}
 
 
-def test_cut_off_anywhere_it_is_read_up_to_the_block_and_says_where(sample: tuple[bytes, list[list[Record]]]) -> None:
+def test_cut_off_anywhere_it_is_read_up_to_the_block_and_the_place_is_named(
+    sample: tuple[bytes, list[list[Record]]],
+) -> None:
     data, blocks = sample
     boundaries = ends(data)
     assert len(boundaries) == 1 + len(blocks)
@@ -135,7 +137,7 @@ def test_whatever_follows_a_good_block_it_is_damage_or_nothing(
     assert (reader.damage is None) == (not more)
 
 
-def test_a_block_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
+def test_a_block_that_unpacks_to_more_than_its_header_is_not_unpacked() -> None:
     body = zlib.compress(b"[" * (1 << 24))
     head = recording._HEAD.pack(recording._MARK, len(body), 100, 0, 0)[:-4]
     block = head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "little") + body
@@ -144,7 +146,7 @@ def test_a_block_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected"),
     [
         (b"", "FILE: no recording; name a file that"),
         (b"hello\n", "FILE: no recording; name a file that"),
@@ -153,10 +155,10 @@ def test_a_block_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
         (MAGIC + b"3\n", "FILE: recorded in format 3, and this outrace reads up to 2; replay it with the version"),
     ],
 )
-def test_what_is_no_recording_or_a_newer_one_is_refused_in_one_line(line: bytes, says: str) -> None:
+def test_what_is_no_recording_or_a_newer_one_is_refused_in_one_line(line: bytes, expected: str) -> None:
     with pytest.raises(MonitorError) as caught:
         read(line)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
 
 

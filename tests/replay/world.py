@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from monitor.hot import act, brake_figures, decide, moved_pods, pass_timer
+from monitor.hot import act, brake_figures, decide, hold, hold_brakes, hold_figures, hold_report, moved_pods, pass_timer
 from monitor.hot.decide import Decider
 from monitor.hot.disk_signals import DiskSignals
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
@@ -18,6 +18,7 @@ from monitor.hot.registry import Registry
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
+from monitor.link.hold_messages import FromHolds, KubeletEviction, KubeletFigures, Softened, ToHolds
 from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen
 from monitor.policy.patience import Coming
 from monitor.policy.releases import era
@@ -25,6 +26,7 @@ from monitor.replay import Replayed, replay, with_changes
 from monitor.settings.config import RunConfig
 from monitor.side.recorder import header
 from monitor.side.recording import Reader, Writer
+from tests.replay.stand_ins import StandInBrake, Table
 
 MIB, SECOND = 1 << 20, 10**9
 CAPACITY = 1000 * MIB
@@ -33,34 +35,6 @@ Step = tuple[str, tuple[Any, ...]]  # a method of World and its arguments
 DISKS = ("nodefs.available", "pid.available")
 #: One page for all examples: nothing here depends on what it counts, and each has a descriptor.
 STATS = SharedStats.create()
-
-
-class Table:
-    """Working sets by index."""
-
-    def __init__(self) -> None:
-        self.sets: dict[int, int] = {}
-
-    def check_room(self, entries: int) -> None:
-        assert entries
-
-    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
-        return cgroup_id
-
-    def remove(self, cgroup_id: int) -> None:
-        self.sets.pop(cgroup_id, None)
-
-    def synced(self, index: int) -> bool:
-        return True
-
-    def working_set(self, index: int) -> int:
-        return self.sets.get(index, 0)
-
-    def working_sets(self, indexes: list[int]) -> list[int]:
-        return [self.working_set(index) for index in indexes]
-
-    def crossed(self, index: int) -> int:
-        return 0
 
 
 class World:
@@ -86,6 +60,7 @@ class World:
                 thresholds=(mine := [t for t in rules.thresholds if t.signal == signal]),
                 lines=tuple(t.quantity(CAPACITY) for t in mine),
                 path=None,
+                compared=False,
                 limited=name == "node",
                 hard_line=max((t.quantity(CAPACITY) for t in mine if t.hard), default=0),
                 observation=lambda reading, now: decide.Observation(CAPACITY - reading.working_set, CAPACITY, now),
@@ -101,6 +76,8 @@ class World:
             arming=types.SimpleNamespace(armed=True),
             is_precise=True,
             recount=lambda: None,
+            reread=lambda: None,
+            hierarchy=types.SimpleNamespace(version=2, root=directory),
         )
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None)
@@ -116,7 +93,7 @@ class World:
         core = types.SimpleNamespace(
             config=config,
             stats=STATS,
-            outbox=types.SimpleNamespace(send=self.take, log=lambda *_, **__: None),
+            outbox=types.SimpleNamespace(send=self.take, log=lambda _, msg, **__: self.logged.append(msg)),
             gauge=gauge,
             registry=self.registry,
             trigger=self.trigger,
@@ -125,6 +102,10 @@ class World:
             disks=disks,
             recorder=self.recorder,
         )
+        self.brakes: dict[str, StandInBrake] = {}
+        self.brakes_are_late = False  # before Linux 6.16
+        self.logged: list[str] = []
+        self.told: list[HotMessage] = []  # of holds
         self.decider = Decider(cast(Any, core), rules)
         self.decider.may_act = True
 
@@ -133,7 +114,14 @@ class World:
             self.lines.append(json.loads(codec.encode(message)))
         return not self.deaf
 
+    def brake(self, uid: str, cgroup: Path, *_: object) -> StandInBrake:
+        self.brakes[uid] = StandInBrake(self.table, uid, cgroup)
+        self.brakes[uid].is_late = self.brakes_are_late
+        return self.brakes[uid]
+
     def take(self, message: HotMessage) -> None:
+        if isinstance(message, FromHolds):
+            self.told.append(message)
         if isinstance(message, Decision):
             self.sent.append(message)
 
@@ -159,6 +147,8 @@ class World:
         self.registry.refresh()
 
     def drop(self, pod: int) -> None:
+        if self.decider.holds is not None:
+            self.decider.holds.dropped(PODS[pod])
         self.registry.drop(PODS[pod])
 
     def run(self, available: int, crossed: bool) -> None:
@@ -186,9 +176,27 @@ class World:
             )
         )
 
+    def look(self) -> None:
+        """It is time to look at the pods that are held."""
+        holds = self.decider.holds
+        if holds is not None and holds.due_ns() is not None and holds.follow(self.now_ns):
+            self.decider.run_pass()
+
+    def tell(self, message: ToHolds) -> None:
+        """The side has seen something of the kubelet."""
+        holds = self.decider.holds
+        if isinstance(message, KubeletFigures) and holds is not None:
+            holds.take_figures(message)
+        elif isinstance(message, KubeletEviction) and holds is not None:
+            holds.take_eviction(message)
+        elif isinstance(message, Softened) and holds is not None:
+            holds.take_softened(message)
+
     def end(self, pod: int, fires: bool) -> None:
         """The eviction under way is over; the kernel's trigger may have taken a pod for the next."""
         current, self.evictor.current = self.evictor.current, None
+        if current is not None and self.decider.holds is not None:
+            self.decider.holds.went(current.uid, killed=fires)
         if current is not None and current.uid in self.registry.by_uid:
             self.registry.set_evicted(self.registry.by_uid[current.uid], True)
         self.fired = self.registry.by_uid.get(PODS[pod]) if fires and self.config.trigger == "kernel" else None
@@ -198,7 +206,7 @@ class World:
         self.trigger.is_pulled = pulled
 
     def lose(self, silently: bool) -> None:
-        """A message does not arrive: the hot process knows, or the side lost it and says so later."""
+        """A message does not arrive: the hot process knows, or the side lost it and reports that later."""
         if silently:
             if self.lines:
                 self.lines.pop()
@@ -225,10 +233,22 @@ class World:
 @contextmanager
 def clocked(world: World) -> Iterator[None]:
     """Meanwhile the daemon's modules have the world's clock."""
-    clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0)
+    clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0, thread_time_ns=lambda: 0)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decide, act, brake_figures, moved_pods, pass_timer):
+        for module in (
+            decide,
+            act,
+            brake_figures,
+            moved_pods,
+            pass_timer,
+            hold,
+            hold_brakes,
+            hold_figures,
+            hold_report,
+        ):
             patch.setattr(module, "time", clock)
+        patch.setattr(hold_brakes, "PodBrake", world.brake)
+        patch.setattr(hold_brakes, "cgroup_procs", types.SimpleNamespace(empty=lambda *_: False))
         yield
 
 

@@ -1,0 +1,96 @@
+"""In the places of what needs a kernel: the table of watched cgroups, and the brake of a pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitor.actions.brake_file import Braked
+
+
+class Table:
+    """Working sets by index."""
+
+    def __init__(self) -> None:
+        self.sets: dict[int, int] = {}
+
+    def check_room(self, entries: int) -> None:
+        assert entries
+
+    def add(self, cgroup_id: int, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
+        return cgroup_id
+
+    def remove(self, cgroup_id: int) -> None:
+        self.sets.pop(cgroup_id, None)
+
+    def synced(self, index: int) -> bool:
+        return True
+
+    def working_set(self, index: int) -> int:
+        return self.sets.get(index, 0)
+
+    def working_sets(self, indexes: list[int]) -> list[int]:
+        return [self.working_set(index) for index in indexes]
+
+    def crossed(self, index: int) -> int:
+        return 0
+
+
+class StandInBrake:
+    """In the place of a pod's brake, which needs a cgroup (tests/actions/test_pod_brake.py has the real one)."""
+
+    problem, is_held, kind = "", False, "limit"
+    high_is_left = is_late = False
+    low = 0
+    since_ns = 0
+    is_in_force = True
+    kill_pends = False
+
+    def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
+        self._table, self.uid, self.cgroup = table, uid, cgroup
+        self.log: list[tuple[str, int]] = []
+
+    def usage(self) -> int:
+        return self._table.working_set(self.cgroup.stat().st_ino)
+
+    def apply(self, cap: int) -> Braked:
+        return self._brake("apply", cap)
+
+    def loosen(self, cap: int) -> Braked:
+        return self._brake("loosen", cap)
+
+    def _brake(self, how: str, cap: int) -> Braked:
+        self.log.append((how, cap))
+        self.is_held = True
+        return Braked("limit+freeze" if how == "apply" else "limit", cap, self.usage(), 1)
+
+    def thaw(self) -> None:
+        self.log.append(("thaw", 0))
+
+    @property
+    def slows_late(self) -> bool:
+        self.low = 64 << 20
+        return self.is_late and not self.high_is_left
+
+    def leave_high(self) -> str:
+        self.high_is_left = True
+        return "max"
+
+    def release(self) -> None:
+        if self.is_held:
+            self.log.append(("release", 0))
+        self.is_held = False
+
+    close = release
+
+    def refresh(self) -> None:
+        pass
+
+    def adopt(self) -> bool:
+        self.is_held = True
+        return True
+
+    def in_force(self) -> bool:
+        return self.is_held and self.is_in_force
+
+    def kill_is_pending(self) -> bool:
+        return self.kill_pends
