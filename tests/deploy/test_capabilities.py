@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/base/daemonset.yaml"
 (CONTAINER,) = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]["spec"]["containers"]
 ADDED: tuple[str, ...] = tuple(CONTAINER["securityContext"]["capabilities"]["add"])
-#: What `outrace doctor` says of each when it is missing: a check of this name is not ok any more.
+#: What `outrace doctor` shows of each when it is missing: a check of this name is not ok any more.
 CHECKS = {
     "SYS_ADMIN": "CAP_BPF",
     "SYS_NICE": "sched_fifo",

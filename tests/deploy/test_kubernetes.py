@@ -145,10 +145,20 @@ def test_the_chart_enforces_as_the_overlay_does() -> None:
     assert daemon([made])[1]["args"][-1] == "--enforce"
 
 
+def test_mode_hold_has_what_mode_enforce_needs() -> None:
+    """Brakes are files of cgroups, and what is killed after all is reported."""
+    hold, enforce_ = (by_name(chart("--set", f"mode={mode}")) for mode in ("hold", "enforce"))
+    assert hold["ClusterRole", "outrace"] == enforce_["ClusterRole", "outrace"]
+    first, second = (daemon([one["DaemonSet", "outrace"]])[1] for one in (hold, enforce_))
+    assert [*first.pop("args")[:-1], "--enforce"] == second.pop("args")
+    assert first == second
+    assert "--mode=hold" in daemon(chart("--set", "mode=hold"))[1]["args"]
+
+
 def test_a_mode_that_there_is_not_is_refused() -> None:
     done = template("--set", "mode=kill")
     assert done.returncode != 0
-    assert "mode: kill: use observe or enforce" in done.stderr
+    assert "mode: kill: use observe, hold or enforce" in done.stderr
 
 
 def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
@@ -189,8 +199,8 @@ def test_it_is_guaranteed_and_stays_on_a_full_node(objects: Any) -> None:
 
 
 def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
-    """Pins, tracefs and the state; cgroups where it evicts."""
-    always = {"bpf", "tracing", "state", "tmp"}
+    """Pins, tracefs, the state and the socket for commands; cgroups where it evicts."""
+    always = {"bpf", "tracing", "state", "run", "tmp"}
     for objects, writable in ((base(), always), (enforce(), always | {"cgroup"})):
         container = daemon(objects)[1]
         assert {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")} == writable
@@ -211,10 +221,10 @@ def test_every_capability_has_its_reason() -> None:
 
 
 def test_the_node_may_not_run_commands_in_pods() -> None:
-    """nodes/proxy would allow it; nodes/pods and nodes/configz do."""
+    """nodes/proxy would allow it; nodes/pods, nodes/configz and nodes/stats do."""
     assert rights(base()) == {
         *(("pods", verb) for verb in ("get", "list", "watch")),
-        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes")),
+        *((name, "get") for name in ("nodes/pods", "nodes/configz", "nodes/stats", "nodes")),
         *(("nodes/status", "patch"), ("events", "create")),
     }
     for objects in (base(), enforce(), chart("--set", EVERYTHING)):
